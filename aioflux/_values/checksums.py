@@ -1,8 +1,8 @@
 """CRC32C (Castagnoli) of any memory, and of a whole from its parts.
 
-google-crc32c does 20 GB/s, but accepts only objects that need no release of their buffer, so no
-memoryview or bytearray. A ctypes array over the same memory, which it accepts, costs 1 microsecond;
-an array type costs 20, so there are two.
+google-crc32c does 20 GB/s, but rejects memoryview and bytearray, whose buffers have to be released.
+It accepts a ctypes array over the same memory, which costs 1 microsecond; an array type costs 20,
+so that there are two.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def _unread_after(
         is_read[: progress.num_started] = True
         is_read[sorted(progress.skipped)] = False
         is_read[sorted(progress.partial)] = False
-        # An epoch_index beyond the count reads an earlier object again: the first reading counts.
+        # An epoch_index beyond the count is a repeated object: only its first read counts.
         is_read &= epoch_indices < count
         is_unread[epoch_indices[is_read]] = False
         for share_index, remaining in progress.partial.items():

@@ -1,8 +1,8 @@
 """The plan of a save in the layout of safetensors: each tensor whole in one object. Pure.
 
-Tensors that one rank holds whole go to objects of that rank. Those that ranks share are put
-together by the coordinator: composed on the service if the parts are rows, and large; otherwise
-read and written again.
+Tensors that one rank holds whole go to objects of that rank. Those that are sharded are put
+together by the coordinator: large tensors whose parts are rows are composed on the service, others
+are read and written again.
 """
 
 from __future__ import annotations

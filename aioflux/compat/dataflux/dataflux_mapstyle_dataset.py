@@ -53,7 +53,7 @@ class Config:
     list_retry_config: Any = DEFAULT_POLICY
     """Retry policy of the listing: a `google.api_core.retry.Retry`, an
     `aioflux.RetryPolicy`, or None for never. By default delays of up to 1 s that grow 1.5-fold up
-    to 30 s, for 100,000 s: a day and more, so set a deadline to learn of a failure earlier."""
+    to 30 s, for 100,000 s; set a deadline if a failure is to be raised within a day."""
     download_retry_config: Any = DEFAULT_POLICY
     """The same for downloads."""
 

@@ -132,7 +132,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     scheme: ClassVar[str]
     """Scheme of the uris that `aioflux.open_store` is given."""
 
-    # `_blocking_methods` has added the blocking methods to the class: fsspec adds none to an instance.
+    # `_blocking_methods` has added blocking methods to the class: fsspec adds none to an instance.
     mirror_sync_methods = False
     transaction_type = Transaction
 
