@@ -42,7 +42,7 @@ def test_lines_are_code_or_docstring_or_neither(root: Path) -> None:
 
 def test_class_names_collide_within_a_package_whatever_their_underscores(root: Path) -> None:
     (module,) = read_modules(root)
-    assert list(class_collisions([module])) == [("http", "Place")]
+    assert list(class_collisions([module])) == [("_http", "Place")]
 
 
 def test_lines_with_idioms_are_found_with_their_place(root: Path) -> None:
