@@ -345,7 +345,7 @@ def test_a_rank_that_dies_fails_the_save_in_time(
         first.send("save", step=2)
         ok, kind, text = first.receive()
         assert (ok, kind) == (False, "CheckpointError")
-        assert "did not hear of the others" in text
+        assert "received nothing from the others" in text
     with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
         assert is_state_of(1, checkpointer.load())
 
