@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aioflux.cli._ckpt_location import VERIFIED_BY_BLOCKS, Steps
-from aioflux.cli._ckpt_meter import shown
+from aioflux.cli._ckpt_progress import show_bytes
 from aioflux.cli._event_loop import run
 from aioflux.cli._location import (
     Access,
@@ -67,11 +67,11 @@ def copy_command(
             if await read_commits(spots[0].store, spots[0].prefix):
                 if step:
                     raise ValueError(f"{source} is one checkpoint; --step needs what it is in")
-                with shown() as progress:
+                with show_bytes() as progress:
                     done = await copy_checkpoint(*spots, overwrite=overwrite, progress=progress)
                 copied = [done]
             else:
-                with shown() as progress:
+                with show_bytes() as progress:
                     copied, errors = await copy_root(
                         *spots, steps=step, overwrite=overwrite, progress=progress
                     )

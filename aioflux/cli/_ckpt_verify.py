@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aioflux.cli._ckpt_location import Anonymous, Endpoint, Json, Root, Steps, opened, prepare
-from aioflux.cli._ckpt_meter import shown
+from aioflux.cli._ckpt_progress import show_bytes
 from aioflux.cli._event_loop import run
 from aioflux.cli._report import Report
 from aioflux.cli._stdout import tell
@@ -49,7 +49,7 @@ def verify_command(
         num_valid = num_bytes = 0
         async with opened(place, access) as root:
             for prefix in await root.prefixes(step):
-                with shown(is_wanted=deep) as progress:
+                with show_bytes(is_wanted=deep) as progress:
                     found = await verify(root.store, prefix, deep=deep, progress=progress)
                 await tell(json_line(_row(found)) if as_json else _line(found))
                 num_valid += found.is_valid

@@ -58,9 +58,9 @@ class Copy:
 
     async def __aenter__(self) -> Self:
         if not self._dry_run and _is_terminal(self._target):
-            from aioflux.cli._progress import shown
+            from aioflux.cli._progress import show_progress
 
-            self._stack.enter_context(shown(self._tally))
+            self._stack.enter_context(show_progress(self._tally))
         return self
 
     async def __aexit__(

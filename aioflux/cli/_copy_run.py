@@ -1,4 +1,4 @@
-"""The executor of a copy: batches through a few lanes, large objects as streams.
+"""The executor of a copy: batches in parallel, large objects as streams.
 
 jobs -> batches -> read many -> write many     four batches at a time, each in memory whole
                 `-> pieces -> sink             two large objects at a time, piece by piece
@@ -43,7 +43,7 @@ def _nothing() -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """What is planned and what is done; `changed` is called when there is something to show."""
+    """Counts of what a copy has planned and done; `changed` is called to show them."""
 
     report: Report = field(default_factory=Report)
     planned_objects: int = 0
@@ -54,14 +54,14 @@ class Tally:
     num_objects: int = 0
     num_bytes: int = 0
     num_skipped: int = 0
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     changed: Callable[[], None] = _nothing
 
     @property
     def progress(self) -> tuple[int, int | None]:
-        """How much is done of how much, in bytes, or in objects where all of them are empty.
+        """Amount done and total, in bytes, or in objects if all of them are empty.
 
-        The second is None if it is not known, or not yet.
+        The total is None if it is unknown, or the listing has not ended.
         """
         if not self.is_size_known or self.num_listings:
             return self.num_bytes, None
@@ -76,12 +76,12 @@ class Tally:
         self.is_size_known = self.is_size_known and job.size >= 0
 
     def advance(self, num_bytes: int) -> None:
-        """Count bytes that went through."""
+        """Count bytes of a large object that were written."""
         self.num_bytes += num_bytes
         self.changed()
 
     def finish(self, job: Job, outcome: Outcome, *, moved: int) -> None:
-        """Count what became of a job, of which `moved` bytes are counted already."""
+        """Count the outcome of a job, of which `advance` has counted `moved` bytes."""
         if outcome is None:
             self.num_objects += 1
             self.num_bytes += max(job.size, 0) - moved if job.size >= 0 else 0
@@ -97,13 +97,13 @@ class Tally:
             self.report.fail(_named(job, outcome))
 
     def summary(self, verb: str) -> str:
-        """Say what was done, how fast."""
-        seconds = max(time.monotonic() - self.begun, 1e-3)
+        """Return what was done, and its rate, as text."""
+        seconds = max(time.monotonic() - self.started, 1e-3)
         rate = f" in {format_seconds(seconds)} ({format_size(self.num_bytes / seconds)}/s)"
         return self._amount(verb) + rate + self._skipped()
 
     def plan_summary(self) -> str:
-        """Say what would be done."""
+        """Return what would be done, as text."""
         return self._amount("would copy") + self._skipped()
 
     def _amount(self, verb: str) -> str:
@@ -138,8 +138,8 @@ class Copier:
     async def run(self, works: AsyncGenerator[Work, None]) -> None:
         """Copy everything; what cannot be copied is reported, and does not keep the others."""
         async with aclosing(works), aclosing(self._batches(works)) as batches:
-            lanes = 1 if self._is_ordered else _MAX_BATCHES
-            done = bounded_map(self._copy, batches, max_in_flight=lanes, ordered=False)
+            max_in_flight = 1 if self._is_ordered else _MAX_BATCHES
+            done = bounded_map(self._copy, batches, max_in_flight=max_in_flight, ordered=False)
             async with aclosing(done):
                 async for _ in done:
                     self._tally.changed()

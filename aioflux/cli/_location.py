@@ -56,7 +56,7 @@ _SERVICES = {
     "gs": "aioflux._services.gcs.service",
     "s3": "aioflux._services.s3.service",
 }
-"""What reaches the buckets of each scheme."""
+"""Module of the service of each remote scheme."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from aioflux.cli._copy_run import Tally
 
-__all__ = ["describe_amount", "shown"]
+__all__ = ["describe_amount", "show_progress"]
 
 
 class _Rate(ProgressColumn):
@@ -31,14 +31,14 @@ class _Rate(ProgressColumn):
 
 
 class _Share(ProgressColumn):
-    """The share that is done, if it is known of how much."""
+    """The percentage, if the total is known."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.total is None else f"{task.percentage:>3.0f}%")
 
 
 class _Amount(ProgressColumn):
-    """How much is done now, also before the first byte is."""
+    """Bytes and objects so far."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -49,7 +49,7 @@ class _Amount(ProgressColumn):
 
 
 def describe_amount(tally: Tally) -> str:
-    """Return how much is done, of how much if that is known, and of how much is listed if not."""
+    """Return bytes and objects so far, of the total if it is known, else of those listed so far."""
     amount = format_size(tally.num_bytes)
     _, total = tally.progress
     if total is not None:
@@ -59,8 +59,8 @@ def describe_amount(tally: Tally) -> str:
 
 
 @contextmanager
-def shown(tally: Tally) -> Iterator[None]:
-    """Show a tally on stderr until the body ends; failures are written above the bar."""
+def show_progress(tally: Tally) -> Iterator[None]:
+    """Show the progress of a copy on stderr until the body ends; failures appear above it."""
     console = Console(file=sys.stderr)
     columns = (
         _Share(),

@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint that went by, on a terminal."""
+"""The progress of a checkpoint command on a terminal: bytes and rate."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aioflux.cli._text import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["shown"]
+__all__ = ["show_bytes"]
 
 
 @contextmanager
-def shown(*, is_wanted: bool = True) -> Iterator[Callable[[int], None] | None]:
-    """Show how many bytes went by and how fast, on stderr, where that is a terminal.
+def show_bytes(*, is_wanted: bool = True) -> Iterator[Callable[[int], None] | None]:
+    """Show the bytes read so far and their rate on stderr, if it is a terminal.
 
-    Nothing else is to be written until the body ends.
+    Nothing else may be written to stderr until the body ends.
 
     Args:
         is_wanted: Whether to show anything.
