@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which the request is sent again. None of them means that nothing was done: a
-gateway returns 408, 429 or 503 for a busy backend, too, which may have done the work by then."""
+"""Statuses after which a request of any operation is sent again. After each of them the work may
+have been done: a gateway also returns 408, 429 or 503 for a backend that was only slow."""
 _BY_STATUS: dict[int, tuple[type[StorageError], str, str]] = {
     401: (
         PermissionDeniedError,
@@ -43,7 +43,8 @@ _BY_STATUS: dict[int, tuple[type[StorageError], str, str]] = {
     404: (NotFoundError, "no object of this name exists, ", "list the prefix to see what does"),
     412: (PreconditionFailedError, "its generation is not the expected one, ", ""),
 }
-"""Error of each status, with the texts before and after that of the response."""
+"""Error type of each status, with the texts before and after that of the response. The services
+`s3` and `az` have their own texts for some of them, in their `service_error`."""
 _DIGEST_CODES = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
 
 

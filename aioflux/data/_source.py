@@ -196,24 +196,24 @@ def open_source(
 
 
 def from_manifests(uri: str | Sequence[str]) -> SourceOpener:
-    """Return what opens the objects of listings that were saved as objects."""
+    """Return the opener of a source whose listings were saved as manifests."""
 
-    def open_listed(options: StoreOptions, config: FetchConfig) -> Source:
+    def open_manifests(options: StoreOptions, config: FetchConfig) -> Source:
         uris = [uri] if isinstance(uri, str) else list(uri)
         if not uris:
             raise ValueError("a dataset needs one manifest at least")
         return Source([_open_manifest(each, options) for each in uris], options, config)
 
-    return open_listed
+    return open_manifests
 
 
 def from_keys(uri: str, keys: Iterable[str] | Iterable[ObjectMeta]) -> SourceOpener:
-    """Return what opens objects by keys, or by metadata of a listing, as they are."""
+    """Return the opener of a source of given keys, or of given metadata, in their order."""
 
-    def open_named(options: StoreOptions, config: FetchConfig) -> Source:
+    def open_keys(options: StoreOptions, config: FetchConfig) -> Source:
         return Source([(uri, _column(keys))], options, config)
 
-    return open_named
+    return open_keys
 
 
 def _column(keys: Iterable[str] | Iterable[ObjectMeta]) -> Listing | KeyColumn:

@@ -68,7 +68,7 @@ class FetchConfig:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         compose: Compose = "off",
     ) -> Self:
-        """Return a config with a cache in a local directory; None for no cache."""
+        """Return a config, with a cache in a local directory unless that is None."""
         if directory is None:
             return cls(compose=compose)
         if not os.fspath(directory):

@@ -10,7 +10,7 @@ from aioflux.errors import NotFoundError, PermissionDeniedError, StorageError, T
 
 __all__ = ["error_from_os"]
 
-_PASSING = frozenset({errno.ESTALE, errno.ETIMEDOUT})
+_TRANSIENT_ERRNOS = frozenset({errno.ESTALE, errno.ETIMEDOUT})
 """Errors of NFS for a file that was removed while open, and for a server that does not respond, if
 it is mounted `soft`. They are retried."""
 
@@ -40,7 +40,7 @@ def error_from_os(error: OSError, what: str, uri: str, *, reading: bool) -> Stor
             f"{what}: {said}; check who may use the directory {where}".rstrip(),
             uri=uri,
         )
-    if error.errno in _PASSING:
+    if error.errno in _TRANSIENT_ERRNOS:
         return TransientError(
             f"{what}: {said}; another machine replaced or removed it, or the file server did not "
             "answer",

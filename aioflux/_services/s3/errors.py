@@ -23,7 +23,7 @@ EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefres
 SKEWED_CODE = "RequestTimeTooSkewed"
 """This machine's clock is more than 15 minutes off."""
 
-_PASSING = {
+_TRANSIENT_CODES = {
     "InternalError": 500,
     "OperationAborted": 409,
     "ConditionalRequestConflict": 409,
@@ -93,13 +93,13 @@ def service_error(
             uri=uri,
             status=status,
         )
-    if code in _PASSING and status not in TRANSIENT:
+    if code in _TRANSIENT_CODES and status not in TRANSIENT:
         return TransientError(
             f"could not {action} {uri}: the service returned {said}{tail}",
             uri=uri,
             status=status,
             # 409 means that another request won.
-            maybe_done=_PASSING[code] != 409,
+            maybe_done=_TRANSIENT_CODES[code] != 409,
         )
     if code == _DIGEST_CODE:
         code = "BadDigest"
@@ -123,7 +123,7 @@ def _denial(
 
 def deletion_error(code: str, detail: str, *, uri: str) -> StorageError:
     """Return the error of one object that a request for many did not delete."""
-    status = _PASSING.get(code) or _STATUSES.get(code, 400)
+    status = _TRANSIENT_CODES.get(code) or _STATUSES.get(code, 400)
     return service_error(
         status, action="delete", uri=uri, code=code, detail=detail, is_conditional=status == 412
     )
@@ -144,7 +144,7 @@ def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> Sto
             maybe_done=True,
             is_malformed=True,
         )
-    status = _PASSING.get(code) or _STATUSES.get(code, 400)
+    status = _TRANSIENT_CODES.get(code) or _STATUSES.get(code, 400)
     return service_error(
         status, action=action, uri=uri, code=code, detail=detail, is_conditional=status == 412
     )

@@ -1,7 +1,7 @@
-"""Requests to one bucket of S3: endpoint, keys, headers, signature.
+"""Requests to one bucket of S3: endpoint, access keys, headers, signature.
 
-A request is sent again if the bucket is in another region, the keys have expired or the clock is
-wrong, once for each; it was not carried out before.
+A request is sent again if the bucket is in another region, the access keys have expired or the
+clock is wrong, once for each; it was not carried out before.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ COLUMNS: Final = (
     "error",
     "record_id",
 )
-"""Columns of the CSV and fields of the JSON, in order; new ones come behind them."""
+"""Columns of the CSV and fields of the JSON, in order; new ones are appended."""
 
 _record_decoder = msgspec.json.Decoder(SaveRecord)
 _history_decoder = msgspec.json.Decoder(list[SaveRecord])

@@ -170,7 +170,7 @@ class Coordinator:
         raise error
 
     async def _after_commit(self) -> None:
-        """Remove manifests and old steps; the step is there in any case."""
+        """Delete manifests and steps beyond retention; log errors, since the step is committed."""
         job, manifests = self._job, self._manifests
         keys = [manifests.key(rank) for rank in range(1, job.world_size)]
         try:
@@ -193,7 +193,7 @@ class Coordinator:
             )
 
     async def record(self, outcome: Outcome, *, num_bytes: int, error: str) -> None:
-        """Add the save to the history; a failure of that is logged."""
+        """Add the save to the history; log an error."""
         job = self._job
         record = SaveRecord(
             record_id=job.save_id,
