@@ -114,7 +114,6 @@ def encode_head(
     method: bytes,
     target: bytes,
     headers: Sequence[tuple[bytes, bytes]] = (),
-    *,
     fixed: bytes = b"",
 ) -> bytes:
     """Encode the head of a request, the empty line included.

@@ -146,7 +146,7 @@ class AzureService(HTTPService):
         headers = [reading.range_header(start, end)] if has_range else []
         if generation:
             headers.append(wire.match_header(generation))
-        return EncodedRead(self._path(key), headers, has_range)
+        return self._path(key), headers, has_range, False
 
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
         body = super().end_get(request, exchange, response)

@@ -105,15 +105,14 @@ class GCSService(XMLService):
         resource = await self._control.head(self._name(key), generation=generation, uri=uri)
         return self._meta(resource, key)
 
-    def _target(self, key: str, generation: str) -> bytes:
-        path = self._path(key)
-        return b"%b?generation=%b" % (path, generation.encode()) if generation else path
-
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
         key, generation, start, end = request
         has_range = start > 0 or end is not None
         headers = ((b"Range", byte_range(start, end)),) if has_range else ()
-        return EncodedRead(self._target(key, generation), headers, has_range)
+        target = self._path(key)
+        if generation:
+            target = b"%b?generation=%b" % (target, generation.encode())
+        return target, headers, has_range, False
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
         key, generation, start, end = request

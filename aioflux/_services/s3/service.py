@@ -245,7 +245,7 @@ class S3Service(XMLService):
         is_guess = not generation and start == 0 and self._guesses.reads_all(end)
         byte_range = b"" if is_guess else reading.byte_range(start, end, pin)
         headers = wire.read_headers(pin, byte_range)
-        return EncodedRead(self._target(key, pin), headers, bool(byte_range), is_guess)
+        return self._target(key, pin), headers, bool(byte_range), is_guess
 
     def _note_wrong_guess(self) -> None:
         self._guesses.note_wrong()
