@@ -65,7 +65,7 @@ class HTTPService(Service):
     # --- reads ---------------------------------------------------------------------------
 
     async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
-        key, generation, start, end = request
+        key, generation, end = request.key, request.generation, request.end
         target, headers, has_range, is_guess = self._encode_read(request)
         try:
             response = await self._sender.send(
@@ -76,7 +76,7 @@ class HTTPService(Service):
                 headers=headers,
                 into=bytes if into is None else into,
                 # A service that ignores the range is not read further.
-                max_body_bytes=None if end is None else end - start,
+                max_body_bytes=None if end is None else end - request.start,
                 accept=416 if has_range else 0,
                 kind=RequestKind(is_read=True, generation=generation) if generation else READ,
             )

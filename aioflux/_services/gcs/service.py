@@ -106,22 +106,27 @@ class GCSService(XMLService):
         return self._meta(resource, key)
 
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
-        key, generation, start, end = request
+        generation, start, end = request.generation, request.start, request.end
         has_range = start > 0 or end is not None
         headers = ((b"Range", byte_range(start, end)),) if has_range else ()
-        target = self._path(key)
+        target = self._path(request.key)
         if generation:
             target = b"%b?generation=%b" % (target, generation.encode())
         return target, headers, has_range, False
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
-        key, generation, start, end = request
+        key, start = request.key, request.start
         status, headers = response.status, response.headers
         if status == 416:
             past = size_from_unsatisfied(headers, start=start)
             return None if past is None else self._body(key, response, b"", past)
         size = reading.object_size(
-            status, headers, response.num_bytes, start=start, end=end, generation=generation
+            status,
+            headers,
+            response.num_bytes,
+            start=start,
+            end=request.end,
+            generation=request.generation,
         )
         return self._body(key, response, response.body, size)
 
