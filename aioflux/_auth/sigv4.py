@@ -133,11 +133,13 @@ class Signer:
             now: Unix time, in seconds; the clock's by default.
         """
         self._update_time(now)
-        names, values = zip(*headers, strict=True) if headers else ((), ())
+        given, values = [], []
+        for name, value in headers:
+            given.append(name)
+            is_plain = b" " not in value and b"\t" not in value
+            values.append(value if is_plain else b" ".join(value.split()))
+        names = tuple(given)
         pick, template, signed = self._templates.get(names) or self._new_template(names)
-        joined = b"".join(values)
-        if b" " in joined or b"\t" in joined:
-            values = tuple(b" ".join(value.split()) for value in values)
         path, _, query = target.partition(b"?")
         canonical = template % (
             method,

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._http.body import Buffer, Destination, as_destination, as_views
-from aioflux._http.codec import encode_fields, encode_head
+from aioflux._http.codec import encode_fields, encode_head, match_target
 from aioflux._http.connect import Connector
 from aioflux._http.connection_slots import ConnectionSlots
 from aioflux._http.errors import ConnectionLostError
@@ -229,7 +229,11 @@ class Pool:
         last, slots = self._last_slots
         if origin is not last:
             slots = self._slots_of(origin)
-        head = encode_head(b"GET", target, headers, slots.host_line + fixed.encoded)
+        # As `encode_head`, whose call every small read would pay for.
+        if match_target(target) is None:
+            raise ValueError("target must be percent-encoded: visible ASCII only, no spaces")
+        lines = encode_fields(headers)
+        head = b"GET %b HTTP/1.1\r\n%b%b%b\r\n" % (target, slots.host_line, fixed.encoded, lines)
         connection = None if self._is_closed else slots.acquire_idle()
         if connection is not None:
             connection.send(
