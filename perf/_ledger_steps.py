@@ -286,7 +286,7 @@ class _PoolReader:
     def set_result(self, result: Response) -> None:
         """See ResponseFuture."""
         connection, self._connection = self._connection, None
-        self._pool.release(self._origin, connection)
+        connection.release()
         if result.num_bytes != self._reads.size_bytes:
             self._turn.fail(ValueError(f"{result.num_bytes} bytes came"))
             return

@@ -133,12 +133,13 @@ class Signer:
             now: Unix time, in seconds; the clock's by default.
         """
         self._update_time(now)
-        names = tuple([name for name, _ in headers])
+        given, values = [], []
+        for name, value in headers:
+            given.append(name)
+            is_plain = b" " not in value and b"\t" not in value
+            values.append(value if is_plain else b" ".join(value.split()))
+        names = tuple(given)
         pick, template, signed = self._templates.get(names) or self._new_template(names)
-        values = [
-            b" ".join(value.split()) if b" " in value or b"\t" in value else value
-            for _, value in headers
-        ]
         path, _, query = target.partition(b"?")
         canonical = template % (
             method,
@@ -180,7 +181,7 @@ class Signer:
     def _authorization(self, canonical: bytes, names: bytes) -> bytes:
         digest = hashlib.sha256(canonical).hexdigest().encode()
         to_sign = b"AWS4-HMAC-SHA256\n%b\n%b\n%b" % (self._timestamp, self._scope, digest)
-        inner, outer = (each.copy() for each in self._hashes)
+        inner, outer = self._hashes[0].copy(), self._hashes[1].copy()
         inner.update(to_sign)
         outer.update(inner.digest())
         signature = outer.hexdigest().encode()

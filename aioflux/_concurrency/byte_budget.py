@@ -30,9 +30,10 @@ class ByteBudget:
 
     def try_acquire(self, size: int) -> bool:
         """Acquire `size` bytes if they are free and no one waits; return whether they were."""
-        if self._waiters or not self._fits(size):
+        held = self._held
+        if self._waiters or (held > 0 and held + size > self._max):
             return False
-        self._held += size
+        self._held = held + size
         return True
 
     async def acquire(self, size: int) -> None:

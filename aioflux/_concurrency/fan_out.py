@@ -75,6 +75,7 @@ class FanOut(Generic[T, R]):
         max_unyielded: int,
         recover: Callable[[BaseException], R | None] | None = None,
         weigh: Callable[[R], float] | None = None,
+        max_weight: float = 1,
     ) -> None:
         self._items: Iterator[T] | None = None
         self._buffered = items if isinstance(items, BufferedIterator) else None
@@ -88,6 +89,7 @@ class FanOut(Generic[T, R]):
         self.max_unyielded = max_unyielded
         self._recover = recover
         self._weigh = weigh
+        self._max_weight = max_weight
         self.num_started = 0
         self.num_yielded = 0
         self.outcomes: dict[int, tuple[R | None, BaseException | None]] = {}
@@ -148,7 +150,7 @@ class FanOut(Generic[T, R]):
         """Return the results that may be yielded now, and the failure that follows them."""
         ready: list[R] = []
         weight = 0.0
-        while weight < 1:
+        while weight < self._max_weight:
             if self.ordered:
                 index = self.num_yielded + len(ready)
                 if index not in self.outcomes:
@@ -268,6 +270,7 @@ async def bounded_batches(
     new_runner: Callable[[FanOut[T, R]], Runner[T]] | None = None,
     recover: Callable[[BaseException], R | None] | None = None,
     weigh: Callable[[R], float] | None = None,
+    max_weight: float = 1,
 ) -> AsyncGenerator[list[R], None]:
     """Yield lists of `await function(item)`, each of the results that are ready.
 
@@ -276,15 +279,20 @@ async def bounded_batches(
     for a slow consumer; then no new item is started. Closing the generator, or cancelling its
     consumer, cancels what is under way and waits for it.
 
-    `weigh` returns the fraction of a full list that a result is: a list ends when its results add
-    up to 1 or more. Without it a list has no limit.
+    `weigh` returns the weight of a result: a list ends when its results weigh `max_weight` or more.
+    Without it a list has no limit.
 
     A fixed set of workers instead of a task for each item saves 15 microseconds an item. They are
     not in a TaskGroup, because a generator that yields inside one would let it cancel the
     consumer's code.
     """
     fan_out: FanOut[T, R] = FanOut(
-        items, ordered=ordered, max_unyielded=2 * max_in_flight, recover=recover, weigh=weigh
+        items,
+        ordered=ordered,
+        max_unyielded=2 * max_in_flight,
+        recover=recover,
+        weigh=weigh,
+        max_weight=max_weight,
     )
     num_workers = min(max_in_flight, max(1, length_hint(items, max_in_flight)))
     workers = [

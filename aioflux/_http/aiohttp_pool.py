@@ -146,10 +146,6 @@ class AiohttpPool:
         """Return None: aiohttp needs a task for each request."""
         return None
 
-    def release(self, origin: Origin, connection: Connection) -> None:
-        """Raise ValueError: `start_get` returns no connection."""
-        raise ValueError("start_get of the proxy transport returns no connection")
-
     async def aclose(self) -> None:
         """Fail the requests under way and close every connection."""
         self._is_closed = True

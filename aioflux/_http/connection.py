@@ -55,6 +55,7 @@ if sys.platform == "linux":
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aioflux._http.connection_slots import ConnectionSlots
     from aioflux.options import Timeouts
 
 __all__ = ["Connection", "Response", "ResponseFuture"]
@@ -122,6 +123,7 @@ class Connection(asyncio.BufferedProtocol):
     """One connection, one request at a time.
 
     Attributes:
+        slots: Slots of the pool, one of which it holds; None if no request has waited for it.
         is_usable: Another request may be sent.
         is_lost: The transport is closed for good; `on_lost` has been or is being called.
         num_requests: Requests so far, the current one included.
@@ -131,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     def __init__(self, *, on_lost: Callable[[Connection], None], is_tls: bool) -> None:
+        self.slots: ConnectionSlots | None = None
         self.is_usable = False
         self.is_lost = False
         self.num_requests = 0
@@ -240,6 +243,11 @@ class Connection(asyncio.BufferedProtocol):
             self._shut_down_socket()
         transport.abort()
         self._reset()
+
+    def release(self) -> None:
+        """Release its slot, after a request that `Pool.start_get` started."""
+        assert self.slots is not None
+        self.slots.release(self)
 
     def retire(self) -> None:
         """Accept no further request: close now, or when the current request has ended."""

@@ -77,7 +77,7 @@ class ConnectionSlots:
         """Release a slot, with the connection in it if that is still usable."""
         if connection is not None and not connection.is_usable:
             connection = None
-        waiter = self._next_waiter()
+        waiter = self._next_waiter() if self._waiters else None
         if waiter is not None:
             waiter.set_result(connection)
         elif connection is not None:

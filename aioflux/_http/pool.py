@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._http.body import Buffer, Destination, as_destination, as_views
-from aioflux._http.codec import encode_fields, encode_head
+from aioflux._http.codec import encode_fields, encode_head, match_target
 from aioflux._http.connect import Connector
 from aioflux._http.connection_slots import ConnectionSlots
 from aioflux._http.errors import ConnectionLostError
@@ -67,8 +67,7 @@ class Pool:
         self._slots: dict[Origin, ConnectionSlots] = {}
         # Those of the last request: comparing an origin costs less than hashing it.
         self._last_slots: tuple[Origin | None, ConnectionSlots] = (None, ConnectionSlots(1))
-        # Every open connection with its slots; None if its request was cancelled as it connected.
-        self._open: dict[Connection, ConnectionSlots | None] = {}
+        self._open: set[Connection] = set()
         self._connector = Connector(
             timeouts=timeouts,
             ssl_context=ssl_context,
@@ -140,7 +139,7 @@ class Pool:
         if head_seconds is None:
             head_seconds = default_head_seconds(method, self._timeouts)
         slots = self._slots_of(origin)
-        head = encode_head(method, target, headers, fixed=slots.host_line + fixed.encoded)
+        head = encode_head(method, target, headers, slots.host_line + fixed.encoded)
         # Not awaited here: one coroutine less for each request.
         return self._exchange(
             origin, slots, method, head, views, into, max_body_bytes, head_seconds
@@ -209,7 +208,7 @@ class Pool:
     ) -> Connection | None:
         """Start a GET without a task or a coroutine, if a connection is idle.
 
-        The caller gives the connection to `release` when the response or error is set on `future`,
+        The caller calls `release` of the connection when the response or error is set on `future`,
         or after it has aborted the connection before that.
 
         Args:
@@ -227,8 +226,14 @@ class Pool:
         Raises:
             ValueError: The request cannot be encoded.
         """
-        slots = self._slots_of(origin)
-        head = encode_head(b"GET", target, headers, fixed=slots.host_line + fixed.encoded)
+        last, slots = self._last_slots
+        if origin is not last:
+            slots = self._slots_of(origin)
+        # As `encode_head`, whose call every small read would pay for.
+        if match_target(target) is None:
+            raise ValueError("target must be percent-encoded: visible ASCII only, no spaces")
+        lines = encode_fields(headers)
+        head = b"GET %b HTTP/1.1\r\n%b%b%b\r\n" % (target, slots.host_line, fixed.encoded, lines)
         connection = None if self._is_closed else slots.acquire_idle()
         if connection is not None:
             connection.send(
@@ -242,10 +247,6 @@ class Pool:
             )
             self._flush_soon(connection)
         return connection
-
-    def release(self, origin: Origin, connection: Connection) -> None:
-        """Release a connection that `start_get` returned."""
-        self._slots_of(origin).release(connection)
 
     def _flush_soon(self, connection: Connection) -> None:
         """Write the request of a connection at the end of this iteration of the loop.
@@ -299,7 +300,8 @@ class Pool:
         self.num_opened += 1
         if connection.is_lost:
             raise ConnectionLostError(f"{origin.url} closed the connection as soon as it was open")
-        self._open[connection] = slots
+        connection.slots = slots
+        self._open.add(connection)
         if self._is_closed:
             connection.abort()
             raise ConnectionLostError("the pool was closed")
@@ -310,13 +312,13 @@ class Pool:
     def _connection_abandoned(self, connection: Connection) -> None:
         """Close a connection whose request was cancelled as it connected."""
         if not connection.is_lost:
-            self._open[connection] = None
+            self._open.add(connection)
             connection.abort()
 
     def _connection_lost(self, connection: Connection) -> None:
-        slots = self._open.pop(connection, None)
-        if slots is not None:
-            slots.remove_idle(connection)
+        self._open.discard(connection)
+        if connection.slots is not None:
+            connection.slots.remove_idle(connection)
         if not self._open and self._all_lost is not None:
             self._all_lost.set()
 

@@ -52,9 +52,6 @@ class RequestPool(Protocol):
     ) -> Connection | None:
         """Start a GET without a task; return None if that is not possible at once."""
 
-    def release(self, origin: Origin, connection: Connection) -> None:
-        """Release a connection that `start_get` returned."""
-
     async def aclose(self) -> None:
         """Fail the requests under way and close every connection."""
 

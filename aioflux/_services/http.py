@@ -10,7 +10,7 @@ A service encodes requests and decodes responses. Errors, and requests that are 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from aioflux._http import ConnectionLostError, ProtocolError
 from aioflux._services.base import Body, Service, UploadedPart
@@ -41,17 +41,11 @@ DELETE_SECONDS = 120.0
 emulator of Azure 10 s."""
 
 
-class EncodedRead(NamedTuple):
-    """A read as it is sent."""
-
-    target: bytes
-    """Path and query."""
-    headers: Sequence[tuple[bytes, bytes]]
-    """Headers of this request alone."""
-    has_range: bool
-    """It has a Range header; the range may turn out to be past the end of the object."""
-    is_guess: bool = False
-    """It reads all of the object for a range that is expected to hold all of it."""
+EncodedRead: TypeAlias = "tuple[bytes, Sequence[tuple[bytes, bytes]], bool, bool]"
+"""A read as it is sent: path and query, the headers of this request alone, whether they have a
+Range, which may turn out to be past the end of the object, and whether it is a guess: it reads all
+of the object for a range that is expected to hold all of it. A bare tuple, since every read makes
+one."""
 
 
 def is_too_long(error: BaseException | None) -> bool:
@@ -68,15 +62,10 @@ class HTTPService(Service):
     """Advice in the error of a compose, if the service has none."""
     _sender: Sender
 
-    def __init__(self, *, root_uri: str, prefix: str) -> None:
-        super().__init__(root_uri=root_uri, prefix=prefix)
-        # Reads without a task that are guesses (`EncodedRead.is_guess`).
-        self._guesses_started: set[Exchange] = set()
-
     # --- reads ---------------------------------------------------------------------------
 
     async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
-        key, generation, start, end = request
+        key, generation, end = request.key, request.generation, request.end
         target, headers, has_range, is_guess = self._encode_read(request)
         try:
             response = await self._sender.send(
@@ -87,7 +76,7 @@ class HTTPService(Service):
                 headers=headers,
                 into=bytes if into is None else into,
                 # A service that ignores the range is not read further.
-                max_body_bytes=None if end is None else end - start,
+                max_body_bytes=None if end is None else end - request.start,
                 accept=416 if has_range else 0,
                 kind=RequestKind(is_read=True, generation=generation) if generation else READ,
             )
@@ -110,15 +99,13 @@ class HTTPService(Service):
     def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
         assert request.end is not None
         target, headers, _, is_guess = self._encode_read(request)
-        exchange = self._sender.start_read(target, headers, waiter, max_body_bytes=request.end)
-        if is_guess and exchange is not None:
-            self._guesses_started.add(exchange)
-        return exchange
+        return self._sender.start_read(
+            target, headers, waiter, max_body_bytes=request.end, is_guess=is_guess
+        )
 
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
-        if self._guesses_started:
-            self._guesses_started.discard(exchange)
-        credentials = self._sender.finish_read(exchange)
+        connection, credentials, _ = exchange
+        connection.release()
         if 200 <= response.status < 300 or response.status == 416:
             try:
                 return self._decode_read(request, response)
@@ -133,21 +120,20 @@ class HTTPService(Service):
     def fail_get(
         self, request: ReadRequest, exchange: Exchange, error: Exception
     ) -> StorageError | None:
-        is_guess = exchange in self._guesses_started
-        self._guesses_started.discard(exchange)
-        self._sender.finish_read(exchange)
+        connection, _, is_guess = exchange
+        connection.release()
         if is_guess and is_too_long(error):
             # `get` reads a range then.
             self._note_wrong_guess()
             return None
-        if isinstance(error, ConnectionLostError) and exchange.is_stale:
+        if isinstance(error, ConnectionLostError) and connection.is_stale:
             return None
         return as_read(self._sender.transport_error(error, "read", request.key))
 
     def abort_get(self, exchange: Exchange) -> None:
-        exchange.abort()
-        self._guesses_started.discard(exchange)
-        self._sender.finish_read(exchange)
+        connection = exchange[0]
+        connection.abort()
+        connection.release()
 
     @abstractmethod
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
@@ -166,7 +152,7 @@ class HTTPService(Service):
         """
 
     def _note_wrong_guess(self) -> None:
-        """Record that a guess (`EncodedRead.is_guess`) was wrong."""
+        """Record that a guess (`EncodedRead`) was wrong."""
 
     def _verify_body(
         self, request: ReadRequest, response: Response, body: Body

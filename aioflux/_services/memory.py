@@ -143,7 +143,7 @@ class MemoryService(Service):
         return self._own(self._find(key, generation).meta)
 
     async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
-        _, _, start, end = request
+        start, end = request.start, request.end
         stored = self._find(request.key, request.generation)
         part: bytes | memoryview = stored.data
         if start or end is not None:

@@ -4,7 +4,7 @@
                                                        -> should_resend -> send again, or raise
 
 A subclass authorizes requests, and knows the error codes of its service. Reads without a task
-take the same path in two halves: `start_read`, and `finish_read` for the response.
+begin with `start_read`, and their service continues with the response.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
-    from aioflux._http import Connection, Origin, RequestPool, Response, ResponseFuture
+    from aioflux._http import Origin, RequestPool, Response, ResponseFuture
+    from aioflux._services.base import Exchange
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
 
@@ -124,8 +125,6 @@ class Sender(ABC):
         """Initialize with a function that returns the whole uri of a key, for errors."""
         self._uri = uri
         self._pool: RequestPool | None = None
-        # Server and credentials of each read that was started without a task.
-        self._started: dict[Connection, tuple[Origin, Any]] = {}
 
     async def send(
         self,
@@ -197,7 +196,8 @@ class Sender(ABC):
         future: ResponseFuture,
         *,
         max_body_bytes: int,
-    ) -> Connection | None:
+        is_guess: bool,
+    ) -> Exchange | None:
         """Start a GET without a task; None if it cannot be authorized or sent at once.
 
         Raises:
@@ -211,16 +211,7 @@ class Sender(ABC):
         connection = pool.start_get(
             origin, whole, signed, future, into=bytes, max_body_bytes=max_body_bytes, fixed=fixed
         )
-        if connection is not None:
-            self._started[connection] = origin, credentials
-        return connection
-
-    def finish_read(self, connection: Connection) -> Any:
-        """Release the connection of a started read, and return the read's credentials."""
-        origin, credentials = self._started.pop(connection)
-        assert self._pool is not None
-        self._pool.release(origin, connection)
-        return credentials
+        return None if connection is None else (connection, credentials, is_guess)
 
     @abstractmethod
     async def _authorize(
@@ -337,16 +328,6 @@ class TokenSender(Sender):
     async def _await_token(self, action: str, key: str) -> str | None:
         """Wait for a token; errors name the action and the key."""
 
-    def _sign(
-        self,
-        method: bytes,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        body: Any,
-    ) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
-        """Return target and headers with the signature of this request, if it has one."""
-        return target, headers
-
     async def _authorize(
         self,
         method: bytes,
@@ -360,7 +341,10 @@ class TokenSender(Sender):
         token = self._token.get_nowait()
         if token is NOT_READY:
             token = await self._await_token(action, key)
-        return self._signed(method, target, headers, body, token, is_read=kind.is_read)
+        if token != self._fixed_token:
+            self._use(token)
+        fixed = self._fixed_for_reads if kind.is_read else self._fixed
+        return self._origin, target, headers, fixed, token
 
     def _authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
@@ -368,23 +352,9 @@ class TokenSender(Sender):
         token = self._token.get_nowait()
         if token is NOT_READY:
             return None
-        return self._signed(b"GET", target, headers, None, token, is_read=True)
-
-    def _signed(
-        self,
-        method: bytes,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        body: Any,
-        token: str | None,
-        *,
-        is_read: bool,
-    ) -> AuthorizedRequest:
         if token != self._fixed_token:
             self._use(token)
-        target, headers = self._sign(method, target, headers, body)
-        fixed = self._fixed_for_reads if is_read else self._fixed
-        return self._origin, target, headers, fixed, token
+        return self._origin, target, headers, self._fixed_for_reads, token
 
     async def make_ready(self, action: str, key: str) -> str | None:
         """Wait for a token, and return it: for requests that are sent in the body of another."""

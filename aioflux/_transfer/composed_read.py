@@ -428,7 +428,8 @@ async def try_fetch_composed(
         reader.read,
         _numbered(metas, grouper),
         max_in_flight=session.options.max_in_flight,
-        weigh=lambda group: _num_bytes(group) / full_batch_bytes,
+        weigh=_num_bytes,
+        max_weight=full_batch_bytes,
     )
     try:
         async with nested(batches) as inner:

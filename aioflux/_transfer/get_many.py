@@ -91,7 +91,8 @@ async def _batches(
         ordered=ordered,
         new_runner=lambda fan_out: SmallReadLoop(session, budget, fan_out),
         recover=recover,
-        weigh=lambda each: _num_bytes(each) / full_batch_bytes,
+        weigh=_num_bytes,
+        max_weight=full_batch_bytes,
     )
     async with nested(batches) as inner:
         async for batch in inner:

@@ -126,12 +126,8 @@ def check_small(
         expected = body.crc32c if meta is None or meta.crc32c is None else meta.crc32c
         if expected is None:
             # If objects have none, a second read would prove nothing more; TLS is trusted.
-            is_unsure = session.service.capabilities.checksums and reads_twice(session)
-            return None if is_unsure else _fetched(data, body, meta)
-        if expected != crc32c(data):
+            if session.service.capabilities.checksums and reads_twice(session):
+                return None
+        elif expected != crc32c(data):
             return None
-    return _fetched(data, body, meta)
-
-
-def _fetched(data: bytes, body: Body, meta: ObjectMeta | None) -> Fetched:
     return Fetched(data, body.meta if meta is None else meta)

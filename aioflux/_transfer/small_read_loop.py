@@ -160,7 +160,8 @@ class SmallReadLoop:
 
     def set_result(self, result: Response) -> None:
         """Check a response, and go on with the next item."""
-        session, exchange = self._session, self._pop_exchange()
+        session, exchange, self._exchange = self._session, self._exchange, None
+        assert exchange is not None
         try:
             body = session.service.end_get(self._request, exchange, result)
         except Exception as exc:  # there is no caller to raise it to

@@ -133,7 +133,7 @@ class Reader:
     def release(self) -> None:
         connection, self.connection = self.connection, None
         assert connection is not None
-        self.pool.release(self.origin, connection)
+        connection.release()
 
     def set_result(self, result: Response) -> None:
         self.release()
@@ -335,6 +335,4 @@ async def test_the_proxy_transport_starts_no_get() -> None:
         await pool.request(origin, b"GET", b"/")
         reader = Reader(pool, origin)  # type: ignore[arg-type]
         assert not reader.start()
-        with pytest.raises(ValueError, match="returns no connection"):
-            pool.release(origin, None)  # type: ignore[arg-type]
         await pool.aclose()

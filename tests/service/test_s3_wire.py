@@ -201,7 +201,9 @@ def test_an_answer_that_is_another_is_refused(
     status: int, headers: dict[bytes, bytes], num_bytes: int, start: int, end: int, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
-        reading.object_size(status, headers, num_bytes, start=start, end=end, pin=PIN)
+        reading.object_size(
+            status, headers, num_bytes, start=start, end=end, generation=f"{ETAG}/5"
+        )
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from aioflux._auth.azure import AzureAccess
     from aioflux._http import Origin, RequestPool
+    from aioflux._services.sender import AuthorizedRequest
 
 __all__ = ["AzureSender"]
 
@@ -69,13 +70,28 @@ class AzureSender(TokenSender):
         except TransientError as exc:
             raise TransientError(f"could not {action} {uri}: {exc}", uri=uri) from exc
 
-    def _sign(
+    async def _authorize(
         self,
         method: bytes,
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: Any,
-    ) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
+        action: str,
+        key: str,
+        kind: RequestKind,
+    ) -> AuthorizedRequest:
+        request = await super()._authorize(method, target, headers, body, action, key, kind)
+        return self._sign(method, request, body)
+
+    def _authorize_nowait(
+        self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> AuthorizedRequest | None:
+        request = super()._authorize_nowait(target, headers)
+        return None if request is None else self._sign(b"GET", request, None)
+
+    def _sign(self, method: bytes, request: AuthorizedRequest, body: Any) -> AuthorizedRequest:
+        """Add the signature of the account key, or the SAS token, if there is one."""
+        origin, target, headers, fixed, token = request
         if self._access.key is not None:
             path, _, query = target.partition(b"?")
             parameters = dict(parse_qsl(query.decode(), keep_blank_values=True)) if query else {}
@@ -86,7 +102,7 @@ class AzureSender(TokenSender):
                 *headers,
                 *self._access.key.sign(method, path, parameters, signed, num_bytes=num_bytes),
             ]
-        return (self.with_sas(target) if self._sas else target), headers
+        return origin, (self.with_sas(target) if self._sas else target), headers, fixed, token
 
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
         return wire.etag_of(headers)

@@ -142,12 +142,12 @@ class AzureService(HTTPService):
         )
 
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
-        key, generation, start, end = request
+        key, generation, start, end = request.key, request.generation, request.start, request.end
         has_range = start > 0 or end is not None
         headers = [reading.range_header(start, end)] if has_range else []
         if generation:
             headers.append(wire.match_header(generation))
-        return EncodedRead(self._path(key), headers, has_range)
+        return self._path(key), headers, has_range, False
 
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
         body = super().end_get(request, exchange, response)
@@ -159,7 +159,7 @@ class AzureService(HTTPService):
         return body
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
-        key, generation, start, end = request
+        key, generation, start, end = request.key, request.generation, request.start, request.end
         self._require_blob(response, key)
         status, headers = response.status, response.headers
         if status == 416 or (status == 206 and not response.num_bytes):

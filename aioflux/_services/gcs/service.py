@@ -105,24 +105,28 @@ class GCSService(XMLService):
         resource = await self._control.head(self._name(key), generation=generation, uri=uri)
         return self._meta(resource, key)
 
-    def _target(self, key: str, generation: str) -> bytes:
-        path = self._path(key)
-        return b"%b?generation=%b" % (path, generation.encode()) if generation else path
-
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
-        key, generation, start, end = request
+        generation, start, end = request.generation, request.start, request.end
         has_range = start > 0 or end is not None
         headers = ((b"Range", byte_range(start, end)),) if has_range else ()
-        return EncodedRead(self._target(key, generation), headers, has_range)
+        target = self._path(request.key)
+        if generation:
+            target = b"%b?generation=%b" % (target, generation.encode())
+        return target, headers, has_range, False
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
-        key, generation, start, end = request
+        key, start = request.key, request.start
         status, headers = response.status, response.headers
         if status == 416:
             past = size_from_unsatisfied(headers, start=start)
             return None if past is None else self._body(key, response, b"", past)
         size = reading.object_size(
-            status, headers, response.num_bytes, start=start, end=end, generation=generation
+            status,
+            headers,
+            response.num_bytes,
+            start=start,
+            end=request.end,
+            generation=request.generation,
         )
         return self._body(key, response, response.body, size)
 

@@ -122,7 +122,7 @@ class LocalService(Service):
         return status_of(str(self._root), key)
 
     async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
-        key, generation, start, end = request
+        key, generation, start, end = request.key, request.generation, request.start, request.end
         check_key(key)
 
         def read(stop: Stop) -> Body:

@@ -14,7 +14,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._services import headers as _headers
-from aioflux._services.s3.wire import etag_of, full_crc32c, generation_of
+from aioflux._services.s3.wire import etag_of, full_crc32c, generation_of, parse_pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,11 +53,11 @@ def object_size(
     *,
     start: int,
     end: int | None,
-    pin: Pin,
+    generation: str,
 ) -> int:
     """Return the size of the whole object, in bytes, from a response to a read.
 
-    Arguments as `size_from_response`, and the pinned content.
+    Arguments as `size_from_response`, and the generation of the read.
 
     Raises:
         ValueError: It is not the response to this read.
@@ -66,11 +66,13 @@ def object_size(
     if not etag:
         # Such as the login page of a hotel's network.
         raise ValueError("the response has no entity tag: it is not from S3")
-    if pin.etag and etag != pin.etag:
-        raise ValueError(f"the response is of another content, with the entity tag {etag!r}")
     size = _headers.size_from_response(status, headers, num_bytes, start=start, end=end)
-    if pin.size is not None and size != pin.size:
-        raise ValueError(f"the object has {size} bytes now, not {pin.size}")
+    if generation and generation != generation_of(etag, size):
+        pin = parse_pin(generation)
+        if pin.etag and etag != pin.etag:
+            raise ValueError(f"the response is of another content, with the entity tag {etag!r}")
+        if pin.size is not None and size != pin.size:
+            raise ValueError(f"the object has {size} bytes now, not {pin.size}")
     return size
 
 

@@ -303,8 +303,11 @@ def _signed(
     endpoint: Endpoint,
     signer: Signer | None,
 ) -> AuthorizedRequest:
-    """Return a request as it is sent, signed if there are keys."""
-    whole = _whole(endpoint, target)
+    """Return a request as it is sent, signed if there are keys; `target` is that in the bucket."""
+    path, _, query = target.partition(b"?")
+    whole = endpoint.root + path or b"/"
+    if query:
+        whole = b"%b?%b" % (whole, canonical_query(query))
     if signer is not None:
         headers = signer.sign(method, whole, headers, payload)
     return endpoint.origin, whole, headers, _UNSIGNED_HEADERS, (endpoint, signer)
@@ -321,13 +324,6 @@ def _context_of(ca_bundle: str) -> ssl.SSLContext | None:
             f"AWS_CA_BUNDLE, or ca_bundle of the profile, names {ca_bundle!r}, which cannot be "
             f"read as certificates: {exc}"
         ) from exc
-
-
-def _whole(endpoint: Endpoint, target: bytes) -> bytes:
-    """Return the path and query on the server, as they are signed, of those in the bucket."""
-    path, _, query = target.partition(b"?")
-    path = endpoint.root + path or b"/"
-    return b"%b?%b" % (path, canonical_query(query)) if query else path
 
 
 def _fields(response: ErrorResponse) -> Mapping[str, str]:

@@ -240,25 +240,29 @@ class S3Service(XMLService):
         )
 
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
-        key, generation, start, end = request
+        generation, start, end = request.generation, request.start, request.end
         pin = wire.parse_pin(generation)
         is_guess = not generation and start == 0 and self._guesses.reads_all(end)
         byte_range = b"" if is_guess else reading.byte_range(start, end, pin)
         headers = wire.read_headers(pin, byte_range)
-        return EncodedRead(self._target(key, pin), headers, bool(byte_range), is_guess)
+        return self._target(request.key, pin), headers, bool(byte_range), is_guess
 
     def _note_wrong_guess(self) -> None:
         self._guesses.note_wrong()
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
-        key, generation, start, end = request
+        key, start = request.key, request.start
         status, headers = response.status, response.headers
         if status == 416:
             past = reading.size_past_the_end(headers, response.body, start=start)
             return None if past is None else self._body(key, response, b"", past, None)
-        pin = wire.parse_pin(generation)
         size = reading.object_size(
-            status, headers, response.num_bytes, start=start, end=end, pin=pin
+            status,
+            headers,
+            response.num_bytes,
+            start=start,
+            end=request.end,
+            generation=request.generation,
         )
         is_whole = response.num_bytes == size
         checksum = self._checksum_of_whole(key, response) if is_whole else None
