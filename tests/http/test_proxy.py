@@ -140,9 +140,10 @@ async def test_no_error_contains_its_password(
 
     async with serving(script) as (_, origin):
         port = "none" if reply is None else origin.port
+        target = b"/a?token=planted"
         monkeypatch.setenv("HTTPS_PROXY", f"http://user:planted@127.0.0.1:{port}")
         pool = open_pool(GOOGLE, max_connections=1, timeouts=PATIENT)
         with pytest.raises(TransportError, match=says) as error:
-            await pool.request(GOOGLE, b"GET", b"/a?token=planted")
+            await pool.request(GOOGLE, b"GET", target)
         await pool.aclose()
     assert "planted" not in "".join(traceback.format_exception(error.value))

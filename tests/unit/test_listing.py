@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -257,3 +258,18 @@ def test_a_pickled_listing_takes_less_than_150_bytes_an_object() -> None:
         for number in range(1_000)
     )
     assert len(pickle.dumps(listing)) < 150 * len(listing)
+
+
+def test_a_pickled_listing_is_the_same_on_a_machine_of_the_other_byte_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listing = Listing()
+    listing.extend([ObjectMeta(key="a", uri="gs://b/a", size=7, etag="e", generation="1")])
+    monkeypatch.setattr(sys, "byteorder", "big")
+    assert pickle.loads(pickle.dumps(listing)) == listing
+
+
+def test_a_listing_equals_sequences_alone_and_says_what_it_holds() -> None:
+    listing = Listing()
+    assert listing != 1
+    assert repr(listing) == "<Listing of 0 objects below nothing>"
