@@ -558,10 +558,11 @@ def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], p
         run(close())
 
 
-def close_when_dropped(store: Store) -> None:
-    """Close the connections of a store when it is collected, or when the process ends."""
+def close_when_dropped(store: Store) -> Store:
+    """Close the connections of a store when it is collected or the process ends; return it."""
     # Not at exit: `shut_down` closes those that still exist, before it stops the loop.
     weakref.finalize(store, _close_session, sessions_of(store)).atexit = False
+    return store
 
 
 def _close_session(sessions: Sessions) -> None:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import Items, bounded_map
@@ -421,45 +421,26 @@ class Store:
                 yield [(name, fetched.data) for name, fetched in batch]
                 del batch
 
-    @overload
-    def fetch_batches(
-        self,
-        keys: Items[str | ObjectMeta],
-        *,
-        ordered: bool = True,
-        return_exceptions: Literal[False] = False,
-    ) -> AsyncGenerator[MetaBatch, None]: ...
-    @overload
-    def fetch_batches(
-        self,
-        keys: Items[str | ObjectMeta],
-        *,
-        ordered: bool = True,
-        return_exceptions: Literal[True],
-    ) -> AsyncGenerator[TriedBatch, None]: ...
     async def fetch_batches(
-        self,
-        keys: Items[str | ObjectMeta],
-        *,
-        ordered: bool = True,
-        return_exceptions: bool = False,
-    ) -> AsyncGenerator[Any, None]:
+        self, keys: Items[str | ObjectMeta], *, ordered: bool = True
+    ) -> AsyncGenerator[MetaBatch, None]:
         """Yield lists of `(meta, data)`, with the metadata of the listing or of the response.
 
-        Lists end, and memory is bounded, as in `get_batches`.
-
-        Args:
-            keys: As in `get_many`.
-            ordered: In the order of `keys`; otherwise as they arrive.
-            return_exceptions: Yield `(None, error)` in place of an object that cannot be read, and
-                go on with the others; the error names it.
+        Arguments and errors as in `get_many`. Lists end, and memory is bounded, as in
+        `get_batches`.
         """
-        if not return_exceptions:
-            async with nested(self._fetch_many(keys, ordered=ordered)) as batches:
-                async for batch in batches:
-                    yield [(fetched.meta(), fetched.data) for _, fetched in batch]
-                    del batch
-            return
+        async with nested(self._fetch_many(keys, ordered=ordered)) as batches:
+            async for batch in batches:
+                yield [(fetched.meta(), fetched.data) for _, fetched in batch]
+                del batch
+
+    async def try_fetch_batches(
+        self, keys: Items[str | ObjectMeta], *, ordered: bool = True
+    ) -> AsyncGenerator[TriedBatch, None]:
+        """Yield what `fetch_batches` yields, and continue after objects that cannot be read.
+
+        `(None, error)` is in the place of such an object; the error names it.
+        """
         session = self._sessions.current()
         require_many_keys(keys)
         async with nested(try_many(session, keys, ordered=ordered)) as tried:
@@ -470,29 +451,9 @@ class Store:
                 ]
                 del results
 
-    @overload
-    def fetch_composed(
-        self,
-        metas: Items[ObjectMeta],
-        *,
-        max_composite_bytes: int = 100_000_000,
-        return_exceptions: Literal[False] = False,
-    ) -> AsyncGenerator[MetaBatch, None]: ...
-    @overload
-    def fetch_composed(
-        self,
-        metas: Items[ObjectMeta],
-        *,
-        max_composite_bytes: int = 100_000_000,
-        return_exceptions: Literal[True],
-    ) -> AsyncGenerator[TriedBatch, None]: ...
     async def fetch_composed(
-        self,
-        metas: Items[ObjectMeta],
-        *,
-        max_composite_bytes: int = 100_000_000,
-        return_exceptions: bool = False,
-    ) -> AsyncGenerator[Any, None]:
+        self, metas: Items[ObjectMeta], *, max_composite_bytes: int = 100_000_000
+    ) -> AsyncGenerator[MetaBatch, None]:
         """Yield what `fetch_batches` yields, in order, with fewer requests for small objects.
 
         Up to 32 neighbours in `metas` are composed on the service into one temporary object, which
@@ -515,7 +476,6 @@ class Store:
             metas: Metadata of a listing. May be a generator, as in `get_many`.
             max_composite_bytes: Bytes of one composite, at most; 100 MB by default, and never more
                 than half of `max_in_flight_bytes`.
-            return_exceptions: As in `fetch_batches`.
 
         Raises:
             PermissionDeniedError: Composites may not be made or deleted.
@@ -523,22 +483,35 @@ class Store:
             TypeError: A key, not metadata.
             ValueError: `max_composite_bytes` is below 1.
         """
+        batches = self.try_fetch_composed(metas, max_composite_bytes=max_composite_bytes)
+        async with nested(batches) as inner:
+            async for batch in inner:
+                failed = [at for at, (meta, _) in enumerate(batch) if meta is None]
+                if failed:
+                    if failed[0]:
+                        yield cast("MetaBatch", batch[: failed[0]])
+                    raise cast("StorageError", batch[failed[0]][1])
+                yield cast("MetaBatch", batch)
+                del batch
+
+    async def try_fetch_composed(
+        self, metas: Items[ObjectMeta], *, max_composite_bytes: int = 100_000_000
+    ) -> AsyncGenerator[TriedBatch, None]:
+        """Yield what `fetch_composed` yields, and continue after objects that cannot be read.
+
+        `(None, error)` is in the place of such an object; the error names it. Without the
+        permission to make or delete composites it raises PermissionDeniedError.
+        """
         session = self._sessions.current()
         require_many_keys(metas)
         if max_composite_bytes < 1:
             raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
-        batches: AsyncGenerator[Any, None]
         if _composed_read.can_compose(session.service.capabilities):
-            batches = _composed_read.fetch_composed(
-                session,
-                metas,
-                max_composite_bytes=max_composite_bytes,
-                return_exceptions=return_exceptions,
+            batches = _composed_read.try_fetch_composed(
+                session, metas, max_composite_bytes=max_composite_bytes
             )
-        elif return_exceptions:
-            batches = self.fetch_batches(metas, return_exceptions=True)
         else:
-            batches = self.fetch_batches(metas)
+            batches = self.try_fetch_batches(metas)
         async with nested(batches) as inner:
             async for batch in inner:
                 yield batch
@@ -719,7 +692,7 @@ class Store:
         if_generation_match: str | None = None,
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
-        borrow: bool = False,
+        zero_copy: bool = False,
     ) -> AsyncIterator[ObjectWriter]:
         """Write an object piece by piece: `async with store.open_writer(key) as writer: ...`.
 
@@ -733,11 +706,11 @@ class Store:
             if_generation_match: As `put`.
             content_type: As `put`.
             metadata: As `put`.
-            borrow: What is written stays as it is until the writer is closed: it is sent from where
-                it is, without a copy, and `write` returns before it was sent.
+            zero_copy: Send from the caller's memory, which must not change until the writer is
+                closed; `write` returns before the bytes were sent.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        kind = ZeroCopyWriter if borrow else ObjectWriter
+        kind = ZeroCopyWriter if zero_copy else ObjectWriter
         async with kind(self._sessions.current(), request) as writer:
             yield writer
 

@@ -10,7 +10,7 @@ it once a call, page or batch. Arguments, results and errors are those of the as
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Self
 
 from aioflux import _bridge
 from aioflux import store as _store
@@ -200,66 +200,39 @@ class Store:
         fed = _bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
         return _bridge.iterate(self._store.get_batches(fed, ordered=ordered), feed=fed)
 
-    @overload
     def fetch_batches(
-        self,
-        keys: Iterable[str | ObjectMeta],
-        *,
-        ordered: bool = True,
-        return_exceptions: Literal[False] = False,
-    ) -> Iterator[MetaBatch]: ...
-    @overload
-    def fetch_batches(
-        self,
-        keys: Iterable[str | ObjectMeta],
-        *,
-        ordered: bool = True,
-        return_exceptions: Literal[True],
-    ) -> Iterator[TriedBatch]: ...
-    def fetch_batches(
-        self,
-        keys: Iterable[str | ObjectMeta],
-        *,
-        ordered: bool = True,
-        return_exceptions: bool = False,
-    ) -> Iterator[Any]:
-        """Yield lists of `(meta, data)`, or of `(None, error)` for what cannot be read."""
+        self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
+    ) -> Iterator[MetaBatch]:
+        """Yield lists of `(meta, data)`."""
         fed = _bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
-        flag: Any = return_exceptions
-        batches = self._store.fetch_batches(fed, ordered=ordered, return_exceptions=flag)
+        return _bridge.iterate(self._store.fetch_batches(fed, ordered=ordered), feed=fed)
+
+    def try_fetch_batches(
+        self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
+    ) -> Iterator[TriedBatch]:
+        """Yield lists of `(meta, data)`, or of `(None, error)` for objects that cannot be read."""
+        fed = _bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
+        return _bridge.iterate(self._store.try_fetch_batches(fed, ordered=ordered), feed=fed)
+
+    def fetch_composed(
+        self, metas: Iterable[ObjectMeta], *, max_composite_bytes: int = 100_000_000
+    ) -> Iterator[MetaBatch]:
+        """Yield lists of `(meta, data)`, with fewer requests for small objects."""
+        fed = self._feed_for_composites(metas)
+        batches = self._store.fetch_composed(fed, max_composite_bytes=max_composite_bytes)
         return _bridge.iterate(batches, feed=fed)
 
-    @overload
-    def fetch_composed(
-        self,
-        metas: Iterable[ObjectMeta],
-        *,
-        max_composite_bytes: int = 100_000_000,
-        return_exceptions: Literal[False] = False,
-    ) -> Iterator[MetaBatch]: ...
-    @overload
-    def fetch_composed(
-        self,
-        metas: Iterable[ObjectMeta],
-        *,
-        max_composite_bytes: int = 100_000_000,
-        return_exceptions: Literal[True],
-    ) -> Iterator[TriedBatch]: ...
-    def fetch_composed(
-        self,
-        metas: Iterable[ObjectMeta],
-        *,
-        max_composite_bytes: int = 100_000_000,
-        return_exceptions: bool = False,
-    ) -> Iterator[Any]:
-        """Yield lists of `(meta, data)`, with fewer requests for small objects."""
-        # Each request in flight may be for a composite of 32 objects.
-        fed = _bridge.feed(metas, max_ahead=32 * self.transfer.max_in_flight)
-        flag: Any = return_exceptions
-        batches = self._store.fetch_composed(
-            fed, max_composite_bytes=max_composite_bytes, return_exceptions=flag
-        )
+    def try_fetch_composed(
+        self, metas: Iterable[ObjectMeta], *, max_composite_bytes: int = 100_000_000
+    ) -> Iterator[TriedBatch]:
+        """As `fetch_composed`, with `(None, error)` for objects that cannot be read."""
+        fed = self._feed_for_composites(metas)
+        batches = self._store.try_fetch_composed(fed, max_composite_bytes=max_composite_bytes)
         return _bridge.iterate(batches, feed=fed)
+
+    def _feed_for_composites(self, metas: Iterable[ObjectMeta]) -> Any:
+        # Each request in flight may be for a composite of 32 objects.
+        return _bridge.feed(metas, max_ahead=32 * self.transfer.max_in_flight)
 
     def list(
         self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
@@ -333,7 +306,7 @@ class Store:
         if_generation_match: str | None = None,
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
-        borrow: bool = False,
+        zero_copy: bool = False,
     ) -> Iterator[ObjectWriter]:
         """Write an object piece by piece; it becomes visible if the body succeeds."""
         writer = self._store.open_writer(
@@ -342,7 +315,7 @@ class Store:
             if_generation_match=if_generation_match,
             content_type=content_type,
             metadata=metadata,
-            borrow=borrow,
+            zero_copy=zero_copy,
         )
         with _bridge.entered(writer) as held:
             yield ObjectWriter(held)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from aioflux._services.base import Capabilities
     from aioflux._transfer.session import Session
 
-__all__ = ["Grouper", "can_compose", "fetch_composed", "is_composable", "plan_groups", "split"]
+__all__ = ["Grouper", "can_compose", "is_composable", "plan_groups", "split", "try_fetch_composed"]
 
 _log = logging.getLogger("aioflux")
 
@@ -344,9 +344,8 @@ def _num_bytes(tried: TriedBatch) -> int:
 class _GroupReader:
     """Reads groups, each by a composite if it has several objects."""
 
-    def __init__(self, session: Session, *, return_exceptions: bool) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._return_exceptions = return_exceptions
         self._has_warned = False
         self.composites = Composites(session)
         self.budget = PrefetchBudget(session.options.max_in_flight_bytes, ordered=True)
@@ -373,8 +372,6 @@ class _GroupReader:
         try:
             return meta, (await fetch(self._session, meta.key, meta)).data
         except StorageError as exc:
-            if not self._return_exceptions:
-                raise
             return None, exc
 
     async def _composed(self, group: Group) -> list[bytes] | None:
@@ -408,27 +405,24 @@ class _GroupReader:
         return split(data, group, verify=session.options.verify)
 
 
-async def fetch_composed(
-    session: Session,
-    metas: Items[ObjectMeta],
-    *,
-    max_composite_bytes: int,
-    return_exceptions: bool = False,
+async def try_fetch_composed(
+    session: Session, metas: Items[ObjectMeta], *, max_composite_bytes: int
 ) -> AsyncGenerator[TriedBatch, None]:
     """Yield lists of `(meta, data)` in the order of `metas`, each of the objects that are ready.
+
+    `(None, error)` is yielded in place of an object that cannot be read.
 
     Args:
         session: The session of a service that can compose.
         metas: Metadata of a listing.
         max_composite_bytes: Most bytes of one composite.
-        return_exceptions: Yield `(None, error)` in place of an object that cannot be read.
     """
     grouper = Grouper(
         max_sources=session.service.capabilities.max_compose_sources,
         # While one is split, it and its objects are in memory.
         max_bytes=min(max_composite_bytes, session.options.max_in_flight_bytes // 2),
     )
-    reader = _GroupReader(session, return_exceptions=return_exceptions)
+    reader = _GroupReader(session)
     full_batch_bytes = session.options.max_in_flight_bytes / MIN_BATCHES
     batches = bounded_batches(
         reader.read,

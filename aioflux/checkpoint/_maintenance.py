@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final, Literal
 
 from aioflux import _bridge
-from aioflux._values.uri import Location, parse_uri
+from aioflux._values.uri import parse_uri, split_at_bucket
 from aioflux.checkpoint._maintain import copy as _copy
 from aioflux.checkpoint._maintain import orphans as _orphans
 from aioflux.checkpoint._maintain import verify as _verify
@@ -118,7 +118,7 @@ async def _open_locations(
     async with AsyncExitStack() as stack:
         for location in locations:
             is_disk = location.scheme == "file"
-            root = str(location if is_disk else Location(location.scheme, location.bucket, ""))
+            root = str(location) if is_disk else split_at_bucket(location)[0]
             if root not in stores:
                 mine = options.copy()
                 if has_bucket and location.scheme not in _REMOTE:

@@ -1,9 +1,9 @@
-"""The command `aioflux`: one module per command; the work on objects is done by the store.
+"""The command `aioflux`: a module or package for each command, listed in `_app`.
 
-Exit status: 0 success, 1 a failure said in one line on stderr, 2 wrong usage, 130 Ctrl-C.
+Exit status: 0 success, 1 an error (one line on stderr), 2 wrong usage, 130 Ctrl-C.
 
-The environment variable AIOFLUX_DEBUG (any text but "0"), as the option `--debug`, shows the
-traceback of a failure.
+The environment variable AIOFLUX_DEBUG (any text but "0") has the effect of `--debug`: errors are
+shown with their traceback.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = ["main"]
 def main() -> NoReturn:
     """Run the command and exit."""
     _open_standard_streams()
-    # Until a command runs there is nothing to clean up, and an exception that Ctrl-C raises within
-    # an import can get lost there.
+    # Before a command runs there is nothing to clean up, and a KeyboardInterrupt that is raised
+    # during an import can get lost.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         from aioflux.cli._app import run_app
@@ -30,15 +30,15 @@ def main() -> NoReturn:
     except ModuleNotFoundError as exc:
         if exc.name not in {"typer", "rich"}:
             raise
-        sys.exit('aioflux: the command needs typer and rich: pip install "aioflux[cli]"')
+        sys.exit('Error: the command needs typer and rich: pip install "aioflux[cli]"')
     sys.exit(status)
 
 
 def _open_standard_streams() -> None:
-    """Occupy the descriptors of standard streams that are closed, such as by `>&-` of a shell.
+    """Open descriptors 0 to 2 if they are closed (`>&-` in a shell).
 
-    They would be given to the first connection. Input and output are opened the wrong way round, so
-    that reads and writes fail as they should; messages are not missed.
+    The first connection would get them otherwise. Input is opened for writing and output for
+    reading, so that using them fails; messages on stderr are discarded.
     """
     for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDWR)):
         try:
@@ -46,9 +46,9 @@ def _open_standard_streams() -> None:
         except OSError as exc:
             if exc.errno != errno.EBADF:
                 raise
-            # The lowest one that is free: this one.
+            # Returns the lowest free descriptor, which is this one.
             os.open(os.devnull, mode)
     if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  it stays for good
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  stays open
     if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  it stays for good
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  stays open

@@ -1,4 +1,4 @@
-"""`aioflux cat`: the bytes of objects on standard output."""
+"""`aioflux cat`: writes objects to standard output."""
 
 from __future__ import annotations
 
@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux.cli._event_loop import in_daemon, run
-from aioflux.cli._location import (
-    Access,
-    Anonymous,
-    Endpoint,
-    check_places,
-    each_place,
-    open_place,
-    parse_place,
-)
-from aioflux.cli._stdout import write_stdout
+from aioflux.cli._event_loop import run
+from aioflux.cli._output import Report, write_stdout
+from aioflux.cli._uri_or_path import Anonymous, Endpoint, open_root, parse_arguments
 
 if TYPE_CHECKING:
-    from aioflux.cli._location import Place
+    from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
-__all__ = ["cat", "write_stdout"]
+__all__ = ["cat"]
 
 _PIECE_BYTES = 4 * 1024 * 1024
 
@@ -36,30 +28,31 @@ def cat(
         typer.Option(
             "--range",
             metavar="START-END",
-            help="Bytes from START, counted from 0, up to but not including END; or to the end.",
+            help="Bytes from START, counted from 0, up to but not including END; without END, to "
+            "the end of the object.",
         ),
     ] = "",
     endpoint_url: Endpoint = None,
     anonymous: Anonymous = False,
 ) -> int:
-    """Write objects to standard output, one after the other, as their bytes are stored.
+    """Write objects to standard output, one after the other, as stored.
 
-    One that cannot be read does not keep the others. A whole object is verified against its crc32c
-    before its last bytes are written.
+    An object that cannot be read is an error, and the next one is written. A whole object is
+    verified with its crc32c before its last bytes are written.
     """
-    places = [parse_place(uri) for uri in uris]
-    access = Access(endpoint_url, anonymous)
-    check_places(places, access)
+    arguments, access = parse_arguments(uris, endpoint_url, anonymous=anonymous)
     start, end = _parse_range(range_)
 
     async def work() -> int:
-        return await each_place(places, write)
+        report = Report()
+        await report.for_each(arguments, write)
+        return report.finish()
 
-    async def write(place: Place) -> None:
-        if not place.may_be_object():
-            raise ValueError(f"{place.text} is a bucket or directory; cat takes objects")
-        root, key = place.split(follow=True)
-        async with open_place(root, access) as store:
+    async def write(argument: UriOrPath) -> None:
+        if not argument.may_be_object():
+            raise ValueError(f"{argument.text} is a bucket or directory; cat takes objects")
+        root, key = argument.split(follow=True)
+        async with open_root(root, access) as store:
             await _write(store, key, start, end)
 
     return run(work)
@@ -71,7 +64,9 @@ def _parse_range(text: str) -> tuple[int, int | None]:
     found = re.fullmatch(r"(\d+)-(\d*)", text)
     end = int(found[2]) if found and found[2] else None
     if not found or (end is not None and end <= int(found[1])):
-        raise typer.BadParameter(f"{text!r} is no range; write START-END, such as 0-1024 or 100-")
+        raise typer.BadParameter(
+            f"{text!r} is not a range; write START-END, such as 0-1024 or 100-"
+        )
     return int(found[1]), end
 
 
@@ -79,5 +74,5 @@ async def _write(store: Store, key: str, start: int, end: int | None) -> None:
     async with store.open_reader(key) as reader:
         stop = reader.meta.size if end is None else min(end, reader.meta.size)
         reader.seek(start)
-        while (left := stop - reader.tell()) > 0:
-            await in_daemon(write_stdout, await reader.read(min(left, _PIECE_BYTES)))
+        while (remaining := stop - reader.tell()) > 0:
+            await write_stdout(await reader.read(min(remaining, _PIECE_BYTES)))

@@ -1,88 +1,167 @@
-"""The progress of a copy on a terminal: bar, bytes, objects, rate and time left."""
+"""Progress of a command: bytes and objects planned and done, and the bar on a terminal.
+
+     40% ======------  16.0 MiB of 40.0 MiB, 120 of 301  8.2 MiB/s  eta 0:00:03
+
+Each column of the display is a function below; `Progress.show` lists them in order.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TimeRemainingColumn
-from rich.text import Text
-
-from aioflux.cli._text import format_size
+from aioflux.cli._text import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from rich.console import RenderableType
     from rich.progress import Task
 
-    from aioflux.cli._copy_run import Tally
-
-__all__ = ["describe_amount", "shown"]
+__all__ = ["Progress"]
 
 
-class _Rate(ProgressColumn):
-    """Bytes per second of the last seconds."""
+class Progress:
+    """Bytes and objects of one command.
 
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("-" if speed is None else f"{format_size(speed)}/s")
+    Attributes:
+        num_objects: Objects that are done.
+        num_bytes: Bytes that are done.
+        num_skipped: Objects that were left as they are.
+        planned_objects: Objects that are done or will be.
+        planned_bytes: Their bytes.
+        num_listings: Listings of what to copy that have not ended: more may be planned.
+    """
 
+    def __init__(self, *, num_listings: int = 0) -> None:
+        self.num_objects = 0
+        self.num_bytes = 0
+        self.num_skipped = 0
+        self.planned_objects = 0
+        self.planned_bytes = 0
+        self.num_listings = num_listings
+        self._is_size_known = True
+        self._started = time.monotonic()
 
-class _Share(ProgressColumn):
-    """The share that is done, if it is known of how much."""
+    @property
+    def completed(self) -> tuple[int, int | None]:
+        """How much is done of how much, in bytes, or in objects if all of them are empty.
 
-    def render(self, task: Task) -> Text:
-        return Text("" if task.total is None else f"{task.percentage:>3.0f}%")
+        The second is None if it is unknown, or not known yet.
+        """
+        if not self._is_size_known or self.num_listings or not self.planned_objects:
+            return self.num_bytes, None
+        if not self.planned_bytes:
+            return self.num_objects, self.planned_objects
+        return self.num_bytes, self.planned_bytes
 
+    def plan(self, size: int) -> None:
+        """Count an object to copy; its size is -1 if it is unknown."""
+        self.planned_objects += 1
+        self.planned_bytes += max(size, 0)
+        self._is_size_known = self._is_size_known and size >= 0
 
-class _Amount(ProgressColumn):
-    """How much is done now, also before the first byte is."""
+    def advance(self, num_bytes: int) -> None:
+        """Count bytes that were transferred; negative if they will be transferred again."""
+        self.num_bytes += num_bytes
 
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-        super().__init__()
+    def finish(self, size: int, *, counted: int = 0) -> None:
+        """Count an object that is done, of which `counted` bytes are counted already."""
+        self.num_objects += 1
+        self.num_bytes += size - counted if size >= 0 else 0
 
-    def render(self, task: Task) -> Text:
-        return Text(describe_amount(self._tally))
+    def drop(self, size: int, *, counted: int = 0) -> None:
+        """Count an object that failed or was skipped: its bytes are neither done nor planned."""
+        self.num_bytes -= counted
+        self.planned_bytes -= max(size, 0)
+        self.planned_objects -= 1
 
+    def summary(self, verb: str, *, is_timed: bool = True) -> str:
+        """Return the line that ends the command."""
+        objects = format_count(self.num_objects, "object")
+        text = f"{verb} {objects}, {format_size(self.num_bytes)}"
+        if is_timed:
+            seconds = max(time.monotonic() - self._started, 1e-3)
+            text += f" in {format_seconds(seconds)} ({format_size(self.num_bytes / seconds)}/s)"
+        return text + (f", {self.num_skipped:,} skipped" if self.num_skipped else "")
 
-def describe_amount(tally: Tally) -> str:
-    """Return how much is done, of how much if that is known, and of how much is listed if not."""
-    amount = format_size(tally.num_bytes)
-    _, total = tally.progress
-    if total is not None:
-        amount += f" of {format_size(tally.planned_bytes)}"
-    objects = f"{tally.num_objects:,} of {tally.planned_objects:,}"
-    return f"{amount}, {objects}{' listed so far' if tally.num_listings else ''}"
+    @contextmanager
+    def show(self, *, is_wanted: bool = True) -> Iterator[None]:
+        """Show progress on stderr, if that is a terminal, until the body ends.
 
-
-@contextmanager
-def shown(tally: Tally) -> Iterator[None]:
-    """Show a tally on stderr until the body ends; failures are written above the bar."""
-    console = Console(file=sys.stderr)
-    columns = (
-        _Share(),
-        BarColumn(bar_width=None),
-        _Amount(tally),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
-    progress = Progress(*columns, console=console, transient=True, expand=True)
-    task = progress.add_task("", total=None)
-
-    def update() -> None:
-        done, total = tally.progress
-        progress.update(task, completed=done, total=total)
-
-    def say(message: str) -> None:
-        console.print(f"aioflux: {message}", markup=False, highlight=False, soft_wrap=True)
-
-    tally.changed, told = update, tally.report.say
-    tally.report.say = say
-    try:
-        with progress:
+        Errors that are printed to stderr appear above the bar.
+        """
+        if not is_wanted or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
             yield
-    finally:
-        tally.report.say = told
+            return
+        from rich import progress as _rich
+        from rich.console import Console
+        from rich.text import Text
+
+        counts = self
+
+        class Column(_rich.ProgressColumn):
+            """A column from a function that returns its text."""
+
+            def __init__(self, describe: Callable[[Task], str]) -> None:
+                super().__init__()
+                self._describe = describe
+
+            def render(self, task: Task) -> Text:
+                return Text(self._describe(task))
+
+        class Display(_rich.Progress):
+            """The bar, which reads the counts whenever it is drawn."""
+
+            def get_renderables(self) -> Iterable[RenderableType]:
+                done, total = counts.completed
+                for task_id in self.task_ids:
+                    self.update(task_id, completed=done, total=total)
+                return super().get_renderables()
+
+        columns = (
+            Column(_percentage),
+            _rich.BarColumn(bar_width=None),
+            Column(lambda _: amount(counts)),
+            Column(_rate),
+            Column(_time),
+        )
+        console = Console(file=sys.stderr)
+        with Display(*columns, console=console, transient=True, expand=True) as display:
+            display.add_task("", total=None)
+            yield
+
+
+def _percentage(task: Task) -> str:
+    return "" if task.total is None else f"{task.percentage:>3.0f}%"
+
+
+def amount(progress: Progress) -> str:
+    """Return the bytes and objects that are done, and of how many."""
+    text = format_size(progress.num_bytes)
+    if progress.completed[1] is not None:
+        text += f" of {format_size(progress.planned_bytes)}"
+    if not (progress.planned_objects or progress.num_listings):
+        return text
+    text += f", {progress.num_objects:,} of {progress.planned_objects:,}"
+    return f"{text} found so far" if progress.num_listings else text
+
+
+def _rate(task: Task) -> str:
+    """Return the bytes per second, of the last 30 seconds if it lasts that long."""
+    speed = task.finished_speed or task.speed
+    if speed is None:
+        speed = task.completed / max(task.elapsed or 0.0, 0.1)
+    return f"{format_size(speed)}/s"
+
+
+def _time(task: Task) -> str:
+    """Return the time left, or the time elapsed if the total is not known."""
+    if task.total is None:
+        return str(timedelta(seconds=int(task.elapsed or 0)))
+    left = task.time_remaining
+    return "eta -:--:--" if left is None else f"eta {timedelta(seconds=int(left))}"

@@ -9,26 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aioflux.cli._event_loop import run
-from aioflux.cli._location import (
-    Access,
+from aioflux.cli._ls import find
+from aioflux.cli._output import Report, print_lines
+from aioflux.cli._text import format_count, one_line
+from aioflux.cli._uri_or_path import (
     Anonymous,
     Endpoint,
-    check_places,
-    open_place,
-    parse_place,
+    as_prefix,
+    open_root,
+    parse_arguments,
     uri_of,
 )
-from aioflux.cli._ls import find
-from aioflux.cli._report import Report
-from aioflux.cli._stdout import tell
-from aioflux.cli._text import describe, format_count, one_line
-from aioflux.errors import AiofluxError, StorageError
+from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.cli._location import Place
+    from aioflux.cli._uri_or_path import Access, UriOrPath
     from aioflux.store import Store
 
 __all__ = ["rm"]
@@ -38,7 +36,7 @@ def rm(
     uris: Annotated[list[str], typer.Argument(metavar="URI...", help="Objects, or prefixes.")],
     *,
     recursive: Annotated[
-        bool, typer.Option("-r", "--recursive", help="All objects below the prefixes.")
+        bool, typer.Option("-r", "--recursive", help="Delete all objects below the prefixes.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
@@ -46,52 +44,48 @@ def rm(
     endpoint_url: Endpoint = None,
     anonymous: Anonymous = False,
 ) -> int:
-    """Delete objects. One that cannot be deleted does not keep the others.
+    """Delete objects; one that cannot be deleted does not stop the others.
 
-    Of a symbolic link on disk the link is deleted. -r refuses links to directories, "/" and what
-    holds the home directory.
+    For a symbolic link on disk, the link is deleted. -r rejects links to directories, "/" and
+    directories that contain the home directory.
 
-    With -r, "gs://b/p" means all below "p/", or the object "p" where nothing is. Each object is
-    deleted in the generation that was listed: one that is replaced meanwhile stays, and is named.
+    With -r, "gs://b/p" means everything below "p/", or the object "p" if there is nothing. Each
+    object is deleted in the generation that was listed: one that is overwritten meanwhile is kept,
+    and reported.
     """
-    places = [parse_place(uri) for uri in uris]
-    access = Access(endpoint_url, anonymous)
-    check_places(places, access)
+    arguments, access = parse_arguments(uris, endpoint_url, anonymous=anonymous)
     report = Report()
     remover = _Remover(report, dry_run=dry_run)
 
     async def work() -> int:
-        for place in places:
-            try:
-                await remover.remove(place, access, recursive=recursive)
-            except (AiofluxError, ValueError) as exc:
-                report.fail(describe(exc))
+        await report.for_each(
+            arguments, lambda argument: remover.remove(argument, access, recursive=recursive)
+        )
         done = "would delete" if dry_run else "deleted"
         return report.finish(f"{done} {format_count(remover.num_deleted, 'object')}")
 
     return run(work)
 
 
-def refuse_precious(place: Place) -> None:
-    """Refuse to delete all below a place where that is a slip: an unset variable, a link.
+def _reject_dangerous(argument: UriOrPath) -> None:
+    """Reject recursive deletion of a directory that is most likely a mistake.
 
     Raises:
-        ValueError: It is a link to a directory, the root of the machine, or what holds the home
-            directory.
+        ValueError: It is a link to a directory, the root, or contains the home directory.
     """
-    if not place.is_local:
+    if not argument.is_local:
         return
-    bare = place.path.rstrip("/")
+    bare = argument.path.rstrip("/")
     if os.path.islink(bare) and os.path.isdir(bare):
         raise ValueError(
-            f"{place.text} is a link to a directory: name {os.path.realpath(bare)} to delete what "
-            "is below that, or leave out -r and the / at the end to delete the link"
+            f"{argument.text} is a link to a directory: use {os.path.realpath(bare)} to delete "
+            "what is below it, or leave out -r and the / at the end to delete the link"
         )
-    real = os.path.realpath(place.path).rstrip("/")
+    real = os.path.realpath(argument.path).rstrip("/")
     home = os.path.expanduser("~")
     if not real or (os.path.isabs(home) and f"{os.path.realpath(home)}/".startswith(f"{real}/")):
         raise ValueError(
-            f"will not delete all of {place.text}: it is the root or holds your home directory"
+            f"rm -r does not delete {argument.text}: it is the root or contains your home directory"
         )
 
 
@@ -101,41 +95,41 @@ class _Remover:
         self._report = report
         self._dry_run = dry_run
 
-    async def remove(self, place: Place, access: Access, *, recursive: bool) -> None:
-        """Delete what one argument names.
+    async def remove(self, argument: UriOrPath, access: Access, *, recursive: bool) -> None:
+        """Delete the object or the prefix of one argument.
 
         Raises:
-            ValueError: It is nothing that this should delete.
+            ValueError: It is a prefix without `-r`, or must not be deleted.
         """
         if recursive:
-            refuse_precious(place)
-        if place.is_link():
-            await self._unlink(place)
+            _reject_dangerous(argument)
+        if argument.is_link():
+            await self._unlink(argument)
             return
-        if not recursive and not place.may_be_object():
-            raise ValueError(f"{place.text} is a bucket or directory; use -r")
-        root, key = place.split()
-        async with open_place(root, access) as store:
+        if not recursive and not argument.may_be_object():
+            raise ValueError(f"{argument.text} is a bucket or directory; use -r")
+        root, key = argument.split()
+        async with open_root(root, access) as store:
             if recursive:
-                await self._below(place, store, key)
+                await self._delete_below(argument, store, key)
             else:
                 await self._delete(store, [key])
 
-    async def _unlink(self, place: Place) -> None:
-        """Delete a symbolic link, and not what it leads to."""
-        uri = str(place.location)
+    async def _unlink(self, argument: UriOrPath) -> None:
+        """Delete a symbolic link, and not its target."""
+        uri = str(argument.location)
         if self._dry_run:
-            await tell(f"would delete {one_line(uri)}")
+            await print_lines(f"would delete {one_line(uri)}")
         else:
             try:
-                os.unlink(place.path)
+                os.unlink(argument.path)
             except OSError as exc:
                 raise StorageError(f"could not delete {uri}: {exc.strerror}", uri=uri) from exc
         self.num_deleted += 1
 
-    async def _below(self, place: Place, store: Store, key: str) -> None:
+    async def _delete_below(self, argument: UriOrPath, store: Store, key: str) -> None:
         found = False
-        pages = store.list_pages(key if not key or key.endswith("/") else f"{key}/")
+        pages = store.list_pages(as_prefix(key))
         async with aclosing(pages):
             async for page in pages:
                 await self._delete(store, page)
@@ -144,12 +138,12 @@ class _Remover:
             await self._delete(store, [meta])
             found = True
         if not found:
-            self._report.fail(f"there is no object below {one_line(place.text)}")
+            self._report.fail(f"there is no object below {one_line(argument.text)}")
 
     async def _delete(self, store: Store, keys: Sequence[str] | Sequence[ObjectMeta]) -> None:
         if self._dry_run:
             metas = [await store.head(key) if isinstance(key, str) else key for key in keys]
-            await tell("\n".join(f"would delete {one_line(meta.uri)}" for meta in metas))
+            await print_lines("\n".join(f"would delete {one_line(meta.uri)}" for meta in metas))
             self.num_deleted += len(keys)
             return
         result = await store.delete_many(keys)
@@ -157,4 +151,4 @@ class _Remover:
         for name in result.missing if isinstance(keys[0], str) else ():
             self._report.fail(f"there is no object {one_line(uri_of(store, name))}")
         for error in result.errors.values():
-            self._report.fail(describe(error))
+            self._report.fail(error)

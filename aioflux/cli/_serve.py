@@ -1,8 +1,8 @@
-"""`aioflux serve`: the API of Google Cloud Storage on this machine."""
+"""`aioflux serve`: a server with the API of Google Cloud Storage, for tests."""
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,48 +12,67 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+
+
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")]
+Root = Annotated[
+    Path | None,
+    typer.Option(file_okay=False, help="Keep objects in this directory, not in memory."),
+]
+Buckets = Annotated[
+    list[str] | None, typer.Option(help="Create this bucket if it is missing; repeatable.")
+]
+LatencyMs = Annotated[float, typer.Option(min=0, help="Time to the first byte.")]
+LatencySpread = Annotated[float, typer.Option(min=0, help="Sigma of log-normal latencies.")]
+PageLatencyMs = Annotated[float, typer.Option(min=0, help="Additional time per listing page.")]
+RateLimit = Annotated[
+    float | None, typer.Option(min=0.001, help="Requests per second; above it status 429.")
+]
+ConnectionRate = Annotated[
+    int | None, typer.Option(min=1, help="Bytes per second on each connection.")
+]
+TotalRate = Annotated[
+    float | None, typer.Option(min=1, help="Bytes per second of all connections, each way.")
+]
+Tls = Annotated[bool, typer.Option("--tls", help="HTTPS with a certificate created at the start.")]
+Certificate = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="HTTPS with this certificate (PEM)."),
+]
+Key = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="Its private key (PEM).")
+]
+Fsync = Annotated[
+    bool, typer.Option("--fsync", help="With --root: objects survive a loss of power.")
+]
+Md5 = Annotated[bool, typer.Option(help="Compute MD5; uploads are faster without it.")]
+UntilStdinCloses = Annotated[
+    bool, typer.Option("--until-stdin-closes", help="Exit when standard input is closed.")
+]
+
 
 def serve(
     *,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 9000,
-    root: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Keep objects here, not in memory.")
-    ] = None,
-    bucket: Annotated[
-        list[str] | None, typer.Option(help="Create this bucket if it is missing; repeatable.")
-    ] = None,
-    latency_ms: Annotated[float, typer.Option(min=0, help="Time to the first byte.")] = 0.0,
-    latency_spread: Annotated[
-        float, typer.Option(min=0, help="Sigma of log-normal latencies.")
-    ] = 0.0,
-    page_latency_ms: Annotated[float, typer.Option(min=0, help="More per listing page.")] = 0.0,
-    rate_limit: Annotated[
-        float | None, typer.Option(min=0.001, help="Requests per second; above it 429.")
-    ] = None,
-    connection_rate: Annotated[
-        int | None, typer.Option(min=1, help="Bytes per second on each connection.")
-    ] = None,
-    total_rate: Annotated[
-        float | None, typer.Option(min=1, help="Bytes per second on all together, each way.")
-    ] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="HTTPS with a certificate made now.")] = False,
-    certificate: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="HTTPS with this one (PEM).")
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Its private key (PEM).")
-    ] = None,
-    fsync: Annotated[
-        bool, typer.Option("--fsync", help="With --root: survive a loss of power, too.")
-    ] = False,
-    md5: Annotated[bool, typer.Option(help="Compute MD5; without, uploads are faster.")] = True,
-    until_stdin_closes: Annotated[
-        bool, typer.Option("--until-stdin-closes", help="End when standard input does.")
-    ] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 9000,
+    root: Root = None,
+    bucket: Buckets = None,
+    latency_ms: LatencyMs = 0.0,
+    latency_spread: LatencySpread = 0.0,
+    page_latency_ms: PageLatencyMs = 0.0,
+    rate_limit: RateLimit = None,
+    connection_rate: ConnectionRate = None,
+    total_rate: TotalRate = None,
+    tls: Tls = False,
+    certificate: Certificate = None,
+    key: Key = None,
+    fsync: Fsync = False,
+    md5: Md5 = True,
+    until_stdin_closes: UntilStdinCloses = False,
 ) -> int:
-    """Serve the API of Google Cloud Storage, for tests and trials."""
-    # Long by its signature alone: each parameter is an option of the command, with its help.
+    """Serve the API of Google Cloud Storage on this machine, for tests."""
     import msgspec
 
     from aioflux.testing._serve import serve as run
@@ -90,7 +109,7 @@ def serve(
 
 
 def _check_buckets(names: list[str]) -> None:
-    """Refuse names that no bucket can have: wrong usage."""
+    """Reject invalid bucket names as wrong usage."""
     from aioflux.testing.gcs_server import APIError
     from aioflux.testing.gcs_server._names import check_bucket_name
 
@@ -106,6 +125,3 @@ def _announce(server: GCSServer) -> None:
     if server.url.startswith("https"):
         lines += [f"export {name}={server.ca_file}" for name in _CA_VARIABLES]
     print("\n".join(lines), flush=True)  # noqa: T201
-
-
-_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")

@@ -1,4 +1,4 @@
-"""`aioflux stat`: the metadata of objects."""
+"""`aioflux stat`: shows the metadata of objects."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aioflux.cli._event_loop import run
-from aioflux.cli._location import (
-    Access,
-    Anonymous,
-    Endpoint,
-    check_places,
-    each_place,
-    open_place,
-    parse_place,
-)
-from aioflux.cli._stdout import tell
+from aioflux.cli._output import Report, print_lines
 from aioflux.cli._text import format_size, json_line, meta_row, one_line
+from aioflux.cli._uri_or_path import Anonymous, Endpoint, open_root, parse_arguments
 
 if TYPE_CHECKING:
-    from aioflux.cli._location import Place
+    from aioflux.cli._uri_or_path import UriOrPath
 
 __all__ = ["stat"]
 
@@ -34,23 +26,23 @@ def stat(
     endpoint_url: Endpoint = None,
     anonymous: Anonymous = False,
 ) -> int:
-    """Show all metadata of objects; one that cannot be read does not keep the others."""
-    places = [parse_place(uri) for uri in uris]
-    access = Access(endpoint_url, anonymous)
-    check_places(places, access)
+    """Show all metadata of objects; an object that cannot be read does not stop the others."""
+    arguments, access = parse_arguments(uris, endpoint_url, anonymous=anonymous)
 
     async def work() -> int:
-        return await each_place(places, show)
+        report = Report()
+        await report.for_each(arguments, show)
+        return report.finish()
 
-    async def show(place: Place) -> None:
-        if not place.may_be_object():
-            raise ValueError(f"{place.text} is a bucket or directory; stat takes objects")
-        root, key = place.split(follow=True)
-        async with open_place(root, access) as store:
+    async def show(argument: UriOrPath) -> None:
+        if not argument.may_be_object():
+            raise ValueError(f"{argument.text} is a bucket or directory; stat takes objects")
+        root, key = argument.split(follow=True)
+        async with open_root(root, access) as store:
             row = meta_row(await store.head(key))
-        if place.is_link():
-            row["uri"] = str(place.location)
-        await tell(json_line(row) if as_json else _paragraph(row))
+        if argument.is_link():
+            row["uri"] = str(argument.location)
+        await print_lines(json_line(row) if as_json else _paragraph(row))
 
     return run(work)
 

@@ -1,4 +1,4 @@
-"""What the commands say: one line per thing, sizes and times for people, JSON for programs.
+"""Text of the output: one line per object, sizes and times for people, JSON for programs.
 
 The JSON rows are stable: names and meanings of fields do not change, new ones may be added.
 """
@@ -7,50 +7,44 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
-import sys
-import traceback
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from collections.abc import Mapping, Sequence
 
     from aioflux._values.meta import ObjectMeta
 
 __all__ = [
-    "DEBUG",
-    "complain",
-    "complain_of",
     "describe",
     "format_count",
+    "format_metrics",
     "format_seconds",
     "format_size",
     "format_time",
+    "format_timestamp",
     "json_line",
     "meta_row",
     "one_line",
     "parse_age",
     "prefix_row",
+    "table",
 ]
-
-DEBUG = "AIOFLUX_DEBUG"
-"""Environment variable that asks for tracebacks."""
 
 _OPTIONS = {
     "google.auth.credentials.AnonymousCredentials()": "--anonymous",
     "endpoint_url=": "--endpoint-url",
 }
-"""Advice of the store in its own words, and the options that follow it here."""
+"""Python arguments in messages of the store, and the options of the command for them."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def one_line(text: str) -> str:
-    """Write what would break a line, or move the cursor of a terminal, as an escape."""
+    """Escape characters that would break the line or move the cursor of a terminal."""
     if text.isprintable():
         return text
     return "".join(
@@ -60,12 +54,12 @@ def one_line(text: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Say a failure, and what was noted on it, in one line."""
+    """Return the message of an error and its notes in one line."""
     if isinstance(error, OSError) and error.strerror and not getattr(error, "message", ""):
         names = [name for name in (error.filename, error.filename2) if name is not None]
         text = f"{' -> '.join(map(str, names))}: {error.strerror}" if names else error.strerror
     elif isinstance(error, UnicodeEncodeError):
-        text = f"{error.object!r} is no valid text, which names of objects must be"
+        text = f"{error.object!r} is not valid UTF-8, which object names must be"
     else:
         text = str(error) or type(error).__name__
     if isinstance(error, AiofluxError):
@@ -74,23 +68,8 @@ def describe(error: BaseException) -> str:
     return one_line("; ".join([text, *getattr(error, "__notes__", ())]).replace("\n", " "))
 
 
-def complain(message: str) -> None:
-    """Write one line to stderr."""
-    print(f"aioflux: {message}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def complain_of(error: Exception) -> None:
-    """Write a failure to stderr: one line, or its traceback to who asked for it."""
-    if os.environ.get(DEBUG, "0") not in {"", "0"}:
-        traceback.print_exception(error)
-    elif isinstance(error, (AiofluxError, OSError, ValueError)):
-        complain(describe(error))
-    else:
-        complain(f"unexpected {type(error).__name__}: {error} ({DEBUG}=1 shows where)")
-
-
 def format_size(num_bytes: float) -> str:
-    """Write a number of bytes in units of 1024: `40.0 MiB`."""
+    """Format a number of bytes in units of 1024: `40.0 MiB`."""
     power = 0
     while num_bytes >= 1023.95 and power < len(_UNITS) - 1:
         num_bytes /= 1024
@@ -99,12 +78,12 @@ def format_size(num_bytes: float) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """Write a number of things: `1 object`, `10,000 objects`."""
+    """Format a count and its noun: `1 object`, `10,000 objects`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration: `3.2 s`, `2:05`, `1:02:05`."""
+    """Format a duration: `3.2 s`, `2:05`, `1:02:05`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -113,21 +92,23 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_time(moment: datetime | None) -> str | None:
-    """Write a time in UTC as RFC 3339 does, in milliseconds: `2026-01-31T12:00:00.000Z`."""
+    """Format a time as RFC 3339 in UTC, in milliseconds: `2026-01-31T12:00:00.000Z`."""
     if moment is None:
         return None
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parse_age(text: str) -> float:
-    """Read `90s`, `30m`, `12h`, `1d` or `2w` as seconds.
+    """Parse `90s`, `30m`, `12h`, `1d` or `2w`, and return seconds.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: The text is not of this form.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if not found:
-        raise ValueError(f"{text!r} is no age; write a number and a unit, such as 30m, 12h or 1d")
+        raise ValueError(
+            f"{text!r} is not an age; write a number and a unit, such as 30m, 12h or 1d"
+        )
     return float(found[1]) * _AGES[found[2]]
 
 
@@ -155,10 +136,39 @@ def prefix_row(uri: str) -> dict[str, Any]:
 
 
 def _valid(uri: str) -> str:
-    """Write the bytes of a local name that are no UTF-8 as a uri does: JSON has none of them."""
+    """Percent-encode bytes of a local name that are not UTF-8, which JSON cannot hold."""
     return re.sub("[\udc80-\udcff]", lambda found: f"%{ord(found[0]) - 0xDC00:02X}", uri)
 
 
 def json_line(row: dict[str, Any]) -> str:
-    """Write a row as JSON, in ASCII, on one line."""
+    """Return a row as JSON, in ASCII, on one line."""
     return json.dumps(row | {"uri": _valid(row["uri"])})
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: frozenset[int]) -> str:
+    """Format rows as a table, with columns aligned right but for those of `left`.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells of each row.
+        left: Indices of the columns that are aligned left.
+    """
+    cells = [list(header), *(list(map(one_line, row)) for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Format metrics by name: `accuracy=0.91 loss=0.3`."""
+    return " ".join(f"{name}={value:g}" for name, value in sorted(metrics.items())) or "-"
+
+
+def format_timestamp(seconds: float) -> str | None:
+    """Format seconds since 1970 as RFC 3339."""
+    return format_time(datetime.fromtimestamp(seconds, UTC))

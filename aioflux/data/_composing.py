@@ -181,13 +181,12 @@ def _fetch(
     store: Store, metas: Iterable[str | ObjectMeta], mode: ReadMode, max_composite_bytes: int
 ) -> Iterator[TriedBatch]:
     if mode == "off":
-        return store.fetch_batches(metas, return_exceptions=True)
+        return store.try_fetch_batches(metas)
     if get_worker_info() is not None:
         _bridge.shut_down_with_worker()
-    return store.fetch_composed(
+    return store.try_fetch_composed(
         cast("Iterable[ObjectMeta]", metas),  # keys are rejected there
         max_composite_bytes=max_composite_bytes,
-        return_exceptions=True,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from aioflux import sync
 from aioflux._values.listing import KeyColumn, Listing
 from aioflux._values.meta import ObjectMeta
-from aioflux._values.uri import Location, parse_uri, quote_path
+from aioflux._values.uri import quote_path, split_object_uri
 from aioflux.data._store_reader import StoreReader
 from aioflux.errors import NotFoundError
 
@@ -245,12 +245,8 @@ def _list(uri: str, options: StoreOptions) -> tuple[str, Listing]:
 
 
 def _open_manifest(uri: str, options: StoreOptions) -> tuple[str, Listing]:
-    location = parse_uri(uri)
-    prefix, slash, key = location.key.rpartition("/")
-    if not key:
-        raise ValueError(f"{uri!r} names no object; a manifest is one")
-    parent = str(Location(location.scheme, location.bucket, prefix + slash))
-    with sync.open_store(parent, **options) as store:
+    store_uri, key = split_object_uri(uri)
+    with sync.open_store(store_uri, **options) as store:
         data = store.get(key)
     try:
         listing = Listing.from_bytes(data)

@@ -103,7 +103,7 @@ class StoreReader:
 
         config, counters = self._config, self._config.counters
         if config.compose == "off":
-            batches = self.store.fetch_batches(items(), return_exceptions=True)
+            batches = self.store.try_fetch_batches(items())
         else:
             batches = fetch_batches(
                 self.store,
@@ -131,7 +131,7 @@ class StoreReader:
                 yield item
 
         counters = self._config.counters
-        batches = self.store.fetch_batches(items(), ordered=False, return_exceptions=True)
+        batches = self.store.try_fetch_batches(items(), ordered=False)
         with closing(cast("Generator[TriedBatch, None, None]", batches)):
             since = time.monotonic()
             for batch in batches:

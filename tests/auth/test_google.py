@@ -448,3 +448,18 @@ async def test_what_is_ready_of_each_kind_of_token() -> None:
     now[0] += 10_000
     assert token.get_nowait() is NOT_READY
     await token.close()
+
+
+def test_a_mapping_is_a_key_file_and_no_error_shows_it() -> None:
+    user = {
+        "type": "authorized_user",
+        "client_id": "id",
+        "client_secret": "s3cret",
+        "refresh_token": "r3fresh",
+    }
+    assert isinstance(open_token(user, emulator=False), GoogleToken)
+    assert isinstance(open_token("anonymous", emulator=False), AnonymousToken)
+    for damaged in ({"type": "authorized_user"}, {"type": "service_account"}, {"type": "other"}):
+        with pytest.raises(CredentialsError, match="the mapping given as credentials=") as failure:
+            open_token({**damaged, "private_key": "s3cret"}, emulator=False)
+        assert "s3cret" not in repr(failure.value)

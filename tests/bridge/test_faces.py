@@ -25,6 +25,8 @@ METHODS = {
     "get_batches",
     "fetch_batches",
     "fetch_composed",
+    "try_fetch_batches",
+    "try_fetch_composed",
     "list",
     "list_pages",
     "list_all",

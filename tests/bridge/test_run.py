@@ -333,7 +333,7 @@ def test_an_iteration_in_a_cycle_is_closed_once(
     store.put("a", b"1")
 
     def fail() -> None:
-        batches = store.fetch_batches(keys, return_exceptions=True)
+        batches = store.try_fetch_batches(keys)
         for batch in batches:
             for _, data in batch:
                 if not isinstance(data, bytes):

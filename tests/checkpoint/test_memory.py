@@ -41,7 +41,7 @@ def write_file(url, num_pieces):
 
 async def write_copies(url):
     async with aioflux.open_store("gs://bucket", endpoint_url=url, transfer=options) as store:
-        async with store.open_writer("copies", borrow=True) as writer:
+        async with store.open_writer("copies", zero_copy=True) as writer:
             piece = bytearray(8 * MIB)
             for _ in range(16):
                 await writer.write_copy(piece)

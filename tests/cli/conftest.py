@@ -85,8 +85,8 @@ def aioflux(cli_server: GCSServer, capfd, monkeypatch, tmp_path) -> Callable[...
         status = run_app([str(each) for each in arguments])
         for stream in (sys.stdout, sys.stderr):  # run_app set them up to write, and these are read
             stream.reconfigure(errors="backslashreplace")
-        told = capfd.readouterr()
-        return Ended(status, told.out, told.err)
+        captured = capfd.readouterr()
+        return Ended(status, captured.out, captured.err)
 
     return run
 

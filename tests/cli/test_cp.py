@@ -1,4 +1,4 @@
-"""`aioflux cp`: what lands where, and what does not."""
+"""`aioflux cp`: names of copies, and names that are rejected."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ def test_between_buckets_metadata_goes_along(aioflux, bucket, cli_server) -> Non
         assert (row["content_type"], row["metadata"]) == ("image/png", {"k": "v"})
 
 
-def test_a_compressed_object_does_not_lose_that_it_is_one(aioflux, bucket, cli_server) -> None:
-    """A copy to another bucket could not say so; on disk and within the bucket it can be had."""
+def test_a_compressed_object_keeps_its_content_encoding(aioflux, bucket, cli_server) -> None:
+    """Or it is an error, to another bucket; copies to disk and within the bucket work."""
     url = f"{cli_server.url}/upload/storage/v1/b/{bucket.name}/o?uploadType=media&name=a"
     with urllib.request.urlopen(f"{url}&contentEncoding=gzip", data=gzip.compress(b"1")):
         pass
     cli_server.create_bucket(f"{bucket.name}-2")
     ended = aioflux("cp", f"{bucket.uri}/a", f"{bucket.uri}-2/a")
     assert ended.status == 1
-    assert "stored compressed (gzip)" in ended.err
+    assert "stored compressed (content encoding gzip)" in ended.err
     assert aioflux("cp", f"{bucket.uri}/a", "a").status == 0
     assert gzip.decompress(Path("a").read_bytes()) == b"1"
     assert aioflux("cp", f"{bucket.uri}/a", f"{bucket.uri}/b").status == 0
@@ -110,7 +110,7 @@ def test_the_media_type_is_that_of_the_name(aioflux, bucket, name, kind) -> None
     assert json.loads(aioflux("stat", "--json", f"{bucket.uri}/{name}").out)["content_type"] == kind
 
 
-def test_a_dry_run_tells_and_copies_nothing(aioflux, bucket) -> None:
+def test_a_dry_run_prints_and_copies_nothing(aioflux, bucket) -> None:
     fill(bucket)
     ended = aioflux("cp", "-r", "--dry-run", bucket.uri, "out")
     assert (ended.status, ended.err) == (0, "would copy 4 objects, 1002 B\n")
@@ -118,20 +118,20 @@ def test_a_dry_run_tells_and_copies_nothing(aioflux, bucket) -> None:
     assert not Path("out").exists()
 
 
-def test_a_dry_run_says_what_the_real_run_says(aioflux, bucket) -> None:
+def test_a_dry_run_counts_what_the_real_run_counts(aioflux, bucket) -> None:
     """Of objects and files that exist, too, with -n."""
     write_files(Path("src"), TREE)
     bucket.put("p/d/b")
     bucket.put("p/d/", b"")
     for source, target in (("src", f"{bucket.uri}/p"), (f"{bucket.uri}/p", "src")):
-        told = aioflux("cp", "-rn", "--dry-run", source, target)
+        plan = aioflux("cp", "-rn", "--dry-run", source, target)
         done = aioflux("cp", "-rn", source, target)
-        assert (told.status, done.status) == (0, 0)
-        planned = told.err.strip().removeprefix("would copy ")
+        assert (plan.status, done.status) == (0, 0)
+        planned = plan.err.strip().removeprefix("would copy ")
         objects, _, skipped = planned.rpartition(", ")
         assert done.err.startswith(f"copied {objects} in ")
         assert done.err.endswith(f", {skipped}\n")
-        assert len(told.lines) == int(objects.split()[0])
+        assert len(plan.lines) == int(objects.split()[0])
         assert "skipped" in skipped
 
 
@@ -221,7 +221,7 @@ def test_a_file_and_a_directory_of_one_name(aioflux, bucket) -> None:
     assert last.endswith("; 2 failed")
 
 
-def test_a_key_that_is_not_written_stands_in_nobodys_way(aioflux, bucket) -> None:
+def test_a_key_that_is_not_written_does_not_clash(aioflux, bucket) -> None:
     for key in ("odd/..", "odd/../x", "odd/.aioflux-x", "odd/.aioflux-x/y", "odd/z"):
         bucket.put(key)
     ended = aioflux("cp", "-r", bucket.uri, "out")
@@ -252,12 +252,12 @@ def test_markers_become_directories(aioflux, bucket) -> None:
     assert ended.err.count("\n") == 2
 
 
-def test_r_sends_an_object_of_the_name_of_the_prefix_by_itself(aioflux, bucket) -> None:
+def test_r_does_not_copy_an_object_with_the_name_of_the_prefix(aioflux, bucket) -> None:
     bucket.put("f/", b"not empty")
     bucket.put("f/x")
     ended = aioflux("cp", "-r", f"{bucket.uri}/f", "out")
     assert (ended.status, list(read_files(Path("out")))) == (1, ["x"])
-    assert "copy it by itself to another name" in ended.err
+    assert "copy it to another name, without -r" in ended.err
     for target in ("g", "here/"):
         assert aioflux("cp", f"{bucket.uri}/f/", target).status == 0
     assert aioflux("cp", f"{bucket.uri}/f/", f"{bucket.uri}/g").status == 0
@@ -271,11 +271,11 @@ def test_many_failures_are_ten_lines_and_a_count(aioflux, bucket) -> None:
     ended = aioflux("cp", "-r", f"{bucket.uri}/x", "out")
     lines = ended.err.splitlines()
     assert (ended.status, len(lines)) == (1, 12)
-    assert lines[10] == "aioflux: and 15 more failures"
+    assert lines[10] == "and 15 more failures"
     assert lines[11].endswith("; 25 failed")
 
 
-def test_links_and_pipes_are_said_and_not_followed(aioflux, bucket) -> None:
+def test_links_and_pipes_are_reported_and_not_followed(aioflux, bucket) -> None:
     write_files(Path("src"), {"a": b"1", "d/b": b"2"})
     os.symlink("a", "src/link")
     os.symlink("..", "src/d/up")
@@ -310,7 +310,7 @@ def test_nothing_is_copied_into_itself(aioflux, bucket, source, target) -> None:
 
 @pytest.mark.parametrize("target", ["{t}/q", "{t}"], ids=["prefix", "root"])
 @pytest.mark.parametrize("is_local", [True, False], ids=["disk", "bucket"])
-def test_what_is_to_be_copied_is_not_written_over(aioflux, bucket, is_local, target) -> None:
+def test_sources_are_not_overwritten(aioflux, bucket, is_local, target) -> None:
     """The source is below the target: some names there are names of the source."""
     own = "ov/" if target.endswith("q") else "q/ov/"
     top = "q/" if target.endswith("q") else ""
@@ -351,7 +351,7 @@ def test_a_directory_needs_r(aioflux, bucket) -> None:
     for source in ("src", f"{bucket.uri}/p/", f"{bucket.uri}/marker/", bucket.uri):
         ended = aioflux("cp", source, "out")
         assert ended.status == 1
-        assert "-r copies what is below" in ended.err
+        assert "use -r to copy what is below" in ended.err
 
 
 def test_large_and_small_objects_both_ways(aioflux, bucket) -> None:
@@ -368,7 +368,7 @@ def test_large_and_small_objects_both_ways(aioflux, bucket) -> None:
     assert read_files(Path("again")) == contents
 
 
-def test_a_name_that_the_disk_does_not_take_is_named(aioflux, bucket) -> None:
+def test_a_name_that_the_disk_rejects_is_reported(aioflux, bucket) -> None:
     fill(bucket)
     bucket.put("x" * 300)
     ended = aioflux("cp", "-r", bucket.uri, "out")
@@ -387,13 +387,13 @@ def test_r_of_one_file_or_object_copies_it(aioflux, bucket) -> None:
     assert bucket.get("new/f") == b"1"
     assert aioflux("rm", "-r", f"{bucket.uri}/z.txt").status == 0
     ended = aioflux("cp", "-r", bucket.uri, "f")
-    assert (ended.status, ended.err) == (1, "aioflux: f is a file; -r needs a directory\n")
+    assert (ended.status, ended.err) == (1, "Error: f is a file; -r needs a directory\n")
 
 
-def test_help_names_what_is_an_error_and_what_is_lost(aioflux) -> None:
-    told = " ".join(aioflux("cp", "--help").out.split())
-    assert "links to directories, which are not followed, and what is no regular file" in told
-    assert "cache control, content disposition, content language and storage class do not" in told
+def test_help_lists_errors_and_lost_metadata(aioflux) -> None:
+    text = " ".join(aioflux("cp", "--help").out.split())
+    assert "links to directories, which are not followed; files that are not regular" in text
+    assert "not cache control, content disposition, content language and storage class" in text
 
 
 @pytest.mark.parametrize(

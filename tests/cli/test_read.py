@@ -24,7 +24,7 @@ OBJECT_FIELDS = [
     "storage_class",
     "metadata",
 ]
-"""The fields of a JSON row, in order. Programs depend on them."""
+"""The fields of a JSON row, in order. Scripts depend on them."""
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_ls_of_an_empty_bucket_is_empty_and_of_nothing_an_error(aioflux, bucket)
     ended = aioflux("ls", f"{bucket.uri}/none")
     assert (ended.status, ended.out) == (1, "")
     assert ended.err == (
-        f"aioflux: there is no object and no prefix {bucket.uri}/none; check the spelling\n"
+        f"Error: there is no object or prefix {bucket.uri}/none; check the spelling\n"
     )
 
 
@@ -144,11 +144,11 @@ def test_cat_of_a_range(aioflux, filled, text, data) -> None:
 
 
 @pytest.mark.parametrize("text", ["5-2", "x", "-5", "2-2"])
-def test_cat_refuses_what_is_no_range(aioflux, filled, text) -> None:
+def test_cat_rejects_invalid_ranges(aioflux, filled, text) -> None:
     assert aioflux("cat", f"--range={text}", f"{filled.uri}/p/b").status == 2
 
 
-def test_stat_tells_the_same_in_both_forms(aioflux, filled) -> None:
+def test_stat_prints_the_same_in_both_forms(aioflux, filled) -> None:
     row = json.loads(aioflux("stat", "--json", f"{filled.uri}/q").out)
     assert list(row) == OBJECT_FIELDS
     text = aioflux("stat", f"{filled.uri}/q").out
@@ -168,7 +168,7 @@ def test_rm_deletes_what_there_is_and_names_what_is_not(aioflux, filled) -> None
     ended = aioflux("rm", f"{filled.uri}/a", f"{filled.uri}/none")
     assert ended.status == 1
     assert ended.err.splitlines() == [
-        f"aioflux: there is no object {filled.uri}/none",
+        f"Error: there is no object {filled.uri}/none",
         "deleted 1 object; 1 failed",
     ]
     assert filled.keys()[0] != "a"
@@ -205,8 +205,8 @@ def test_clean_removes_left_overs_from_that_age_on(aioflux, bucket, command) -> 
         ended = aioflux("clean", bucket.uri, *arguments)
         assert (ended.status, ended.out) == (0, "")
         assert ended.err == "aborted 0 uploads, deleted 0 objects\n"
-    told = aioflux("clean", bucket.uri, "--older-than", "0s", "--dry-run", "--json")
-    rows = [json.loads(line) for line in told.lines]
+    plan = aioflux("clean", bucket.uri, "--older-than", "0s", "--dry-run", "--json")
+    rows = [json.loads(line) for line in plan.lines]
     assert [list(row) for row in rows] == [["type", "uri", "upload_id", "initiated"]] + [
         ["type", "uri"]
     ] * 2
@@ -257,17 +257,17 @@ def test_wrong_usage_is_status_2(aioflux, arguments) -> None:
 def test_a_failure_is_one_line_and_status_1(aioflux, arguments) -> None:
     ended = aioflux(*arguments)
     assert ended.status == 1
-    assert ended.err.startswith("aioflux: ")
+    assert ended.err.startswith("Error: ")
     assert "Traceback" not in ended.err
     assert len(ended.err.splitlines()) <= 2
 
 
-def test_the_traceback_is_there_for_who_asks(aioflux) -> None:
+def test_debug_shows_the_traceback(aioflux) -> None:
     assert "Traceback" in aioflux("--debug", "ls", "ftp://x").err
 
 
 @pytest.mark.parametrize("arguments", [["ls"], ["cat"], ["stat", "--json"]], ids=" ".join)
-def test_one_bad_argument_does_not_keep_the_others(aioflux, filled, arguments) -> None:
+def test_one_bad_argument_does_not_stop_the_others(aioflux, filled, arguments) -> None:
     bad = [f"{filled.uri}/none", "gs://bucket-that-is-not/x", "here-is-nothing/"]
     ended = aioflux(*arguments, *bad, f"{filled.uri}/q")
     assert ended.status == 1
@@ -330,7 +330,7 @@ def test_rm_does_not_follow_a_link_to_a_directory(aioflux, tmp_path, slash) -> N
 
 
 @pytest.mark.parametrize("name", ["/", "//", "/.", "file:///", "~", "~/..", "~/../home/"])
-def test_rm_refuses_the_root_and_the_home(aioflux, tmp_path, monkeypatch, name) -> None:
+def test_rm_rejects_the_root_and_the_home(aioflux, tmp_path, monkeypatch, name) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "k").touch()
@@ -338,7 +338,7 @@ def test_rm_refuses_the_root_and_the_home(aioflux, tmp_path, monkeypatch, name) 
     # A dry run: should the refusal be missing, nothing is lost.
     ended = aioflux("rm", "-r", "--dry-run", name.replace("~", str(home)))
     assert (ended.status, ended.out) == (1, "")
-    assert "root or holds your home" in ended.err
+    assert "root or contains your home" in ended.err
     (home / "d").mkdir()
     (home / "d" / "k").touch()
     assert aioflux("rm", "-r", home / "d").status == 0
@@ -352,17 +352,17 @@ def test_a_directory_that_is_not_there_is_a_failure(aioflux, command, slash) -> 
     assert "none" in ended.err
 
 
-def test_the_version_is_told(aioflux) -> None:
+def test_the_version_is_printed(aioflux) -> None:
     from aioflux import __version__
 
     ended = aioflux("--version")
     assert (ended.status, ended.out) == (0, f"aioflux {__version__}\n")
 
 
-def test_a_name_that_is_no_text_is_said_to_be_none(aioflux, bucket) -> None:
+def test_a_name_that_is_not_utf_8_is_an_error(aioflux, bucket) -> None:
     ended = aioflux("stat", f"{bucket.uri}/\udcff")
     assert ended.status == 1
-    assert "is no valid text" in ended.err
+    assert "is not valid UTF-8" in ended.err
     assert "codec" not in ended.err
 
 
@@ -375,7 +375,7 @@ def test_an_object_whose_key_ends_in_a_slash_is_copied_by_itself(aioflux, bucket
     assert bucket.get("q") == b"data"
     ended = aioflux("cp", f"{bucket.uri}/none/", "out")
     assert ended.status == 1
-    assert "-r copies what is below it" in ended.err
+    assert "use -r to copy what is below" in ended.err
 
 
 def test_a_uri_in_json_is_text_and_names_the_object_again(aioflux) -> None:

@@ -1,4 +1,4 @@
-"""What the commands print."""
+"""Formats of the output."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_ages(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1", "d", "-1d", "1 day", "1d2h", "inf"])
-def test_what_is_no_age_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no age"):
+def test_other_texts_are_not_ages(text: str) -> None:
+    with pytest.raises(ValueError, match="not an age"):
         parse_age(text)
 
 
@@ -91,10 +91,10 @@ def test_errors_of_the_system_name_the_path() -> None:
     assert describe(ValueError()) == "ValueError"
 
 
-def test_advice_is_given_in_options() -> None:
-    """What the store advises is what the command has."""
+def test_advice_names_options_of_the_command() -> None:
+    """The store names arguments of Python."""
     from aioflux._auth import google as _google
 
-    told = describe(CredentialsError(_google._HOW_TO_SIGN_IN))
-    assert told.endswith("for a public bucket pass --anonymous")
+    text = describe(CredentialsError(_google._HOW_TO_SIGN_IN))
+    assert text.endswith("for a public bucket pass --anonymous")
     assert describe(StorageError("pass endpoint_url= with it")) == "pass --endpoint-url with it"

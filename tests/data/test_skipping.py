@@ -98,8 +98,8 @@ def test_errors_in_place_of_objects(bucket: Bucket, *, composed: bool) -> None:
     with aioflux.sync.open_store(bucket.uri) as store:
         metas = store.list_all()
         store.delete_many(keys[50:60])
-        fetch = store.fetch_composed if composed else store.fetch_batches
-        pairs = [pair for batch in fetch(metas, return_exceptions=True) for pair in batch]
+        fetch = store.try_fetch_composed if composed else store.try_fetch_batches
+        pairs = [pair for batch in fetch(metas) for pair in batch]
     assert len(pairs) == 100
     for number, (meta, data) in enumerate(pairs):
         if 50 <= number < 60:

@@ -149,7 +149,7 @@ def fsspec_caches(patch: pytest.MonkeyPatch, directory: Path) -> Iterator[dict[s
 @contextmanager
 def deepspeed_engine(patch: pytest.MonkeyPatch, directory: Path) -> Iterator[dict[str, Any]]:
     """Provide `engine`, which calls a checkpoint engine as DeepSpeed does."""
-    from tests.integrations.deepspeed.stand_in import Engine
+    from tests.integrations.deepspeed.fake_engine import Engine
 
     engine = Engine()
     yield {"engine": engine}

@@ -65,7 +65,7 @@ def test_port_in_use_is_one_line_and_status_1():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         ended = run("--port", str(sock.getsockname()[1]))
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith("aioflux: cannot serve on 127.0.0.1:")
+    assert ended.stderr.startswith("Error: cannot serve on 127.0.0.1:")
     assert ended.stderr.count("\n") == 1
 
 

@@ -47,7 +47,7 @@ async def each_of_fetch_batches(
 
 
 async def each_tried(store: aioflux.Store, keys: Any, ordered: bool) -> AsyncIterator[int]:
-    async for batch in store.fetch_batches(keys, ordered=ordered, return_exceptions=True):
+    async for batch in store.try_fetch_batches(keys, ordered=ordered):
         for _, data in batch:
             assert isinstance(data, bytes)
             yield len(data)
@@ -68,7 +68,7 @@ def each_of_sync_get_batches(store: aioflux.sync.Store, keys: Any) -> Iterator[i
 
 
 def each_of_sync_fetch_batches(store: aioflux.sync.Store, keys: Any) -> Iterator[int]:
-    for batch in store.fetch_batches(keys, return_exceptions=True):
+    for batch in store.try_fetch_batches(keys):
         for _, data in batch:
             assert isinstance(data, bytes)
             yield len(data)
@@ -147,7 +147,7 @@ def server() -> Iterator[GCSServerProcess]:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["names", "metas"])
-@pytest.mark.parametrize("face", ["get_many", "get_batches", "fetch_batches", "tried"])
+@pytest.mark.parametrize("face", ["get_many", "get_batches", "fetch_batches", "try_fetch_batches"])
 @pytest.mark.parametrize("is_sync", [True, False], ids=["blocking", "asynchronous"])
 async def test_an_object_larger_than_the_budget_is_read_alone(
     server: GCSServerProcess, face: str, *, is_sync: bool, named: bool
@@ -158,19 +158,17 @@ async def test_an_object_larger_than_the_budget_is_read_alone(
     """
     size = BUDGET + MIB
     where: dict[str, Any] = {"endpoint_url": server.url, "transfer": TRANSFER}
-    options: dict[str, Any] = {"return_exceptions": True} if face == "tried" else {}
-    name = "fetch_batches" if face == "tried" else face
 
     async def read() -> None:
         async with aioflux.open_store("gs://bucket/", **where) as store:
             metas = await store.list_all("large/")
-            async for results in getattr(store, name)(keys_of(metas), **options):
+            async for results in getattr(store, face)(keys_of(metas)):
                 del results
 
     def read_blocking() -> None:
         with aioflux.sync.open_store("gs://bucket/", **where) as store:
             metas = store.list_all("large/")
-            for results in getattr(store, name)(keys_of(metas), **options):
+            for results in getattr(store, face)(keys_of(metas)):
                 del results
 
     def keys_of(metas: Any) -> Any:

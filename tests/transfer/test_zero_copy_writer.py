@@ -1,4 +1,4 @@
-"""A borrowing writer: memory in many pieces, sent from where it is."""
+"""A zero-copy writer: memory in many pieces, sent without a copy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_store(uri, server, **options):
 async def test_the_object_is_what_was_written(uri, server, sizes):
     pieces = [random.randbytes(size) for size in sizes]
     async with open_store(uri, server, transfer=SMALL_PARTS) as store:
-        async with store.open_writer("a", borrow=True) as writer:
+        async with store.open_writer("a", zero_copy=True) as writer:
             for piece in pieces:
                 assert await writer.write(piece) == len(piece)
             assert writer.tell() == sum(sizes)
@@ -57,7 +57,7 @@ async def test_the_object_is_what_was_written(uri, server, sizes):
 
 
 async def write(store, *pieces, error=None, **settings):
-    async with store.open_writer("a", borrow=True, **settings) as writer:
+    async with store.open_writer("a", zero_copy=True, **settings) as writer:
         for piece in pieces:
             await writer.write(piece)
         if error is not None:
@@ -84,7 +84,7 @@ async def test_memory_is_sent_from_where_it_is():
     """What changes before it was sent is what arrives: there is no copy."""
     async with aioflux.open_store("memory://borrowed/", transfer=SMALL_PARTS) as store:
         memory = bytearray(4 * MIB)
-        async with store.open_writer("a", borrow=True) as writer:
+        async with store.open_writer("a", zero_copy=True) as writer:
             await writer.write(memory)
             memory[:] = b"x" * len(memory)
         assert await store.get("a") == bytes(memory)
@@ -108,7 +108,7 @@ async def test_copies_may_be_changed_and_borrowed_memory_lies_between_them(uri, 
     rng, expected = random.Random(0), []
     memory = bytearray(3 * MIB)
     async with open_store(uri, server, transfer=SMALL_PARTS) as store:
-        async with store.open_writer("a", borrow=True) as writer:
+        async with store.open_writer("a", zero_copy=True) as writer:
             for number in range(8):
                 borrowed = rng.randbytes(rng.choice((1, MIB, 6 * MIB)))
                 await writer.write(borrowed)
@@ -121,7 +121,7 @@ async def test_copies_may_be_changed_and_borrowed_memory_lies_between_them(uri, 
 async def test_a_large_copy_goes_through_small_memory(uri, server):
     data = random.randbytes(13 * MIB + 5)
     async with open_store(uri, server, transfer=SMALL_PARTS) as store:
-        async with store.open_writer("a", borrow=True) as writer:
+        async with store.open_writer("a", zero_copy=True) as writer:
             assert await writer.write_copy(data) == len(data)
         assert await store.get("a") == data
         async with store.open_writer("b") as writer:

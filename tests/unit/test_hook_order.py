@@ -55,6 +55,6 @@ def test_the_loop_ends_last(modules: list[str]) -> None:
     at_exit = [module for kind, module, _ in registered if kind == "exit"]
     for before, after in (
         ("aioflux._bridge", "aioflux.checkpoint._checkpointer"),
-        ("aioflux._bridge", "aioflux.integrations.fsspec._stores"),
+        ("aioflux._bridge", "aioflux.integrations.fsspec._filesystem"),
     ):
         assert at_exit.index(before) < at_exit.index(after)

@@ -39,7 +39,7 @@ SERVICE_PARTS = (
     "_services.xml_multipart _services.xml_uploads"
 )
 STORE = "errors options _values.* store"
-BLOCKING = f"{STORE} sync _bridge _files"
+BLOCKING = f"{STORE} sync _bridge _files _store_cache"
 
 MAY_IMPORT: dict[str, str] = {
     # from the ground up
@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, str] = {
     "store": ("errors options _values.* _concurrency.* _services.base _services.open _transfer.*"),
     "_bridge": "store _concurrency.* _transfer.sessions",
     "_files": "_bridge store _values.*",
+    "_store_cache": "",
     "sync": f"{STORE} _bridge _transfer.get_ranges",
     # upon the store
     "data": BLOCKING,
@@ -92,14 +93,15 @@ MAY_IMPORT: dict[str, str] = {
         "checkpoint._save.save checkpoint._store.mapping "
         "integrations.fsspec"
     ),
-    "integrations.deepspeed": f"{BLOCKING} {CHECKPOINT_PARTS}",
+    "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
     "compat": "",
     "compat.dataflux": (
         f"{BLOCKING} data data._store_reader checkpoint checkpoint.dcp integrations.lightning "
         "integrations.lightning._uris"
     ),
     "compat.nebula": (
-        f"{BLOCKING} {CHECKPOINT_PARTS} checkpoint._maintain.history "
+        f"{BLOCKING} checkpoint checkpoint._maintain.tags checkpoint._save.ranks "
+        "checkpoint._save.staging checkpoint._save.state_pickle checkpoint._save.tag_save "
         "checkpoint._save.uploader_messages"
     ),
     "compat.s3_datapipes": f"{BLOCKING} data._object_stream data._store_reader",

@@ -247,7 +247,7 @@ async def _read_records(store: Store) -> tuple[list[ObjectMeta], list[SaveRecord
     listing = await store.list_all(_RECORD)
     metas: list[ObjectMeta] = []
     records: list[SaveRecord] = []
-    async for batch in store.fetch_batches(listing, return_exceptions=True):
+    async for batch in store.try_fetch_batches(listing):
         for each in batch:
             if each[0] is not None:
                 metas.append(each[0])
@@ -259,7 +259,7 @@ async def _read_records(store: Store) -> tuple[list[ObjectMeta], list[SaveRecord
 
 async def _read_gathered(store: Store) -> tuple[ObjectMeta | None, list[SaveRecord]]:
     """Return the gathered records, and the object that holds them."""
-    async for batch in store.fetch_batches([_JSON_KEY], return_exceptions=True):
+    async for batch in store.try_fetch_batches([_JSON_KEY]):
         for each in batch:
             if each[0] is not None:
                 return each[0], _decode(_history_decoder, each[0], each[1])

@@ -11,7 +11,7 @@ from aioflux.checkpoint._format.commit import COMMIT_KEY, part_key
 from aioflux.checkpoint._maintain.verify import plan_pieces, verify
 from aioflux.checkpoint._store.commits import MAX_IN_FLIGHT, is_home, read_commit, uri_below
 from aioflux.checkpoint._store.mapping import MemoryFile
-from aioflux.checkpoint._store.objects import read_range
+from aioflux.checkpoint._store.objects import open_checkpoint, read_range
 from aioflux.checkpoint._store.tag_names import is_tag, part_name, quote_name, tag_of
 from aioflux.errors import CheckpointCorruptError, CheckpointError, NotFoundError
 
@@ -25,6 +25,8 @@ __all__ = [
     "is_valid",
     "keep_newest",
     "list_tags",
+    "open_checkpoint",
+    "quote_name",
     "read_part",
     "read_tag",
     "remove_tag",
@@ -54,6 +56,10 @@ class StoredTag:
     def names(self) -> list[str]:
         """Names of its parts."""
         return [part_name(each.key) for each in self.commit.objects]
+
+    def part_uri(self, store: Store, name: str) -> str:
+        """Return the uri of a part."""
+        return uri_below(store, self.prefix + part_key(self.commit.save_id, quote_name(name)))
 
 
 async def read_tag(store: Store, tag: str) -> StoredTag | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ import msgspec
 
 from aioflux.checkpoint._format.commit import StoredItem, StoredObject, step_prefix
 from aioflux.checkpoint._maintain.retention import Retention
-from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +23,6 @@ __all__ = [
     "SaveResult",
     "UploadSettings",
     "manifest_key",
-    "portable",
 ]
 
 
@@ -168,12 +165,3 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 def manifest_key(save_id: str, rank: int) -> str:
     """Return the key of a rank's manifest, below the checkpoint's prefix."""
     return f"{save_id}/rank-{rank:05d}.json"
-
-
-def portable(error: BaseException) -> BaseException:
-    """Return an error that pickles: itself, or one with its class and message."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
-    except Exception:
-        return CheckpointError(f"{type(error).__name__}: {error}")
-    return error

@@ -108,7 +108,7 @@ async def _borrowing(
 ) -> AsyncIterator[ObjectWriter]:
     async with (
         open_store(root, **options) as store,
-        store.open_writer(key, borrow=True, **settings) as writer,
+        store.open_writer(key, zero_copy=True, **settings) as writer,
     ):
         yield writer
 

@@ -18,9 +18,15 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.checkpoint._save.job import Job, portable
+from aioflux.checkpoint._save.job import Job
 from aioflux.checkpoint._save.save_queue import SaveQueue
-from aioflux.checkpoint._save.uploader_messages import MAX_FDS, MAX_READ_BYTES, Inbox, encode
+from aioflux.checkpoint._save.uploader_messages import (
+    MAX_FDS,
+    MAX_READ_BYTES,
+    Inbox,
+    encode,
+    portable,
+)
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -11,10 +11,12 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
+from aioflux.errors import CheckpointError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Inbox", "encode", "send"]
+__all__ = ["MAX_FDS", "MAX_READ_BYTES", "Inbox", "encode", "portable", "send"]
 
 _HEAD: Final = struct.Struct(">Q")
 
@@ -55,3 +57,12 @@ class Inbox:
             message = bytes(memoryview(self._data)[_HEAD.size : end])
             del self._data[:end]
             yield pickle.loads(message)  # noqa: S301  see above
+
+
+def portable(error: BaseException) -> BaseException:
+    """Return an error that pickles: itself, or one with its class and message."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
+    except Exception:
+        return CheckpointError(f"{type(error).__name__}: {error}")
+    return error

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._concurrency.fan_out import gather_bounded
-from aioflux._values.uri import parse_uri, quote_path
+from aioflux._values.uri import join_uri, parse_uri
 from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
     INDEX_KEY,
@@ -103,8 +103,7 @@ def as_prefix(prefix: str) -> str:
 
 def uri_below(store: Store, key: str) -> str:
     """Return the whole uri of a key or prefix of a store."""
-    root = store.uri if store.uri.endswith("/") else f"{store.uri}/"
-    return root + (quote_path(key) if root.startswith("file:") else key)
+    return join_uri(store.uri, key)
 
 
 def is_home(store: Store, prefix: str, commit: Commit) -> bool:
@@ -176,7 +175,7 @@ async def read_commits(
     """
     keys = [as_prefix(prefix) + name for name in names]
     found: list[CommitObject] = []
-    async for batch in store.fetch_batches(keys, return_exceptions=True):
+    async for batch in store.try_fetch_batches(keys):
         for each in batch:
             if each[0] is not None:
                 found.append(_decode(*each))

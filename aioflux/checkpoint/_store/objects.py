@@ -115,7 +115,7 @@ async def write_object(
         ChecksumError: The service stored other bytes than were sent.
     """
     digest = BlockDigest(plan_block_size(size_hint))
-    async with store.open_writer(key, borrow=True) as writer:
+    async with store.open_writer(key, zero_copy=True) as writer:
         async for view in _slices(segments):
             digest.update(view)
             await writer.write(view)

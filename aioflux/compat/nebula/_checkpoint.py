@@ -1,14 +1,14 @@
-"""Checkpoint: what is saved and loaded under one tag."""
+"""Checkpoint: saves and loads the parts of one tag."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from aioflux.checkpoint._store.tag_names import quote_name
+from aioflux.checkpoint._maintain.tags import quote_name
 from aioflux.compat.nebula._memory_tier import COMMITTED, GROWING
-from aioflux.compat.nebula._run import current
 from aioflux.compat.nebula._sources import find_tag, newest_valid
+from aioflux.compat.nebula._training_run import current
 from aioflux.errors import (
     AiofluxError,
     CheckpointCorruptError,
@@ -17,49 +17,49 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from aioflux.compat.nebula._run import Run
-    from aioflux.compat.nebula._sources import Found
+    from aioflux.compat.nebula._sources import SavedTag
+    from aioflux.compat.nebula._training_run import TrainingRun
 
 __all__ = ["Checkpoint"]
 
 
 class Checkpoint:
-    """The parts that are saved under one tag, each by a name.
+    """The named parts of one tag.
 
         checkpoint = Checkpoint("global_step500")
         checkpoint.save("model", model)
         model = checkpoint.load("model")
 
-    `save` returns when the part is copied to the memory of the node. A tag counts when it is
-    complete; it is then kept in memory, and saved to the persistent storage beside the training.
+    `save` returns when the part is copied to the memory of the node. A complete tag can be loaded;
+    it is kept in memory, and saved to the persistent storage in the background.
     """
 
     def __init__(self, tag: str = "", num_of_files: int | None = None) -> None:
-        """Names what is saved; nothing is sent.
+        """Set the tag; no request is sent.
 
         Args:
-            tag: Any text; by default one made of the time. A tag that exists is replaced when the
-                new one is complete.
-            num_of_files: Parts that make the tag complete, over all processes of the node. By
-                default it is complete with each part that comes. With -2 it is complete when
-                `commit` says so, which then every rank calls.
+            tag: Any text; by default one with the current time. An existing tag is replaced when
+                the new one is complete.
+            num_of_files: Number of parts of a complete tag, of all processes of the node. By
+                default it is complete after each part. With -2 it is complete when every rank has
+                called `commit`.
         """
         if num_of_files is not None and num_of_files != COMMITTED and num_of_files < 1:
             raise ValueError(
-                f"num_of_files is the number of parts of a tag, or -2 where commit() completes it; "
-                f"not {num_of_files!r}"
+                f"num_of_files is a number of parts, or -2 if commit() completes the tag; not "
+                f"{num_of_files!r}"
             )
         self._tag = tag or f"checkpoint-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z"
         quote_name(self._tag)
         self._num_files = GROWING if num_of_files is None else num_of_files
-        self._run: Run | None = None
-        self._found: Found | None = None
+        self._run: TrainingRun | None = None
+        self._found: SavedTag | None = None
         self._is_pinned = False
         self._failures: dict[str, str] = {}
 
     @classmethod
-    def of(cls, run: Run, found: Found) -> Checkpoint:
-        """Return what was found."""
+    def of(cls, run: TrainingRun, found: SavedTag) -> Checkpoint:
+        """Return the checkpoint of a saved tag."""
         checkpoint = cls(found.tag)
         checkpoint._run, checkpoint._found, checkpoint._is_pinned = run, found, True
         return checkpoint
@@ -75,20 +75,20 @@ class Checkpoint:
     def save(self, name: str, obj: Any) -> None:
         """Copy an object to memory, as a part of the tag.
 
-        It may be changed as soon as this returns. Waits where NEBULA_MEMORY_BUFFER_SIZE has no
-        room, until something is saved elsewhere.
+        The object may be changed when this returns. If NEBULA_MEMORY_BUFFER_SIZE is used up, this
+        waits until another tag is saved to the storage.
 
         Args:
-            name: Name of the part. Without `num_of_files` one that the tag has already begins the
-                tag anew; else it is replaced.
-            obj: Anything that torch.save takes.
+            name: Name of the part. An existing part is replaced; without `num_of_files`, it starts
+                a new save of the tag.
+            obj: Any object that torch.save takes.
 
         Raises:
             CheckpointError: It could not be copied.
         """
         quote_name(name)
         try:
-            self._mine.snapshots.save(self._tag, name, obj, self._num_files)
+            self._training_run.snapshots.save(self._tag, name, obj, self._num_files)
         except BaseException as exc:
             self._failures[name] = f"{name!r}: {type(exc).__name__}: {exc}"
             raise
@@ -96,42 +96,42 @@ class Checkpoint:
         self._found, self._is_pinned = None, False
 
     def commit(self) -> bool:
-        """Say that all parts are there: the tag counts, and is saved beside the training.
+        """Complete the tag; it is then saved in the background.
 
-        With `num_of_files=-2` and a process group all ranks call it: it counts on all or on none.
+        With `num_of_files=-2` and a process group all ranks call it: the tag is complete on all
+        ranks or on none.
 
         Returns:
             True.
 
         Raises:
-            CheckpointError: A rank could not copy something, or did not come here: on no rank does
-                the tag count.
+            CheckpointError: A rank could not copy a part, or did not call this.
         """
-        run, failure = self._mine, "; ".join(self._failures.values())
+        run, failure = self._training_run, "; ".join(self._failures.values())
         self._failures.clear()
         if self._num_files == COMMITTED and run.ranks.world_size > 1:
-            self._commit_together(run, failure)
+            self._commit_on_all_ranks(run, failure)
             return True
         if failure:
             raise CheckpointError(f"{self._tag} is not complete: {failure}")
         return bool(run.client.call("commit", self._tag, "", False, 0, 1))
 
-    def _commit_together(self, run: Run, failure: str) -> None:
+    def _commit_on_all_ranks(self, run: TrainingRun, failure: str) -> None:
         ranks = run.ranks
-        keeper, save_id, is_due = "", "", False
+        daemon, save_id, is_due = "", "", False
         try:
-            keeper, save_id, is_due = run.client.call("offer")
+            daemon, save_id, is_due = run.client.call("prepare_commit")
         except AiofluxError as exc:
             failure = failure or str(exc)
-        told = ranks.gather((failure, keeper))
-        failures = [f"rank {rank}: {each[0]}" for rank, each in enumerate(told) if each[0]]
-        nodes = list(dict.fromkeys(each[1] for each in told))
+        gathered = ranks.gather((failure, daemon))
+        failures = [f"rank {rank}: {each[0]}" for rank, each in enumerate(gathered) if each[0]]
+        nodes = list(dict.fromkeys(each[1] for each in gathered))
         failures, nodes, save_id, is_due = ranks.broadcast((failures, nodes, save_id, is_due))
         if failures:
             raise CheckpointError(f"{self._tag} is not complete: {'; '.join(failures)}")
         error: AiofluxError | None = None
         try:
-            node = nodes.index(keeper)
+            node = nodes.index(daemon)
             run.client.call("commit", self._tag, save_id, is_due, node, len(nodes))
         except AiofluxError as exc:
             error = exc
@@ -142,25 +142,25 @@ class Checkpoint:
             raise CheckpointError(f"{self._tag} is not complete: another rank could not commit it")
 
     def load(self, name: str, map_location: Any = None, weights_only: Any = False) -> Any:
-        """Load one part, from memory, the local disk or the persistent storage: the nearest valid.
+        """Load one part from the nearest valid source: memory, local disk or persistent storage.
 
         Args:
             name: Name of the part.
             map_location: As `torch.load`.
-            weights_only: As `torch.load`. As Nebula did, all that pickles is loaded, which runs
-                code: pass True where others can write to the storage.
+            weights_only: As `torch.load`. The default is that of Nebula: it runs code in the
+                pickle. Pass True if others can write to the storage.
 
         Raises:
-            CheckpointNotFoundError: There is no such tag, or no such part.
-            CheckpointCorruptError: It is nowhere what was saved.
+            CheckpointNotFoundError: There is no such tag or part.
+            CheckpointCorruptError: It is damaged in every source.
         """
         if self._found is not None:
             try:
                 return self._found.load(name, map_location=map_location, weights_only=weights_only)
             except (CheckpointNotFoundError, CheckpointCorruptError):
-                if not self._has_moved():
+                if not self._refresh():
                     raise
-        run = self._mine
+        run = self._training_run
         found = self._found or newest_valid(find_tag(run.client, run.stores(), self._tag))
         if found is None:
             raise CheckpointNotFoundError(
@@ -170,26 +170,26 @@ class Checkpoint:
         self._found = found
         return found.load(name, map_location=map_location, weights_only=weights_only)
 
-    def _has_moved(self) -> bool:
-        """Look again where it is: it may have left memory, or have grown, since it was found.
+    def _refresh(self) -> bool:
+        """Find the tag again; return whether its sources or parts have changed.
 
-        What was found as a checkpoint stays that save, so that its parts belong together.
+        A checkpoint that was found stays the same save, so that its parts belong together.
         """
         assert self._found is not None
-        run, before = self._mine, self._found
-        there = find_tag(run.client, run.stores(), self._tag)
+        run, before = self._training_run, self._found
+        saves = find_tag(run.client, run.stores(), self._tag)
         if self._is_pinned:
-            there = [each for each in there if each.save_id == before.save_id]
-        found = newest_valid(there)
+            saves = [each for each in saves if each.save_id == before.save_id]
+        found = newest_valid(saves)
         if found is None:
             return False
         self._found = found
         return (found.save_id, found.names) != (before.save_id, before.names) or (
-            [each.place for each in found.sources] != [each.place for each in before.sources]
+            [each.tier for each in found.sources] != [each.tier for each in before.sources]
         )
 
     @property
-    def _mine(self) -> Run:
+    def _training_run(self) -> TrainingRun:
         if self._run is None:
             self._run = current()
         return self._run

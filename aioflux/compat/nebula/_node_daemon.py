@@ -1,14 +1,13 @@
-"""The keeper: what the processes of one node have handed over, kept in memory and saved.
+"""NodeDaemon: keeps what the trainers of a node have saved in memory, and saves it to storage.
 
-trainers --(pieces of memory, requests)--> keeper --(uploads)--> local disk, bucket
-trainers <--(pieces of memory)--
+trainers --(requests, shared memory)--> node daemon --(uploads)--> local disk, bucket
+trainers <--(shared memory)--
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import mmap
 import os
 import pickle
@@ -20,86 +19,127 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.checkpoint._format.commit import new_save_id
-from aioflux.checkpoint._maintain.tags import keep_newest, remove_tag
-from aioflux.checkpoint._save.job import UploadSettings, portable
-from aioflux.checkpoint._save.tag_save import PartData, tag_job
-from aioflux.compat.nebula._memory_tier import COMMITTED, Shelf, Version
-from aioflux.compat.nebula._persist import NebulaSave
-from aioflux.compat.nebula._settings import signing_variables
-from aioflux.compat.nebula._trainer import Trainer
+from aioflux.checkpoint._save.tag_save import new_save_id
+from aioflux.checkpoint._save.uploader_messages import (
+    MAX_FDS,
+    MAX_READ_BYTES,
+    Inbox,
+    encode,
+    portable,
+)
+from aioflux.compat.nebula._memory_tier import COMMITTED, MemoryTier, Version
+from aioflux.compat.nebula._settings import credential_variables
+from aioflux.compat.nebula._storage_tier import DISK, STORAGE, StorageTier
 from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aioflux.compat.nebula._memory_tier import Segment
     from aioflux.compat.nebula._settings import Settings
     from aioflux.store import Store
 
-__all__ = ["Keeper"]
+__all__ = ["NodeDaemon", "TrainerConnection"]
 
 _log = logging.getLogger("aioflux")
 
-_LOOK_SECONDS: Final = 0.5
-"""Time between two looks at what nobody tells: the clock, a lock."""
-
-_RETRY_SECONDS: Final = 30.0
-"""Pause before what could not be saved is tried again, on top of the store's own retries."""
-
-_LOCAL: Final = "disk"
-_STORE: Final = "storage"
+_POLL_SECONDS: Final = 0.5
+"""Interval at which conditions without an event, such as the clock, are checked."""
 
 
 @dataclass(slots=True)
-class _Memory:
-    """A piece of memory, mapped here."""
+class TrainerConnection:
+    """Connection to one process that saves or loads."""
+
+    number: int
+    """Number of the connection."""
+    sock: socket.socket
+    """Its non-blocking socket."""
+    inbox: Inbox = field(default_factory=Inbox)
+    """Bytes and descriptors that were received."""
+    sent_fds: list[int] = field(default_factory=list)
+    """Descriptors to send with the next answer."""
+    freed: list[int] = field(default_factory=list)
+    """Segments of this trainer that were freed since the last answer to `allocate`."""
+    reading: list[Segment] = field(default_factory=list)
+    """Segments that it loads from."""
+
+    async def receive(self) -> tuple[bytes, list[int]]:
+        """Return the received bytes and descriptors; no bytes at the end."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self.sock, MAX_READ_BYTES, MAX_FDS)
+            except BlockingIOError:
+                is_ready = loop.create_future()
+                loop.add_reader(self.sock.fileno(), _set, is_ready)
+                try:
+                    await is_ready
+                finally:
+                    loop.remove_reader(self.sock.fileno())
+            else:
+                return data, fds
+
+    async def answer(self, reply: Any) -> None:
+        """Send the answer to a request, with descriptors."""
+        data = memoryview(encode(reply))
+        fds, self.sent_fds = self.sent_fds, []
+        if fds:  # the trainer waits for the answer: the buffer of the socket is empty
+            sent = socket.send_fds(self.sock, [data], fds)
+            data = data[sent:]
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+
+def _set(is_ready: asyncio.Future[None]) -> None:
+    if not is_ready.done():
+        is_ready.set_result(None)
+
+
+@dataclass(slots=True)
+class _MappedSegment:
+    """A segment that is mapped into this process."""
 
     fd: int
     map: mmap.mmap
 
     def close(self) -> None:
-        """Give its pages back at once, also those that its maker has mapped and will not touch."""
-        with suppress(BufferError):  # goes with whoever looks at it still
+        """Free its pages at once, also those that its trainer still has mapped."""
+        with suppress(BufferError):  # an upload still reads it
             self.map.close()
         os.ftruncate(self.fd, 0)
         os.close(self.fd)
 
 
-@dataclass(slots=True)
-class _Place:
-    """Where versions are saved."""
+class NodeDaemon:
+    """Serves the trainers of one node.
 
-    name: str
-    store: Store
-    interval_seconds: float
-    keep: int = 0
-    """How many tags are kept there; all by default."""
-    begun: float | None = None
-    """When a save began last."""
-    retry_at: float = math.inf
-    """When what could not be saved last is tried again."""
-    in_use: Store | None = None
-    """Of the save that is under way."""
-    removed: set[str] = field(default_factory=set)
-    """Tags that go when something newer is saved."""
+    Args:
+        save: Saves a version to a tier.
+        retry_seconds: Pause before a failed save is retried, on top of the store's own retries.
+    """
 
-
-class Keeper:
-    """What the processes of one node have handed over."""
-
-    def __init__(self) -> None:
-        self.shelf = Shelf(0)
+    def __init__(
+        self,
+        *,
+        save: Callable[..., Awaitable[None]] = StorageTier.save,
+        retry_seconds: float = 30.0,
+    ) -> None:
+        self.memory = MemoryTier(0)
+        self.tiers: list[StorageTier] = []
+        self.linger_seconds = 600.0
+        self.is_stopping = False
+        self._save = save
+        self._retry_seconds = retry_seconds
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._trainers: dict[int, Trainer] = {}
-        self._num_trainers = 0
-        self._memory: dict[int, _Memory] = {}
-        self._places: list[_Place] = []
-        self._unused: list[Store] = []
+        self._trainers: dict[int, TrainerConnection] = {}
+        self._num_connections = 0
+        self._mapped: dict[int, _MappedSegment] = {}
+        self._replaced_stores: list[Store] = []
         self._savers: list[asyncio.Task[None]] = []
         self._commit_seconds = 600.0
-        self.linger_seconds = 600.0
-        self._last_ms = 0
+        self._last_save_ms = 0
         self._changed = asyncio.Event()
-        self._left = time.monotonic()
-        self.is_stopping = False
+        self._last_trainer_left = time.monotonic()
 
     @property
     def num_trainers(self) -> int:
@@ -108,32 +148,33 @@ class Keeper:
 
     @property
     def has_served(self) -> bool:
-        """Whether anybody was ever connected."""
-        return self._num_trainers > 0
+        """Whether a trainer has ever connected."""
+        return self._num_connections > 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is there and all is saved."""
+        """Whether no trainer is connected and everything is saved."""
         return (
             not self._trainers
-            and all(self._next(place) is None for place in self._places)
-            and not any(version.num_readers for version in self.shelf.versions)
+            and all(self._next_version(tier) is None for tier in self.tiers)
+            and not any(version.num_readers for version in self.memory.versions)
         )
 
     async def changed(self, seconds: float) -> None:
-        """Wait until something changes, or so long."""
+        """Wait until something changes, at most this long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Wake the tasks that wait in `changed`."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def serve(self, sock: socket.socket) -> None:
-        """Serve one trainer until it is gone."""
-        self._num_trainers += 1
-        trainer = Trainer(self._num_trainers, sock)
+        """Serve one trainer until it disconnects."""
+        self._num_connections += 1
+        trainer = TrainerConnection(self._num_connections, sock)
         self._trainers[trainer.number] = trainer
         sock.setblocking(False)
         try:
@@ -143,144 +184,142 @@ class Keeper:
                     return
                 try:
                     messages = list(trainer.inbox.feed(data, fds))
-                except Exception as exc:  # a pickle runs what it names
-                    await trainer.answer(("error", _unreadable(exc)), [])
+                except Exception as exc:  # unpickling runs code of the trainer
+                    await trainer.answer(("error", _unreadable(exc)))
                     return
                 for message in messages:
-                    await trainer.answer(*await self._handle(trainer, message))
+                    await trainer.answer(await self.handle(trainer, message))
         except OSError:
-            pass  # it died meanwhile
+            pass  # the trainer died
         finally:
             del self._trainers[trainer.number]
-            self._left = time.monotonic()
+            self._last_trainer_left = time.monotonic()
             for fd in trainer.inbox.fds:
                 os.close(fd)
-            for piece in trainer.lent:
-                self.shelf.release(piece)
-            self.shelf.leave(trainer.number, is_last=not self._trainers)
-            self._give_back()
-            self._notify()
+            for segment in trainer.reading:
+                self.memory.release(segment)
+            self.memory.remove_owner(trainer.number, is_last=not self._trainers)
+            self._unmap_freed()
+            self.notify()
             sock.close()
 
-    async def _handle(self, trainer: Trainer, message: Any) -> tuple[Any, list[int]]:
-        """Carry out a request, and return what is answered."""
+    async def handle(self, trainer: TrainerConnection, message: Any) -> tuple[str, Any]:
+        """Carry out a request, and return the answer: `ok` or `error`, and the result."""
         name, *arguments = message
-        fds: list[int] = []
         try:
-            reply = await getattr(self, f"_do_{name}")(trainer, fds, *arguments)
-        except Exception as exc:  # whoever asked is told
-            return ("error", portable(exc)), []
+            return "ok", await getattr(self, f"_do_{name}")(trainer, *arguments)
+        except Exception as exc:  # raised in the trainer
+            trainer.sent_fds = []
+            return "error", portable(exc)
         finally:
             unused, trainer.inbox.fds = trainer.inbox.fds, []
-            for fd in unused:  # else they would be taken for those of the next request
+            for fd in unused:  # they belong to this request only
                 os.close(fd)
-            self._give_back()
-            self._notify()
-        return ("ok", reply), fds
+            self._unmap_freed()
+            self.notify()
 
     async def _do_hello(
-        self,
-        _: Trainer,
-        __: list[int],
-        settings: Settings,
-        variables: dict[str, str] | None = None,
+        self, _: TrainerConnection, settings: Settings, variables: dict[str, str] | None = None
     ) -> int:
-        has_others = variables is not None and _sign_by(variables)
-        self.shelf.budget_bytes = settings.budget_bytes
-        self.shelf.retention = settings.retention
+        has_new_credentials = variables is not None and _use_credentials(variables)
+        self.memory.budget_bytes = settings.budget_bytes
+        self.memory.retention = settings.retention
         self.is_stopping = False
         self._commit_seconds = settings.commit_seconds
         self.linger_seconds = settings.linger_seconds
         wanted = []
         if settings.local is not None:
-            wanted.append(_Place(_LOCAL, settings.local, 0.0, settings.retention))
+            wanted.append(StorageTier(DISK, settings.local, 0.0, settings.retention))
         if settings.store is not None:
-            wanted.append(_Place(_STORE, settings.store, settings.interval_seconds))
-        known = {place.name: place for place in self._places}
-        for place in wanted:
-            if (there := known.get(place.name)) is not None:
-                there.interval_seconds, there.keep = place.interval_seconds, place.keep
-                if has_others or pickle.dumps(there.store) != pickle.dumps(place.store):
-                    self._unused.append(there.store)
-                    there.store = place.store  # with credentials that work, maybe
+            wanted.append(StorageTier(STORAGE, settings.store, settings.interval_seconds))
+        known = {tier.name: tier for tier in self.tiers}
+        for tier in wanted:
+            if (existing := known.get(tier.name)) is not None:
+                existing.interval_seconds, existing.keep = tier.interval_seconds, tier.keep
+                is_equal = pickle.dumps(existing.store) == pickle.dumps(tier.store)
+                if has_new_credentials or not is_equal:
+                    self._replaced_stores.append(existing.store)
+                    existing.store = tier.store
                 continue
-            self._places.append(place)
-            self._savers.append(asyncio.get_running_loop().create_task(self._save_to(place)))
-        for version in self.shelf.versions:
-            version.failures.clear()  # tried once more
-        self.shelf.num_places = len(self._places)
-        self.shelf.arrive()
-        await self._close_unused()
+            self.tiers.append(tier)
+            self._savers.append(asyncio.get_running_loop().create_task(self.run_saver(tier)))
+        for version in self.memory.versions:
+            version.failures.clear()  # retried with the new store
+        self.memory.num_tiers = len(self.tiers)
+        self.memory.remove_orphaned_parts()
+        await self._close_replaced_stores()
         return os.getpid()
 
-    async def _do_room(
-        self, trainer: Trainer, _: list[int], size: int
+    async def _do_allocate(
+        self, trainer: TrainerConnection, size: int
     ) -> tuple[str, int, int, list[int]]:
+        """Wait for memory; return its kind, number and size, and the freed segments."""
         while True:
-            grant = self.shelf.ask(trainer.number, size)
-            self._give_back()
-            if grant.piece is not None:
-                gone, trainer.gone = trainer.gone, []
-                return grant.kind, grant.piece.number, grant.piece.size, gone
-            self._notify()
-            await self.changed(_LOOK_SECONDS)
+            found = self.memory.allocate(trainer.number, size)
+            self._unmap_freed()
+            if found.segment is not None:
+                freed, trainer.freed = trainer.freed, []
+                return found.kind, found.segment.number, found.segment.size, freed
+            self.notify()
+            await self.changed(_POLL_SECONDS)
 
-    async def _do_saved(
+    async def _do_add_part(
         self,
-        trainer: Trainer,
-        _: list[int],
+        trainer: TrainerConnection,
         number: int,
         part: tuple[str, str, int],
         num_files: int,
         seconds: float,
     ) -> bool:
-        piece = self.shelf.pieces[number]
-        if number not in self._memory:
+        """Add a part, and return whether its version is complete."""
+        segment = self.memory.segments[number]
+        if number not in self._mapped:
             try:
-                mapped = mmap.mmap(trainer.inbox.fds[0], piece.size, prot=mmap.PROT_READ)
+                mapped = mmap.mmap(trainer.inbox.fds[0], segment.size, prot=mmap.PROT_READ)
             except OSError:
-                self.shelf.abandon(number, is_made=False)
+                self.memory.cancel(number, is_created=False)
                 raise
-            self._memory[number] = _Memory(trainer.inbox.fds.pop(0), mapped)
-        version = self.shelf.put(trainer.number, number, part, num_files, seconds)
-        if self.shelf.is_full(version):
-            self._close(version, self._mint())
+            self._mapped[number] = _MappedSegment(trainer.inbox.fds.pop(0), mapped)
+        version = self.memory.add_part(trainer.number, number, part, num_files, seconds)
+        if self.memory.has_all_parts(version):
+            self._complete(version, self._new_save_id())
         return version.is_complete
 
-    async def _do_abandon(self, _: Trainer, __: list[int], number: int) -> None:
-        self.shelf.abandon(number, is_made=number in self._memory)
+    async def _do_cancel(self, _: TrainerConnection, number: int) -> None:
+        self.memory.cancel(number, is_created=number in self._mapped)
 
-    async def _do_offer(self, _: Trainer, __: list[int]) -> tuple[str, str, bool]:
-        """Tell who this is, and what a version would be called that were complete now."""
-        place = next((each for each in self._places if each.name == _STORE), None)
-        return self._name, self._mint(), place is not None and self._is_time(place)
+    async def _do_prepare_commit(self, _: TrainerConnection) -> tuple[str, str, bool]:
+        """Return the name of this daemon, a save id, and whether it is time to save."""
+        tier = next((each for each in self.tiers if each.name == STORAGE), None)
+        is_ending = self.is_stopping or not self._trainers
+        is_due = tier is not None and tier.is_time(time.monotonic(), is_ending=is_ending)
+        return self._name, self._new_save_id(), is_due
 
     async def _do_commit(
         self,
-        _: Trainer,
-        __: list[int],
+        _: TrainerConnection,
         tag: str,
         save_id: str,
         is_due: bool,
         rank: int,
         num_nodes: int,
     ) -> bool:
-        if save_id and self.shelf.find(tag, save_id) is not None:
-            return True  # another rank of this node was faster
-        version = self.shelf.open.get(tag)
-        if version is None and num_nodes > 1:  # nothing of it was saved by this node
-            version = self.shelf.open[tag] = Version(tag, COMMITTED)
+        if save_id and self.memory.find(tag, save_id) is not None:
+            return True  # another rank of this node has committed it
+        version = self.memory.open.get(tag)
+        if version is None and num_nodes > 1:  # this node has no part of it
+            version = self.memory.open[tag] = Version(tag, COMMITTED)
         if version is not None:
             version.rank, version.num_nodes, version.is_due = rank, num_nodes, is_due
-            self._close(version, save_id or self._mint())
-        elif self.shelf.find(tag) is None:
+            self._complete(version, save_id or self._new_save_id())
+        elif self.memory.find(tag) is None:
             raise CheckpointError(
-                f"{tag!r} has nothing to commit: nothing was saved under it, or the keeper of this "
-                "node died since; save again"
+                f"{tag!r} has nothing to commit: no part was saved, or the node daemon died since; "
+                "save again"
             )
         return True
 
-    async def _do_tags(self, _: Trainer, __: list[int]) -> list[dict[str, Any]]:
+    async def _do_list_tags(self, _: TrainerConnection) -> list[dict[str, Any]]:
         return [
             {
                 "tag": version.tag,
@@ -288,191 +327,164 @@ class Keeper:
                 "names": sorted(version.parts),
                 "size_bytes": version.num_bytes,
                 "num_nodes": version.num_nodes,
-                "places": sorted(version.places),
+                "saved_in": sorted(version.saved_in),
             }
-            for version in self.shelf.versions
+            for version in self.memory.versions
         ]
 
-    async def _do_fetch(
-        self, trainer: Trainer, fds: list[int], tag: str, save_id: str, name: str
+    async def _do_open_part(
+        self, trainer: TrainerConnection, tag: str, save_id: str, name: str
     ) -> tuple[int, int, int | None] | None:
-        version = self.shelf.find(tag, save_id)
+        """Send the memory of a part; return its number, size and checksum, None without one."""
+        version = self.memory.find(tag, save_id)
         part = version.parts.get(name) if version is not None else None
         if part is None:
             return None
-        part.piece.num_readers += 1
-        trainer.lent.append(part.piece)
-        fds.append(self._memory[part.piece.number].fd)
-        return part.piece.number, part.size, part.crc32c
+        part.segment.num_readers += 1
+        trainer.reading.append(part.segment)
+        trainer.sent_fds.append(self._mapped[part.segment.number].fd)
+        return part.segment.number, part.size, part.crc32c
 
-    async def _do_done(self, trainer: Trainer, _: list[int], number: int) -> None:
-        piece = next(each for each in trainer.lent if each.number == number)
-        trainer.lent.remove(piece)
-        self.shelf.release(piece)
+    async def _do_close_part(self, trainer: TrainerConnection, number: int) -> None:
+        segment = next(each for each in trainer.reading if each.number == number)
+        trainer.reading.remove(segment)
+        self.memory.release(segment)
 
-    async def _do_flush(self, _: Trainer, __: list[int], tag: str) -> None:
-        """Save a version everywhere, by default the newest one, and wait for it."""
-        version = self.shelf.find(tag) if tag else self.shelf.newest
+    async def _do_flush(self, _: TrainerConnection, tag: str) -> None:
+        """Save a version to all tiers, by default the newest, and wait for it."""
+        version = self.memory.find(tag) if tag else self.memory.newest
         if version is None and tag:
             raise CheckpointError(f"{tag!r} is not in memory: nothing to flush")
         while version is not None:
             version.is_due = True
             version.failures.clear()
-            self._notify()
-            while len(version.places) + len(version.failures) < len(self._places):
-                if version not in self.shelf.versions:
+            self.notify()
+            while len(version.saved_in) + len(version.failures) < len(self.tiers):
+                if version not in self.memory.versions:
                     break
-                await self.changed(_LOOK_SECONDS)
+                await self.changed(_POLL_SECONDS)
             else:
                 if version.failures:
-                    raise CheckpointError(f"{version.tag} was not saved: {_all(version.failures)}")
+                    text = "; ".join(version.failures.values())
+                    raise CheckpointError(f"{version.tag} was not saved: {text}")
                 return
-            version = self.shelf.find(version.tag)  # the newer one of its tag stands for it
+            version = self.memory.find(version.tag)  # a newer version has replaced it
 
-    async def _do_remove(self, _: Trainer, __: list[int], tag: str) -> None:
-        """Remove a tag wherever it is, once what is newer is there."""
-        self.shelf.remove(tag)
-        for place in self._places:
-            place.removed.add(tag)
+    async def _do_remove(self, _: TrainerConnection, tag: str) -> None:
+        """Remove a tag from memory now, from the other tiers after the next save."""
+        self.memory.remove(tag)
+        for tier in self.tiers:
+            tier.removed.add(tag)
 
-    async def _do_stop(self, _: Trainer, __: list[int]) -> bool:
-        """End when all is saved and the last trainer is gone; tell whether this is the last."""
+    async def _do_stop(self, _: TrainerConnection) -> bool:
+        """Exit when all is saved and all trainers are gone; return whether this is the last one."""
         self.is_stopping = True
         return len(self._trainers) == 1
 
-    def _close(self, version: Version, save_id: str) -> None:
-        self.shelf.close(version, save_id)
-        for place in self._places:
-            place.removed.discard(version.tag)  # it was meant of the one before
+    def _complete(self, version: Version, save_id: str) -> None:
+        self.memory.complete(version, save_id)
+        for tier in self.tiers:
+            tier.removed.discard(version.tag)  # the removal was of an earlier version
 
-    def _mint(self) -> str:
-        """Return the name of a save, newer than all before."""
-        self._last_ms = max(self._last_ms + 1, time.time_ns() // 1_000_000)
-        moment = datetime.fromtimestamp(self._last_ms / 1000, UTC)
+    def _new_save_id(self) -> str:
+        """Return the id of a new save, which sorts after all earlier ones."""
+        self._last_save_ms = max(self._last_save_ms + 1, time.time_ns() // 1_000_000)
+        moment = datetime.fromtimestamp(self._last_save_ms / 1000, UTC)
         return new_save_id(moment, f"{secrets.randbits(32):08x}")
 
-    def _is_time(self, place: _Place) -> bool:
-        is_over = self.is_stopping or not self._trainers
-        if place.begun is None or is_over:
-            return True
-        return time.monotonic() - place.begun >= place.interval_seconds
+    def _next_version(self, tier: StorageTier) -> Version | None:
+        now, has_trainers = time.monotonic(), bool(self._trainers)
+        return tier.next_version(
+            self.memory, now, has_trainers=has_trainers, is_stopping=self.is_stopping
+        )
 
-    def _next(self, place: _Place) -> Version | None:
-        """Return the version that is to be saved next, None where none is yet."""
-        waiting = [
-            version
-            for version in self.shelf.versions
-            if place.name not in version.places and place.name not in version.failures
-        ]
-        for version in waiting:
-            if version.is_due:
-                return version
-        newest = self.shelf.newest
-        if newest is None or newest not in waiting or not self._is_time(place):
-            return None
-        # What several nodes save together, all of them have to know of: they were told at once.
-        is_ours = newest.num_nodes == 1 or place.name == _LOCAL or not self._trainers
-        return newest if is_ours else None
-
-    def _again(self, place: _Place) -> Version | None:
-        """Return the newest version where it was not saved and it is time to try that once more.
-
-        Also when the last trainer is gone, as long as the keeper waits for the next one.
-        """
-        newest = self.shelf.newest
-        if newest is None or place.name not in newest.failures or self.is_stopping:
-            return None
+    def _version_to_retry(self, tier: StorageTier) -> Version | None:
+        """Return a version to retry, also while the daemon waits for the next trainer."""
         now = time.monotonic()
-        is_kept = bool(self._trainers) or now - self._left < self.linger_seconds
-        # What several nodes save together, all of them would have to try again at once.
-        is_ours = newest.num_nodes == 1 or place.name == _LOCAL
-        return newest if is_kept and is_ours and now >= place.retry_at else None
+        return tier.version_to_retry(
+            self.memory,
+            now,
+            alone_seconds=0.0 if self._trainers else now - self._last_trainer_left,
+            linger_seconds=self.linger_seconds,
+            is_stopping=self.is_stopping,
+        )
 
-    async def _save_to(self, place: _Place) -> None:
+    async def run_saver(self, tier: StorageTier) -> None:
+        """Save versions to a tier, one after the other."""
         while True:
-            version = self._next(place) or self._again(place)
+            version = self._next_version(tier) or self._version_to_retry(tier)
             if version is None:
-                await self.changed(_LOOK_SECONDS)
+                await self.changed(_POLL_SECONDS)
                 continue
-            place.begun = time.monotonic()
+            tier.started = time.monotonic()
             version.num_readers += 1
             failure = ""
-            store = place.in_use = place.store
+            store = tier.store_in_use = tier.store
             try:
-                await self._save(place, store, version)
+                await self._save(
+                    tier,
+                    store,
+                    version,
+                    self._views(version),
+                    memory=self.memory,
+                    commit_seconds=self._commit_seconds,
+                )
             except Exception as exc:
-                # Whatever it is: who flushes is told, and the next one is saved.
+                # `flush` raises it; the next version is saved.
                 failure = f"{store.uri}: {type(exc).__name__}: {exc}"
                 _log.error("%s was not saved: %s", version.tag, failure)
             finally:
                 version.num_readers -= 1
             if failure:
-                place.retry_at = time.monotonic() + _RETRY_SECONDS
-            self.shelf.saved(version, place.name, failure)
-            self._give_back()
-            self._notify()
-            place.in_use = None
-            await self._close_unused()
+                tier.retry_at = time.monotonic() + self._retry_seconds
+            self.memory.set_saved(version, tier.name, failure)
+            self._unmap_freed()
+            self.notify()
+            tier.store_in_use = None
+            await self._close_replaced_stores()
 
-    async def _close_unused(self) -> None:
-        """Close the stores that others have replaced, but those of saves under way."""
-        in_use = [place.in_use for place in self._places]
-        closing = [store for store in self._unused if store not in in_use]
-        self._unused = [store for store in self._unused if store in in_use]
+    def _views(self, version: Version) -> dict[int, memoryview]:
+        """Return the memory of the segments of a version, by number."""
+        numbers = {part.segment.number for part in version.parts.values()}
+        return {
+            number: memoryview(self._mapped[number].map)
+            for number in numbers
+            if number in self._mapped
+        }
+
+    async def _close_replaced_stores(self) -> None:
+        """Close the stores that were replaced, except those of saves in progress."""
+        in_use = [tier.store_in_use for tier in self.tiers]
+        closing = [store for store in self._replaced_stores if store not in in_use]
+        self._replaced_stores = [store for store in self._replaced_stores if store in in_use]
         for store in closing:
-            with suppress(AiofluxError, OSError):  # nobody needs it any more
+            with suppress(AiofluxError, OSError):
                 await store.aclose()
 
-    async def _save(self, place: _Place, store: Store, version: Version) -> None:
-        parts = [
-            PartData(part.name, [memoryview(self._memory[part.piece.number].map)[: part.size]])
-            for part in version.parts.values()
-        ]
-        is_shared = place.name == _STORE
-        job = tag_job(
-            version.tag,
-            version.save_id,
-            rank=version.rank if is_shared else 0,
-            world_size=version.num_nodes if is_shared else 1,
-            started=time.time(),
-            staged_seconds=version.blocked_seconds,
-        )
-        settings = UploadSettings(commit_seconds=self._commit_seconds)
-        save = NebulaSave(store, settings, job, version.tag, parts)
-        await save.run()
-        for name, checksum in save.checksums.items():
-            version.parts[name].crc32c = checksum
-        if place.keep:
-            await keep_newest(store, place.keep)
-        if place.removed and version is self.shelf.newest:
-            removed, place.removed = place.removed, set()
-            for tag in removed - {version.tag}:
-                await remove_tag(store, tag)
-
-    def _give_back(self) -> None:
-        """Give memory back that the shelf has dropped."""
-        dropped, self.shelf.dropped = self.shelf.dropped, []
-        for piece in dropped:
-            if (memory := self._memory.pop(piece.number, None)) is not None:
-                memory.close()
-            if (owner := self._trainers.get(piece.owner)) is not None:
-                owner.gone.append(piece.number)
+    def _unmap_freed(self) -> None:
+        """Unmap the segments that the memory tier has freed."""
+        freed, self.memory.freed = self.memory.freed, []
+        for segment in freed:
+            if (mapped := self._mapped.pop(segment.number, None)) is not None:
+                mapped.close()
+            if (owner := self._trainers.get(segment.owner)) is not None:
+                owner.freed.append(segment.number)
 
     async def close(self) -> None:
-        """Stop saving, and give all back."""
+        """Stop saving, and free all memory."""
         for saver in self._savers:
             saver.cancel()
         await asyncio.gather(*self._savers, return_exceptions=True)
-        for store in (*self._unused, *(place.store for place in self._places)):
+        for store in (*self._replaced_stores, *(tier.store for tier in self.tiers)):
             await store.aclose()
-        for memory in self._memory.values():
-            memory.close()
-        self._memory.clear()
+        for mapped in self._mapped.values():
+            mapped.close()
+        self._mapped.clear()
 
 
-def _sign_by(variables: dict[str, str]) -> bool:
-    """Find credentials as who came last finds them; tell whether that is another way."""
-    before = signing_variables(os.environ)
+def _use_credentials(variables: dict[str, str]) -> bool:
+    """Use the credential variables of a trainer; return whether they differ."""
+    before = credential_variables(os.environ)
     if variables == before:
         return False
     for name in before.keys() - variables.keys():
@@ -483,11 +495,6 @@ def _sign_by(variables: dict[str, str]) -> bool:
 
 def _unreadable(exc: Exception) -> CheckpointError:
     return CheckpointError(
-        f"the process that keeps checkpoints could not read what it was sent "
-        f"({type(exc).__name__}: {exc}); what init is given must be importable there: a function "
-        "of a module, not of the script that runs"
+        f"the node daemon could not read the arguments of init ({type(exc).__name__}: {exc}); they "
+        "must be importable there: functions of a module, not of the script that runs"
     )
-
-
-def _all(failures: dict[str, str]) -> str:
-    return "; ".join(failures.values())

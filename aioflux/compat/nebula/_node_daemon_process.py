@@ -1,7 +1,7 @@
-"""The process of a keeper: `python -m aioflux.compat.nebula._node_daemon_process <descriptor>`.
+"""Process of the node daemon: `python -m aioflux.compat.nebula._node_daemon_process <descriptor>`.
 
-It is started by the first trainer of a run, with the socket that it listens on, and outlives it:
-what was handed to it is saved, and kept in memory a while for the trainer that is started next.
+The first trainer of a run starts it with a listening socket. It outlives the trainers: it saves
+what they have handed over, and keeps that in memory for a while for the next trainer.
 """
 
 from __future__ import annotations
@@ -18,64 +18,64 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from aioflux.compat.nebula._node_daemon import Keeper
+from aioflux.compat.nebula._node_daemon import NodeDaemon
 
 __all__ = ["lock_path", "main"]
 
 _log = logging.getLogger("aioflux")
 
 _NICENESS: Final = 5
-"""The training goes first where there are too few processors for both."""
+"""The training has priority if there are too few processors for both."""
 
-_LOOK_SECONDS: Final = 0.5
-"""Time between two looks at the clock."""
+_POLL_SECONDS: Final = 0.5
+"""Interval at which the clock is checked."""
 
 _EMPTY_LINGER_SECONDS: Final = 5.0
-"""How long it stays when it holds nothing."""
+"""How long it runs with empty memory."""
 
 
-async def _accept(listening: socket.socket, keeper: Keeper) -> None:
-    """Serve all who come, each by a task of its own."""
+async def accept_trainers(listening: socket.socket, daemon: NodeDaemon) -> None:
+    """Serve each connection in a task."""
     loop = asyncio.get_running_loop()
     serving: set[asyncio.Task[None]] = set()
     while True:
         try:
             sock, _ = await loop.sock_accept(listening)
-        except OSError as exc:  # too many open files, say: who waits in line is heard later
+        except OSError as exc:  # too many open files: connections wait in the backlog
             _log.warning("a trainer has to wait: %s", exc)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             continue
-        if not _is_ours(sock):
+        if not _is_same_user(sock):
             sock.close()
             continue
-        task = loop.create_task(keeper.serve(sock))
+        task = loop.create_task(daemon.serve(sock))
         serving.add(task)
         task.add_done_callback(serving.discard)
 
 
 async def _run(listening: socket.socket, lock: int) -> None:
-    """Serve whoever comes, until nobody has for a while."""
+    """Serve trainers, until none has been connected for a while."""
     loop = asyncio.get_running_loop()
-    keeper = Keeper()
+    daemon = NodeDaemon()
     listening.setblocking(False)
-    accepting = loop.create_task(_accept(listening, keeper))
-    alone = time.monotonic()
+    accepting = loop.create_task(accept_trainers(listening, daemon))
+    idle_since = time.monotonic()
     has_stderr = True
     while True:
-        await keeper.changed(_LOOK_SECONDS)
-        if not keeper.is_idle:
-            alone = time.monotonic()
+        await daemon.changed(_POLL_SECONDS)
+        if not daemon.is_idle:
+            idle_since = time.monotonic()
             continue
-        if has_stderr and keeper.has_served:
-            _let_stderr_go()
+        if has_stderr and daemon.has_served:
+            _close_stderr()
             has_stderr = False
-        is_over = keeper.is_stopping or time.monotonic() - alone >= (
-            keeper.linger_seconds if keeper.shelf.versions else _EMPTY_LINGER_SECONDS
+        is_over = daemon.is_stopping or time.monotonic() - idle_since >= (
+            daemon.linger_seconds if daemon.memory.versions else _EMPTY_LINGER_SECONDS
         )
         if is_over and _is_locked(lock):
-            break  # who comes now waits for the lock, and starts another
+            break  # a trainer that connects now waits for the lock, and starts another daemon
     accepting.cancel()
-    await keeper.close()
+    await daemon.close()
     path = listening.getsockname()
     for each in (path, lock_path(path)):
         with suppress(FileNotFoundError):
@@ -84,22 +84,22 @@ async def _run(listening: socket.socket, lock: int) -> None:
 
 
 def lock_path(path: str) -> str:
-    """Return the path of the lock of whoever starts or ends the keeper of a socket."""
+    """Return the path of the lock that starting and stopping the daemon of a socket needs."""
     return f"{path}.lock"
 
 
-def _let_stderr_go() -> None:
-    """Let whoever reads what the training prints see its end: all is saved, or told."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
+def _close_stderr() -> None:
+    """Close the inherited stderr, so that a reader of the training's output sees its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
 
 
 def _allow_many_files() -> None:
-    """Have room for a descriptor of each part; the limit of most systems is 1024 of them."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Raise the limit of descriptors, often 1024: each part needs one."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
 def _is_locked(lock: int) -> bool:
@@ -110,24 +110,24 @@ def _is_locked(lock: int) -> bool:
     return True
 
 
-def _is_ours(sock: socket.socket) -> bool:
-    """Tell whether the same user is at the other end; the directory admits no other, either."""
+def _is_same_user(sock: socket.socket) -> bool:
+    """Return whether the peer runs as the same user; the directory admits no other, either."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
-    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(told[4:8], sys.byteorder) == os.getuid()
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[4:8], sys.byteorder) == os.getuid()
 
 
 def main() -> None:
     """Serve the socket whose descriptor is named on the command line."""
-    # Ctrl-C and a scheduler's SIGTERM mean the trainers; their end is ours.
+    # Ctrl-C and SIGTERM of a scheduler are for the trainers, after whose end the daemon exits.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(_NICENESS)
     _allow_many_files()
     if os.fork():
-        os._exit(0)  # whoever started it need not wait for its end, nor be told of it
+        os._exit(0)  # the daemon is not a child of the trainer
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         path = lock_path(listening.getsockname())
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

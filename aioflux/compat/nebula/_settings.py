@@ -1,13 +1,13 @@
-"""What a run asks of Nebula: by arguments of `init`, by the environment where they are left out.
+"""Settings of Nebula, from the arguments of `init` and the environment; storage paths as uris.
 
 The environment:
 
-* NEBULA_PERSISTENT_STORAGE_PATH: where checkpoints are kept.
-* NEBULA_PERSISTENT_TIME_INTERVAL: seconds between two that are kept there.
-* NEBULA_MEMORY_BUFFER_SIZE: bytes of memory, of all processes of a node together.
-* NEBULA_LOCAL_STORAGE_PATH: a directory of the local disk that keeps the newest, too.
-* AIOFLUX_NEBULA_DIR: where processes of a node meet, a directory of the user's own.
-* AIOFLUX_NEBULA_LINGER_SECONDS: how long memory is kept when the last trainer is gone.
+* NEBULA_PERSISTENT_STORAGE_PATH: uri or directory of the persistent storage.
+* NEBULA_PERSISTENT_TIME_INTERVAL: seconds between two checkpoints that are saved there.
+* NEBULA_MEMORY_BUFFER_SIZE: bytes of memory of all processes of a node together.
+* NEBULA_LOCAL_STORAGE_PATH: a directory of the local disk for the newest checkpoints.
+* AIOFLUX_NEBULA_DIR: the directory of the node daemon's socket; only its user may write there.
+* AIOFLUX_NEBULA_LINGER_SECONDS: how long memory is kept after the last trainer disconnects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.compat.nebula._uris import place_of, to_uri
+from aioflux._values.uri import parse_uri, quote_path
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -27,94 +27,104 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["Settings", "meeting_path", "settings_of", "signing_variables"]
+__all__ = [
+    "Settings",
+    "credential_variables",
+    "parse_settings",
+    "parse_storage_path",
+    "path_or_uri",
+    "scheme_of",
+    "socket_path",
+    "to_uri",
+]
 
 _INTERVAL_SECONDS: Final = 100.0
 _LINGER_SECONDS: Final = 600.0
 _MAX_SOCKET_PATH_BYTES: Final = 100
-"""A socket's path has 104 to 108 bytes, by system."""
+"""The path of a socket is limited to 104 to 108 bytes, depending on the system."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How checkpoints of a run are kept."""
+    """Settings of a run."""
 
     store: Store | None = None
-    """Where they are kept; None for memory alone."""
+    """The persistent storage; None for memory alone."""
     local: Store | None = None
-    """Where on the local disk; None for nowhere."""
+    """The directory of the local disk; None for none."""
     interval_seconds: float = _INTERVAL_SECONDS
-    """Between two that are saved to `store`."""
+    """Seconds between two checkpoints that are saved to `store`."""
     retention: int = 2
-    """Versions in memory, and on the local disk."""
+    """Versions to keep in memory, and on the local disk."""
     budget_bytes: int = 0
-    """Most memory of a node."""
+    """Limit of the memory of a node, in bytes."""
     commit_seconds: float = 600.0
     """How long ranks and nodes wait for each other."""
     linger_seconds: float = _LINGER_SECONDS
-    """How long memory is kept when the last trainer is gone."""
+    """How long memory is kept after the last trainer disconnects."""
     server: str = ""
-    """Which server `store` is on; empty for the service itself."""
+    """Endpoint of `store`; empty for the default of the service."""
 
     @property
-    def place(self) -> str:
-        """What is the same for all who save at one place: two servers may have equal uris."""
+    def identity(self) -> str:
+        """Uri and server: equal in all processes that save to the same storage."""
         return "\n".join(filter(None, (self.uri, self.server)))
 
     @property
     def uri(self) -> str:
-        """Uri of the store; empty without one."""
+        """Uri of the store; empty if there is none."""
         return self.store.uri.rstrip("/") if self.store is not None else ""
 
     @property
     def is_private(self) -> bool:
-        """Whether no other process can see the store."""
+        """Whether the store is visible to this process alone."""
         return self.uri.startswith("memory://")
 
 
-def settings_of(
+def parse_settings(
     given: Mapping[str, Any], options: StoreOptions, environ: Mapping[str, str]
 ) -> Settings:
-    """Return settings by arguments and environment.
+    """Return settings from arguments and environment.
 
     Args:
-        given: The arguments of `init`; None for what was left out.
-        options: What stores are opened with.
+        given: The arguments of `init`; None for one that is missing.
+        options: Options with which stores are opened.
         environ: The environment.
 
     Raises:
-        ValueError: A number is none, or out of its range.
+        ValueError: A value is not a number, or out of range.
     """
 
     def number(name: str, variable: str, default: float) -> float:
         value = given.get(name)
-        told, what = (value, name) if value is not None else (environ.get(variable), variable)
+        if value is None:
+            value, name = environ.get(variable), variable
         try:
-            found = float(told) if told not in {None, ""} else default
+            found = float(value) if value not in {None, ""} else default
         except (TypeError, ValueError):
             found = -1.0
         if not 0 <= found < float("inf"):
-            raise ValueError(f"{what} must be a number of 0 or more, not {told!r}")
+            raise ValueError(f"{name} must be a number of 0 or more, not {value!r}")
         return found
 
-    path = place_of(given.get("persistent_storage_path")) or environ.get(
+    path = parse_storage_path(given.get("persistent_storage_path")) or environ.get(
         "NEBULA_PERSISTENT_STORAGE_PATH", ""
     )
-    local = place_of(given.get("local_storage_path")) or environ.get(
+    local = parse_storage_path(given.get("local_storage_path")) or environ.get(
         "NEBULA_LOCAL_STORAGE_PATH", ""
     )
     retention = int(number("num_of_version_in_retention", "", 2))
     if retention < 1:
         raise ValueError(f"num_of_version_in_retention must be 1 or more, not {retention}")
     if local and "://" in local and not local.startswith("file://"):
-        raise ValueError(f"local_storage_path is a directory of this node, not {local!r}")
+        raise ValueError(f"local_storage_path must be a directory of this node, not {local!r}")
     uri = to_uri(path) if path else ""
     server = _server(uri, options, environ)
-    place = "\n".join(filter(None, (uri, server)))
+    identity = "\n".join(filter(None, (uri, server)))
     default_bytes = _physical_bytes() * 4 // 5
     return Settings(
         store=open_store(uri, **options) if uri else None,
-        local=open_store(f"{to_uri(local)}/{_short_name(place)}") if local else None,
+        local=open_store(f"{to_uri(local)}/{_short_name(identity)}") if local else None,
         interval_seconds=number(
             "persistent_time_interval", "NEBULA_PERSISTENT_TIME_INTERVAL", _INTERVAL_SECONDS
         ),
@@ -130,31 +140,31 @@ _SERVERS: Final = {
     "gs": ("STORAGE_EMULATOR_HOST",),
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
 }
-"""Variables that name another server, by scheme."""
+"""Variables that set another endpoint, by scheme."""
 
 
 def _server(uri: str, options: StoreOptions, environ: Mapping[str, str]) -> str:
-    """Return the server that a store will be on, as far as arguments and environment say."""
-    told = options.get("endpoint_url") or ""
+    """Return the endpoint of a store, if arguments or environment set one."""
+    server = options.get("endpoint_url") or ""
     scheme = uri.partition("://")[0]
     for variable in _SERVERS.get(scheme, ()):
-        told = told or environ.get(variable, "")
-    if not told and scheme == "az":
+        server = server or environ.get(variable, "")
+    if not server and scheme == "az":
         account = environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
-        told = next((part for part in account.split(";") if part.startswith("BlobEndpoint=")), "")
-    return told.rstrip("/")
+        server = next((part for part in account.split(";") if part.startswith("BlobEndpoint=")), "")
+    return server.rstrip("/")
 
 
 _CLOUDS: Final = ("AWS_", "AZURE_", "CLOUDSDK_", "GOOGLE_")
 
 
-def signing_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that clouds find credentials by."""
+def credential_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables from which credentials of clouds are read."""
     return {name: value for name, value in environ.items() if name.startswith(_CLOUDS)}
 
 
 def _short_name(text: str) -> str:
-    """Return a name of what has a long one, the same in all processes."""
+    """Return a short name for a text, the same in all processes."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
 
 
@@ -162,11 +172,11 @@ def _physical_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _meeting_directory(environ: Mapping[str, str]) -> str:
-    """Return the directory where processes of a node meet, made for this user alone.
+def _socket_directory(environ: Mapping[str, str]) -> str:
+    """Return the directory of the socket, created with access for this user only.
 
     Raises:
-        PermissionError: It is somebody else's.
+        PermissionError: Other users may write there.
     """
     path = environ.get("AIOFLUX_NEBULA_DIR", "")
     if not path:
@@ -174,22 +184,60 @@ def _meeting_directory(environ: Mapping[str, str]) -> str:
         base = runtime if os.path.isdir(runtime) else tempfile.gettempdir()
         path = os.path.join(base, f"aioflux-nebula-{os.getuid()}")
     os.makedirs(path, mode=0o700, exist_ok=True)
-    told = os.stat(path)
-    if told.st_uid != os.getuid() or told.st_mode & 0o022:
+    status = os.stat(path)
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(
-            f"{path} is where the processes of a node meet, and others may write there; remove it, "
-            "or name another directory in AIOFLUX_NEBULA_DIR"
+            f"{path} is for the socket of the node daemon, but other users may write there; remove "
+            "it, or set AIOFLUX_NEBULA_DIR to another directory"
         )
     return path
 
 
-def meeting_path(place: str, environ: Mapping[str, str]) -> str:
-    """Return the path of the socket of all processes that save at a place.
+def socket_path(identity: str, environ: Mapping[str, str]) -> str:
+    """Return the path of the daemon's socket, by `Settings.identity`.
 
     Raises:
         ValueError: It is too long for a socket.
     """
-    path = os.path.join(_meeting_directory(environ), f"{_short_name(place)}.sock")
+    path = os.path.join(_socket_directory(environ), f"{_short_name(identity)}.sock")
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-        raise ValueError(f"{path} is too long for a socket; name a shorter AIOFLUX_NEBULA_DIR")
+        raise ValueError(f"{path} is too long for a socket; set a shorter AIOFLUX_NEBULA_DIR")
     return path
+
+
+def parse_storage_path(path: Any) -> str:
+    """Return the one path that is given; empty for None.
+
+    Nebula's own example has a comma after the path, which makes it a tuple.
+
+    Raises:
+        TypeError: It is not a path.
+    """
+    if isinstance(path, tuple | list) and len(path) == 1:
+        (path,) = path
+    if path is None:
+        return ""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"a storage path is a uri or a path of the local disk, not {path!r}")
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"a storage path is text, not {text!r}")
+    return text
+
+
+def to_uri(path: str) -> str:
+    """Return the uri of a storage path: itself, or that of a directory of the local disk."""
+    if "://" in path:
+        return str(parse_uri(path)).rstrip("/")
+    return f"file://{quote_path(os.path.abspath(os.path.expanduser(path)))}"
+
+
+def scheme_of(path: str) -> str:
+    """Return the scheme of a storage path; empty for an empty path."""
+    return parse_uri(to_uri(path)).scheme if path else ""
+
+
+def path_or_uri(uri: str) -> str:
+    """Return the local path of an object, for `torch.load`; its uri if it is not on disk."""
+    location = parse_uri(uri)
+    return location.key if location.scheme == "file" else uri

@@ -1,8 +1,8 @@
-"""What torch.save writes of an object, copied once, into memory that the keeper holds, too.
+"""Snapshots: objects as torch.save writes them, copied once into memory of the node daemon.
 
-    object -> how many bytes it is -> room of that size -> one copy, by a few threads
+    object -> its size -> a segment of that size -> one copy, by a few threads
 
-Room is asked for when the size is known, so that none of the budget is held for nothing.
+The segment is allocated when the size is known, so that none of the budget is wasted.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from aioflux.errors import CheckpointCorruptError, CheckpointError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-    from aioflux.compat.nebula._client import Client
+    from aioflux.compat.nebula._daemon_client import DaemonClient
 
 
-__all__ = ["Snapshots", "load_piece"]
+__all__ = ["Snapshots", "load_segment"]
 
 _PAGE_BYTES = 4096
 
 
 class _DiskArena:
-    """A piece of the disk in the place of memory, for what memory has no room for."""
+    """A segment on disk, for parts that do not fit in memory."""
 
     def __init__(self, number: int, size: int, directory: str) -> None:
         self.number, self.size = number, size
         with tempfile.TemporaryFile(dir=directory or None, prefix="aioflux-nebula-") as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # no room is an error here, not a signal
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk fails here, not later
             self.fd = os.dup(file.fileno())
         self._map = mmap.mmap(self.fd, size)
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """Give it back."""
+        """Unmap and close it."""
         self.view.release()
         self._map.close()
         os.close(self.fd)
 
 
 class Snapshots:
-    """Copies objects to the keeper; memory that was mapped once is used again."""
+    """Copies objects to the node daemon, into mapped memory that is reused."""
 
-    def __init__(self, client: Client, disk: str = "") -> None:
+    def __init__(self, client: DaemonClient, disk: str = "") -> None:
         self._client = client
         self._disk = disk
         self._arenas: dict[int, Arena] = {}
@@ -68,33 +68,33 @@ class Snapshots:
             Whether the tag is complete with it.
 
         Raises:
-            CheckpointError: It could not be handed over.
+            CheckpointError: It could not be copied.
         """
-        begun = time.perf_counter()
+        started = time.perf_counter()
         pieces = pickle_state(value)
         size = -(-pieces.num_bytes // _PAGE_BYTES) * _PAGE_BYTES
-        kind, number, its_size, gone = self._client.call("room", size)
-        self._forget(gone)
+        kind, number, size, freed = self._client.call("allocate", size)
+        self._unmap(freed)
         try:
-            arena = self._arena(kind, number, its_size)
+            arena = self._arena(kind, number, size)
             pieces.copy_to(arena.view)
         except BaseException:
             with suppress(CheckpointError):
-                self._client.call("abandon", number)
+                self._client.call("cancel", number)
             raise
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         fds = () if kind == "reuse" else (arena.fd,)
         part = (tag, name, pieces.num_bytes)
         try:
-            return bool(self._client.call("saved", number, part, num_files, seconds, fds=fds))
+            return bool(self._client.call("add_part", number, part, num_files, seconds, fds=fds))
         finally:
             if isinstance(arena, Arena):
-                arena.close_descriptor()  # the keeper has it, and the map is enough here
+                arena.close_descriptor()  # the daemon has it, and the map remains
             else:
                 arena.close()
 
     def close(self) -> None:
-        """Give up what is mapped here; the keeper has it still."""
+        """Unmap all memory; the daemon still has it."""
         for arena in self._arenas.values():
             arena.close()
         self._arenas.clear()
@@ -107,24 +107,23 @@ class Snapshots:
                 return _DiskArena(number, size, self._disk)
             except OSError as exc:
                 raise CheckpointError(
-                    f"a part of {size:,} bytes has no room: neither in NEBULA_MEMORY_BUFFER_SIZE "
-                    f"nor on the disk ({exc}); allow for more memory"
+                    f"a part of {size:,} bytes fits neither in NEBULA_MEMORY_BUFFER_SIZE nor on "
+                    f"disk ({exc}); increase NEBULA_MEMORY_BUFFER_SIZE"
                 ) from exc
         arena = self._arenas[number] = Arena(number, size, is_shared=True)
         return arena
 
-    def _forget(self, gone: list[int]) -> None:
-        if self._generation != self._client.generation:
+    def _unmap(self, freed: list[int]) -> None:
+        if self._generation != self._client.generation:  # another daemon: all numbers are new
             self._generation = self._client.generation
-            kept = [each for each in self._arenas if each not in gone]
-            gone = [*gone, *kept]
-        for number in gone:
+            freed = list(self._arenas)
+        for number in freed:
             if (arena := self._arenas.pop(number, None)) is not None:
                 arena.close()
 
 
-class _Lent(RawBinaryFile):
-    """The bytes of a part, read where the keeper has them."""
+class _SegmentFile(RawBinaryFile):
+    """A part in the memory of the daemon, as a file."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -139,11 +138,11 @@ class _Lent(RawBinaryFile):
         return True
 
     def tell(self) -> int:
-        """Return where the next read begins."""
+        """Return the offset of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to another byte."""
+        """Set the offset of the next read."""
         base = (0, self._at, self._view.nbytes)[whence]
         self._at = max(0, base + offset)
         return self._at
@@ -151,34 +150,34 @@ class _Lent(RawBinaryFile):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Copy to `buffer`."""
         into = memoryview(buffer).cast("B")
-        piece = self._view[self._at : self._at + into.nbytes]
-        into[: piece.nbytes] = piece
-        self._at += piece.nbytes
-        return piece.nbytes
+        found = self._view[self._at : self._at + into.nbytes]
+        into[: found.nbytes] = found
+        self._at += found.nbytes
+        return found.nbytes
 
 
-def load_piece(
-    fd: int, size: int, checksum: int | None, what: str, *, map_location: Any, weights_only: bool
+def load_segment(
+    fd: int, size: int, checksum: int | None, name: str, *, map_location: Any, weights_only: bool
 ) -> Any:
-    """Load a part from memory of the keeper, which is copied once.
+    """Load a part from memory of the daemon, with one copy.
 
     Args:
-        fd: The memory.
+        fd: Descriptor of the memory.
         size: Bytes of the part.
-        checksum: Their crc32c where it is known.
-        what: How an error calls it.
+        checksum: Their crc32c; None if it is not computed yet.
+        name: Name of the part in errors.
         map_location: As `torch.load`.
         weights_only: As `torch.load`.
 
     Raises:
-        CheckpointCorruptError: The bytes are not those that were saved.
+        CheckpointCorruptError: The bytes are damaged.
     """
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as mapped:
         view = memoryview(mapped)
         try:
             if checksum is not None and crc32c(view) != checksum:
-                raise CheckpointCorruptError(f"{what} is damaged in memory")
-            with _Lent(view) as file:
+                raise CheckpointCorruptError(f"{name} is damaged in memory")
+            with _SegmentFile(view) as file:
                 return torch.load(file, map_location=map_location, weights_only=weights_only)
         finally:
             view.release()

@@ -1,4 +1,4 @@
-"""Where a tag can be loaded from, the nearest first: memory of the node, its disk, the bucket."""
+"""Sources from which a tag can be loaded: memory, local disk, persistent storage."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux import _bridge
 from aioflux.checkpoint._maintain.tags import is_valid, list_tags, read_part, read_tag
-from aioflux.checkpoint._store.commits import uri_below
+from aioflux.compat.nebula._storage_tier import STORAGE
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aioflux.checkpoint._maintain.tags import StoredTag
-    from aioflux.compat.nebula._client import Client
+    from aioflux.compat.nebula._daemon_client import DaemonClient
     from aioflux.store import Store
 
-__all__ = ["Found", "find_all", "find_tag", "newest_valid"]
+__all__ = ["SavedTag", "StoreSource", "find_all", "find_tag", "newest_valid"]
 
 
-class Source(Protocol):
-    """One place that has a tag."""
+class TagSource(Protocol):
+    """One tier that has a tag."""
 
     @property
-    def place(self) -> str:
+    def tier(self) -> str:
         """`memory`, `disk` or `storage`."""
 
     @property
@@ -34,52 +34,54 @@ class Source(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of them all."""
+        """Their bytes."""
 
     def is_valid(self) -> bool:
-        """Tell whether all of it is there."""
+        """Return whether it is complete."""
 
     def load(self, name: str, *, map_location: Any, weights_only: Any) -> Any:
         """Load one part.
 
         Raises:
             KeyError: There is no such part.
-            CheckpointCorruptError: It is gone, or not what was saved.
+            CheckpointCorruptError: It is gone or damaged.
         """
 
 
 @dataclass(frozen=True, slots=True)
-class _InMemory:
-    client: Client
-    told: dict[str, Any]
-    """What the keeper says of it."""
+class _MemorySource:
+    client: DaemonClient
+    description: dict[str, Any]
+    """The tag in the answer to `list_tags`."""
 
-    place = "memory"
+    tier = "memory"
 
     @property
     def names(self) -> list[str]:
-        return list(self.told["names"])
+        return list(self.description["names"])
 
     @property
     def size_bytes(self) -> int:
-        return int(self.told["size_bytes"])
+        return int(self.description["size_bytes"])
 
     def is_valid(self) -> bool:
         return True
 
     def load(self, name: str, *, map_location: Any, weights_only: Any) -> Any:
-        from aioflux.compat.nebula._snapshot import load_piece
+        from aioflux.compat.nebula._snapshot import load_segment
 
-        tag = self.told["tag"]
-        lent, fds = self.client.ask("fetch", tag, self.told["save_id"], name)
-        if lent is None:
+        tag = self.description["tag"]
+        found, fds = self.client.call_if_running(
+            "open_part", tag, self.description["save_id"], name
+        )
+        if found is None:
             if name not in self.names:
                 raise KeyError(name)
-            raise CheckpointCorruptError(f"{tag} is not in memory any more")
-        number, size, checksum = lent
+            raise CheckpointCorruptError(f"{tag} is no longer in memory")
+        number, size, checksum = found
         (fd,) = fds
         try:
-            return load_piece(
+            return load_segment(
                 fd,
                 size,
                 checksum,
@@ -89,14 +91,16 @@ class _InMemory:
             )
         finally:
             os.close(fd)
-            self.client.ask("done", number)
+            self.client.call_if_running("close_part", number)
 
 
 @dataclass(frozen=True, slots=True)
-class _InStore:
+class StoreSource:
+    """A tag in a store."""
+
     store: Store
     stored: StoredTag
-    place: str
+    tier: str
 
     @property
     def names(self) -> list[str]:
@@ -109,6 +113,10 @@ class _InStore:
     def is_valid(self) -> bool:
         return _bridge.run(is_valid(self.store, self.stored))
 
+    def uri(self, name: str) -> str:
+        """Return the uri of a part."""
+        return self.stored.part_uri(self.store, name)
+
     def load(self, name: str, *, map_location: Any, weights_only: Any) -> Any:
         import torch
 
@@ -118,27 +126,26 @@ class _InStore:
                 file.path, map_location=map_location, weights_only=weights_only, mmap=True
             )
         except Exception as exc:
-            uri = uri_below(self.store, self.stored.prefix)
-            exc.add_note(f"while {name} of {uri} was loaded, whose bytes are as they were stored")
+            exc.add_note(f"while loading {self.uri(name)}, whose bytes are as they were saved")
             raise
         finally:
             file.close()
 
 
 @dataclass(slots=True)
-class Found:
-    """A save of a tag, and where it is."""
+class SavedTag:
+    """One save of a tag, and its sources."""
 
     tag: str
     """The tag."""
     save_id: str
-    """Names the save; sorts by time."""
-    sources: list[Source] = field(default_factory=list)
-    """Where it is, the nearest first."""
+    """Id of the save; sorts by time."""
+    sources: list[TagSource] = field(default_factory=list)
+    """Its sources, the nearest first."""
 
     @property
     def names(self) -> list[str]:
-        """Names of the parts; memory has those of its node alone."""
+        """Names of the parts; memory has only those of its own node."""
         return sorted({name for source in self.sources for name in source.names})
 
     @property
@@ -147,23 +154,23 @@ class Found:
         return max(source.size_bytes for source in self.sources)
 
     def is_valid(self) -> bool:
-        """Tell whether all of it is in one place at least; those that lack something are left."""
+        """Return whether a source is complete; drop the others."""
         self.sources = [source for source in self.sources if source.is_valid()]
         return bool(self.sources)
 
     def load(self, name: str, *, map_location: Any, weights_only: Any) -> Any:
-        """Load one part from the nearest place that has it whole.
+        """Load one part from the nearest source that has it undamaged.
 
         Raises:
             CheckpointNotFoundError: There is no such part.
-            CheckpointCorruptError: In no place is it what was saved.
+            CheckpointCorruptError: It is damaged in every source.
         """
         failures: list[CheckpointCorruptError] = []
         for source in self.sources:
             try:
                 return source.load(name, map_location=map_location, weights_only=weights_only)
             except KeyError:
-                continue  # memory of a node that has others
+                continue  # in the memory of another node
             except CheckpointCorruptError as exc:
                 failures.append(exc)
         if not failures:
@@ -171,79 +178,74 @@ class Found:
                 f"{self.tag} has no {name!r}; it has {', '.join(self.names)}"
             )
         error = CheckpointCorruptError(
-            f"{name!r} of {self.tag} can be loaded from nowhere; load an earlier tag"
+            f"{name!r} of {self.tag} cannot be loaded from any source; load an earlier tag"
         )
         for failure in failures:
             error.add_note(str(failure))
         raise error
 
 
-def find_all(client: Client | None, stores: Iterable[tuple[str, Store]]) -> list[Found]:
-    """Return all saves that there are, the newest first; they are not verified.
+def find_all(client: DaemonClient | None, stores: Iterable[tuple[str, Store]]) -> list[SavedTag]:
+    """Return all saves, the newest first, without verifying them.
 
     Args:
-        client: Who asks the keeper; None where there is none to ask.
-        stores: The stores to look in with the names of their places, the nearest first.
+        client: The connection to the daemon; None to leave memory out.
+        stores: The stores by the name of their tier, the nearest first.
     """
-    told = _told(client)
-    stored = {place: (store, _bridge.run(list_tags(store))) for place, store in stores}
-    return _merge(client, told, stored)
+    in_memory = _list_memory(client)
+    stored = {tier: (store, _bridge.run(list_tags(store))) for tier, store in stores}
+    return _merge(in_memory, stored)
 
 
-def find_tag(client: Client | None, stores: Iterable[tuple[str, Store]], tag: str) -> list[Found]:
-    """Return the saves of one tag, the newest first; they are not verified."""
-    told = _told(client)
+def find_tag(
+    client: DaemonClient | None, stores: Iterable[tuple[str, Store]], tag: str
+) -> list[SavedTag]:
+    """Return the saves of one tag, the newest first, without verifying them."""
+    in_memory = _list_memory(client)
     stored = {}
-    for place, store in stores:
+    for tier, store in stores:
         found = _bridge.run(read_tag(store, tag))
-        stored[place] = (store, [found] if found is not None else [])
-    return [each for each in _merge(client, told, stored) if each.tag == tag]
+        stored[tier] = (store, [found] if found is not None else [])
+    return [each for each in _merge(in_memory, stored) if each.tag == tag]
 
 
-def _told(client: Client | None) -> list[dict[str, Any]]:
-    """Return what is in memory; asked before stores are looked at, which then have what it says."""
-    return (client.ask("tags")[0] if client is not None else None) or []
+def _list_memory(client: DaemonClient | None) -> list[_MemorySource]:
+    """Return the tags in memory, before the stores are read: a tag that leaves it is in those."""
+    if client is None:
+        return []
+    return [_MemorySource(client, each) for each in client.call_if_running("list_tags")[0] or []]
 
 
 def _merge(
-    client: Client | None,
-    told: list[dict[str, Any]],
-    stored: dict[str, tuple[Store, list[StoredTag]]],
-) -> list[Found]:
-    found: dict[str, Found] = {}
-    committed = {
-        place: {each.commit.save_id for each in tags} for place, (_, tags) in stored.items()
-    }
-    for each in told:
-        if _is_believed(each, committed):
-            save = found.setdefault(each["save_id"], Found(each["tag"], each["save_id"]))
-            save.sources.append(_InMemory(_given(client), each))
-    for place, (store, tags) in stored.items():
-        for tag in tags:
-            save_id = tag.commit.save_id
-            save = found.setdefault(save_id, Found(tag.tag, save_id))
-            save.sources.append(_InStore(store, tag, place))
+    in_memory: list[_MemorySource], stored: dict[str, tuple[Store, list[StoredTag]]]
+) -> list[SavedTag]:
+    found: dict[str, SavedTag] = {}
+    committed = {tier: {each.commit.save_id for each in tags} for tier, (_, tags) in stored.items()}
+    for source in in_memory:
+        if _is_current(source.description, committed):
+            tag, save_id = source.description["tag"], source.description["save_id"]
+            found.setdefault(save_id, SavedTag(tag, save_id)).sources.append(source)
+    for tier, (store, tags) in stored.items():
+        for each in tags:
+            save_id = each.commit.save_id
+            save = found.setdefault(save_id, SavedTag(each.tag, save_id))
+            save.sources.append(StoreSource(store, each, tier))
     return sorted(found.values(), key=lambda each: each.save_id, reverse=True)
 
 
-def _given(client: Client | None) -> Client:
-    assert client is not None
-    return client
+def _is_current(in_memory: dict[str, Any], committed: dict[str, set[str]]) -> bool:
+    """Return whether a tag in memory counts.
 
-
-def _is_believed(told: dict[str, Any], committed: dict[str, set[str]]) -> bool:
-    """Tell whether what is in memory counts.
-
-    What was saved and is not there any more, somebody has removed: memory must not bring it back.
-    What several nodes saved is in the memory of each, unless one was replaced since: until it is
-    saved, nobody knows.
+    A tag that was saved to the storage and is not there any more was deleted: memory must not bring
+    it back. A tag of several nodes is in the memory of each, and one of them may have died since:
+    it counts once it is in the storage.
     """
-    is_stored = told["save_id"] in committed.get("storage", set())
-    if "storage" in told["places"] and "storage" in committed:
+    is_stored = in_memory["save_id"] in committed.get(STORAGE, set())
+    if STORAGE in in_memory["saved_in"] and STORAGE in committed:
         return is_stored
-    return told["num_nodes"] == 1 or is_stored
+    return in_memory["num_nodes"] == 1 or is_stored
 
 
-def newest_valid(found: Iterable[Found]) -> Found | None:
-    """Return the first of several saves that is all there."""
+def newest_valid(found: Iterable[SavedTag]) -> SavedTag | None:
+    """Return the first valid one of several saves."""
     return next((each for each in found if each.is_valid()), None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from aioflux import sync
-from aioflux._values.uri import parse_uri
-from aioflux.compat.s3_datapipes._urls import split_url
+from aioflux._store_cache import StoreCache
+from aioflux._values.uri import parse_uri, split_at_bucket
 from aioflux.options import MIB, S3Access, Timeouts, TransferOptions, carries_secret
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Stores:
     def __init__(self, options: StoreOptions, region: str = "") -> None:
         self._options = options
         self._region = region
-        self._stores: dict[str, sync.Store] = {}
+        self._stores = StoreCache(partial(_open_store, options, region))
 
     def __reduce__(self) -> tuple[type[Stores], tuple[StoreOptions, str]]:
         if carries_secret(self._options.get("credentials")):
@@ -57,12 +58,12 @@ class Stores:
             TypeError: The url is no string.
             ValueError: It is none that aioflux can open, or a setting has no effect with it.
         """
-        root, key = split_url(url)
-        store = self._stores.get(root)
-        if store is None:
-            options = in_region(self._options, self._region, url)
-            store = self._stores[root] = sync.open_store(root, **options)
-        return store, key
+        bucket, key = split_at_bucket(parse_uri(url))
+        return self._stores[bucket], key
+
+
+def _open_store(options: StoreOptions, region: str, uri: str) -> sync.Store:
+    return sync.open_store(uri, **in_region(options, region, uri))
 
 
 def in_region(options: StoreOptions, region: str, url: str) -> StoreOptions:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from aioflux._values.uri import Location, parse_uri
-
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["ListedUrl", "split_url"]
+__all__ = ["ListedUrl"]
 
 
 class ListedUrl(str):
@@ -32,17 +30,3 @@ class ListedUrl(str):
 
     def __reduce__(self) -> tuple[type[ListedUrl], tuple[ObjectMeta]]:
         return ListedUrl, (self.meta,)
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """Return the uri of the bucket of a url, and the key or prefix in it.
-
-    A bucket is one store, so that its objects share connections and limits.
-
-    Raises:
-        TypeError: It is no string.
-        ValueError: It is no uri that aioflux can open.
-    """
-    location = parse_uri(url)
-    root = Location(location.scheme, location.bucket, "/" if location.scheme == "file" else "")
-    return str(root), location.key.removeprefix(root.key)

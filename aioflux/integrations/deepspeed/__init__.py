@@ -5,12 +5,12 @@
     engine.save_checkpoint("gs://bucket/run-7")
     engine.load_checkpoint("gs://bucket/run-7")
 
-A tag is one checkpoint of named parts: it counts when every rank has stored its own, or not at all,
-and `latest` is moved then and not before. With `attach(engine, decoupled=True)` training goes on
-while the parts are stored.
+A tag is one checkpoint of named parts: it is committed when every rank has stored its own, or not
+at all, and `latest` is moved then and not before. With `attach(engine, decoupled=True)` training
+continues while the parts are stored.
 
-DeepSpeed has no way to name another checkpoint engine than its own. `attach` puts one in its place
-and gives DeepSpeed, which looks at directories beside it, a directory with empty files to look at.
+DeepSpeed has no setting for a checkpoint engine other than its own. `attach` replaces the engine,
+and gives DeepSpeed, which also inspects directories itself, one with empty files as placeholders.
 """
 
 from __future__ import annotations

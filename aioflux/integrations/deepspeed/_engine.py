@@ -1,7 +1,7 @@
-"""AiofluxCheckpointEngine: what DeepSpeed 0.19 asks of a checkpoint engine.
+"""The checkpoint engine that DeepSpeed 0.19 calls.
 
-    create(tag) on all ranks -> save(part) some times -> commit on all ranks -> `latest` moves
-    decoupled:                  copy, upload beside training -> commit when all ranks are done
+    create(tag) on all ranks -> save(part), several times -> commit on all ranks -> `latest` moves
+    decoupled:                  copy, upload beside training -> commit when all ranks have finished
 
 The engine is no subclass of DeepSpeed's: it needs no DeepSpeed to be imported, which takes seconds.
 """
@@ -9,6 +9,7 @@ The engine is no subclass of DeepSpeed's: it needs no DeepSpeed to be imported, 
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import logging
 import os
 import secrets
@@ -20,23 +21,29 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 
 from aioflux import _bridge
+from aioflux._store_cache import StoreCache
 from aioflux.checkpoint import save as save_object
-from aioflux.checkpoint._format.commit import new_save_id
-from aioflux.checkpoint._maintain.tags import read_part, read_tag
-from aioflux.checkpoint._save.job import UploadSettings
-from aioflux.checkpoint._save.ranks import Ranks, open_ranks
-from aioflux.checkpoint._save.staging import Arena
-from aioflux.checkpoint._save.state_pickle import pickle_state
-from aioflux.checkpoint._save.tag_save import PartData, TagSave, tag_job, write_part
-from aioflux.checkpoint._store.objects import open_checkpoint
+from aioflux.checkpoint._tag_checkpoints import (
+    Arena,
+    PartData,
+    TagSave,
+    UploadSettings,
+    new_save_id,
+    open_checkpoint,
+    open_ranks,
+    pickle_state,
+    read_part,
+    read_tag,
+    tag_job,
+    write_part,
+)
 from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundError
-from aioflux.integrations.deepspeed._roots import LATEST, Roots, put_placeholders
+from aioflux.integrations.deepspeed._placeholders import LATEST, Placeholders, put_placeholders
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from aioflux.checkpoint._format.commit import StoredObject
-    from aioflux.checkpoint._save.job import Job
+    from aioflux.checkpoint._tag_checkpoints import Job, Ranks, StoredObject
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
@@ -44,12 +51,12 @@ __all__ = ["AiofluxCheckpointEngine", "CommitInfo"]
 
 _log = logging.getLogger("aioflux")
 
-_LOOK_UP_SECONDS: Final = 0.5
-"""Time between two looks of a waiting caller at signals."""
+_POLL_SECONDS: Final = 0.5
+"""Interval at which a waiting caller wakes for signals."""
 
 
 class CommitInfo(Protocol):
-    """What DeepSpeed tells of a checkpoint."""
+    """DeepSpeed's description of a checkpoint."""
 
     tag: str
     save_dir: str
@@ -57,7 +64,7 @@ class CommitInfo(Protocol):
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _PendingCheckpoint:
     """One checkpoint that is not committed yet."""
 
     info: CommitInfo
@@ -70,15 +77,15 @@ class _UnderWay:
 
     @property
     def is_uploaded(self) -> bool:
-        """Whether all parts of this rank have come to their end."""
+        """Whether all uploads of this rank have finished or failed."""
         return all(upload.done() for upload in self.uploads)
 
 
 class AiofluxCheckpointEngine:
-    """Stores checkpoints of DeepSpeed; put in its place by `attach`.
+    """Checkpoint engine of DeepSpeed that stores to uris; see `attach`.
 
     Attributes:
-        name: What DeepSpeed calls it.
+        name: Its name for DeepSpeed.
     """
 
     def __init__(
@@ -89,58 +96,55 @@ class AiofluxCheckpointEngine:
         commit_seconds: float = 600.0,
         **options: Unpack[StoreOptions],
     ) -> None:
-        """Sends nothing yet.
+        """Take the settings; sends nothing yet.
 
         Args:
-            config_params: What DeepSpeed gives its engines; nothing of it is needed.
+            config_params: Argument of DeepSpeed for its engines; unused.
             decoupled: Return from a save when the parts are copied, and commit when all ranks have
                 stored theirs, at the end of a step.
-            commit_seconds: How long ranks wait for each other; 600 by default.
+            commit_seconds: Time that ranks wait for each other; 600 by default.
             options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
                 `ssl_context`, as `aioflux.open_store`.
         """
         if not commit_seconds > 0:
             raise ValueError(f"commit_seconds must be above 0, not {commit_seconds!r}")
         self.name = type(self).__name__
-        self.roots = Roots()
-        """Directories that stand for uris."""
+        self.placeholders = Placeholders()
+        """Directories in place of uris."""
         self._is_decoupled = decoupled
         self._commit_seconds = commit_seconds
         self._options = options
         self._ranks: Ranks | None = None
-        self._stores: dict[str, Store] = {}
-        self._current: _UnderWay | None = None
+        self._stores = StoreCache(functools.partial(_open_store, options))
+        self._current: _PendingCheckpoint | None = None
         self._arenas: list[Arena] = []
-        """Memory of the last checkpoint, for the next."""
+        """Memory of the last checkpoint, reused for the next."""
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks of the training; every rank asks for it at the same time."""
+        """The ranks of the training; first read on every rank at the same time."""
         if self._ranks is None:
             self._ranks = open_ranks(None, self._commit_seconds)
         return self._ranks
 
     def store(self, uri: str) -> Store:
-        """Return the store of a root, which stays open."""
-        if uri not in self._stores:
-            self._stores[uri] = open_checkpoint(uri, **self._options)
-            _bridge.close_when_dropped(self._stores[uri])
+        """Return the store at a uri, which stays open."""
         return self._stores[uri]
 
     def create(self, info: CommitInfo) -> None:
-        """Begin a checkpoint; every rank does.
+        """Begin a checkpoint; called by every rank.
 
-        One that is under way is committed first where this engine is decoupled. Else it was begun
-        and never committed, so that parts of it may be missing: it is given up.
+        A pending one is committed first if this engine is decoupled. Otherwise it was begun and
+        never committed, so that parts of it may be missing: it is abandoned.
 
         Raises:
-            CheckpointError: A rank could not store the one before, or the tag leads out of
+            CheckpointError: A rank could not store the one before, or the tag is not below
                 `save_dir`.
         """
         if self._current is not None and self._is_decoupled:
             self.commit(self._current.info)
         self._abandon()
-        uri = self.roots.uri_of(info.save_dir)
+        uri = self.placeholders.uri_of(info.save_dir)
         put_placeholders(info.save_dir, info.tag, [])
         os.makedirs(info.save_dir, exist_ok=True)
         ranks = self.ranks
@@ -153,13 +157,13 @@ class AiofluxCheckpointEngine:
             started=time.time(),
             staged_seconds=0.0,
         )
-        self._current = _UnderWay(info, uri, job)
+        self._current = _PendingCheckpoint(info, uri, job)
 
     def save(self, state_dict: Any, path: str) -> None:
         """Store one part, or copy it to be stored beside the training.
 
         Args:
-            state_dict: What torch.save takes.
+            state_dict: Any state that torch.save accepts.
             path: Where DeepSpeed would write it, `save_dir/tag/name`.
 
         Raises:
@@ -167,13 +171,13 @@ class AiofluxCheckpointEngine:
         """
         current = self._current
         if current is None:
-            raise CheckpointError(f"{path} is saved and no checkpoint was begun; call create first")
+            raise CheckpointError(f"{path} is saved without a checkpoint; call create first")
         directory, name = os.path.split(path)
         if os.path.abspath(directory) == os.path.abspath(current.info.save_dir):
             save_object(state_dict, f"{current.uri}/{name}", **self._options)
             return  # `save_16bit_model`: an object of its own
         try:
-            part = PartData(name, self._pieces(state_dict, current))
+            part = PartData(name, self._serialize(state_dict, current))
             upload = _bridge.begin(write_part(self.store(current.uri), current.job, part))
             current.uploads.append(upload)
             if not self._is_decoupled:
@@ -188,8 +192,8 @@ class AiofluxCheckpointEngine:
     def load(self, path: str, map_location: Any = None) -> Any:
         """Load one part, verified.
 
-        Like DeepSpeed's own engines it loads anything that pickles, which runs code: load nothing
-        that others can write to.
+        Like DeepSpeed's own engines it unpickles anything, which can run code: load nothing that
+        others can write to.
 
         Args:
             path: Where DeepSpeed would have written it, `load_dir/tag/name`.
@@ -197,11 +201,11 @@ class AiofluxCheckpointEngine:
 
         Raises:
             CheckpointNotFoundError: There is no such checkpoint, or no such part.
-            CheckpointCorruptError: It is not what was saved.
+            CheckpointCorruptError: Its bytes are not those that were saved.
         """
         directory, name = os.path.split(path)
-        root, tag = self.roots.split(directory)
-        uri = self.roots.uri_of(root)
+        root, tag = self.placeholders.split_tag(directory)
+        uri = self.placeholders.uri_of(root)
         store = self.store(uri)
         found = _bridge.run(read_tag(store, tag))
         if found is None and os.path.isfile(path) and os.path.getsize(path):
@@ -218,26 +222,26 @@ class AiofluxCheckpointEngine:
             file.close()
 
     def commit(self, info: CommitInfo) -> bool:
-        """Make a checkpoint count, and move `latest` to it; every rank does.
+        """Commit a checkpoint, and move `latest` to it; called by every rank.
 
         Returns:
             True.
 
         Raises:
-            CheckpointError: A rank could not store its parts: on no rank does it count, and
-                `latest` stays where it was.
+            CheckpointError: A rank could not store its parts: nothing is committed on any rank, and
+                `latest` stays as it was.
         """
         current = self._current
         if current is None or (current.info.tag, current.info.save_dir) != (
             info.tag,
             info.save_dir,
         ):
-            raise CheckpointError(f"{info.tag} is committed and was not begun; call create first")
+            raise CheckpointError(f"{info.tag} is committed without being begun; call create first")
         self._current = None
         failure = self._finish(current)
-        failures = self._told(failure, bool(current.stored))
+        failures = self._gather_failures(failure, bool(current.stored))
         if failures is None:
-            return True  # nothing but an object of its own
+            return True  # only an object of its own was saved
         error: AiofluxError | None = None
         job = current.job
         if failures and not failure:
@@ -254,53 +258,53 @@ class AiofluxCheckpointEngine:
         return True
 
     @property
-    def under_way(self) -> object:
-        """Names the checkpoint that is not committed yet; None without one."""
+    def pending(self) -> object:
+        """Identity of the checkpoint that is not committed yet; None without one."""
         return self._current
 
     def fail(self, reason: BaseException) -> None:
-        """Know that a checkpoint was not saved to its end: it never counts."""
+        """Record that a checkpoint was not saved to its end: it is never committed."""
         if self._current is not None and not self._current.failure:
             self._current.failure = f"{type(reason).__name__}: {reason}"
 
     def _abandon(self) -> None:
-        """Give up what was begun and never committed; each rank for itself."""
+        """Delete the parts of a checkpoint that was begun and never committed, on this rank."""
         current, self._current = self._current, None
         if current is None:
             return
         for upload in current.uploads:
             upload.cancel()
         self._finish(current)
-        _log.warning("%s at %s was never committed and is given up", current.info.tag, current.uri)
+        _log.warning("%s at %s was never committed and is abandoned", current.info.tag, current.uri)
         keys = [current.job.prefix + stored.key for stored in current.stored]
         try:
             _bridge.run(self.store(current.uri).delete_many(keys))
         except AiofluxError as exc:
-            _log.warning("parts of it stay, for `aioflux clean`: %s", exc)
+            _log.warning("its parts could not be deleted, run `aioflux clean`: %s", exc)
 
-    def _finish(self, current: _UnderWay) -> str:
-        """Wait for the parts of this rank, and return why one could not be stored."""
+    def _finish(self, current: _PendingCheckpoint) -> str:
+        """Wait for the uploads of this rank, and return the message of the first failure."""
         failure = current.failure
         for upload in current.uploads:
             try:
                 current.stored.append(_wait(upload))
             except (AiofluxError, concurrent.futures.CancelledError) as exc:
                 failure = failure or str(exc) or "it was cancelled"
-        # Those of the checkpoint before are given up: two would be held for one that is in use.
+        # Those of the checkpoint before are freed: two sets would be held for one in use.
         self._arenas, unused = current.arenas, self._arenas
         for arena in unused:
             arena.close()
         return failure
 
-    def _told(self, failure: str, has_parts: bool) -> list[str] | None:
-        """Return what failed on any rank; None where no rank has saved anything."""
+    def _gather_failures(self, failure: str, has_parts: bool) -> list[str] | None:
+        """Return the failures of all ranks; None if no rank has saved a part."""
         ranks = self.ranks
-        told = ranks.gather((failure, has_parts))
-        failures = [f"rank {rank}: {each[0]}" for rank, each in enumerate(told) if each[0]]
-        is_empty = not failures and not any(each[1] for each in told)
+        outcomes = ranks.gather((failure, has_parts))
+        failures = [f"rank {rank}: {each[0]}" for rank, each in enumerate(outcomes) if each[0]]
+        is_empty = not failures and not any(each[1] for each in outcomes)
         return ranks.broadcast(None if is_empty else failures)
 
-    async def _publish(self, current: _UnderWay, job: Job, failure: str) -> None:
+    async def _publish(self, current: _PendingCheckpoint, job: Job, failure: str) -> None:
         store = self.store(current.uri)
         settings = UploadSettings(commit_seconds=self._commit_seconds)
         save = TagSave(store, settings, replace(job, failure=failure), current.stored)
@@ -308,18 +312,18 @@ class AiofluxCheckpointEngine:
         if current.info.save_latest and job.rank == 0:
             await store.put(LATEST, current.info.tag.encode(), content_type="text/plain")
 
-    def _pieces(self, state_dict: Any, current: _UnderWay) -> list[memoryview]:
-        """Return the bytes of a part; a copy, where training goes on beside its upload."""
+    def _serialize(self, state_dict: Any, current: _PendingCheckpoint) -> list[memoryview]:
+        """Return the bytes of a part; a copy if training continues during its upload."""
         found = pickle_state(state_dict)
         if not self._is_decoupled:
             return found.views()
-        arena = self._take(found.num_bytes)
+        arena = self._acquire_arena(found.num_bytes)
         current.arenas.append(arena)
         found.copy_to(arena.view)
         return [arena.view[: found.num_bytes]]
 
-    def _take(self, size: int) -> Arena:
-        """Return memory, that of an earlier checkpoint where it fits: warm memory is faster."""
+    def _acquire_arena(self, size: int) -> Arena:
+        """Return memory, if possible that of an earlier checkpoint: warm memory is faster."""
         fitting = [arena for arena in self._arenas if size <= arena.size <= 2 * size]
         if not fitting:
             return Arena(0, size, is_shared=False)
@@ -327,29 +331,29 @@ class AiofluxCheckpointEngine:
         self._arenas.remove(arena)
         return arena
 
-    # What else DeepSpeed asks of an engine.
+    # Further methods that DeepSpeed calls.
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Make a directory for DeepSpeed to look at."""
-        self.roots.uri_of(path)
+        """Make a directory that DeepSpeed inspects."""
+        self.placeholders.uri_of(path)
         os.makedirs(path, exist_ok=exist_ok)
 
     def is_data_parallel_writer(self, dp_rank: int) -> bool:
-        """Tell whether this rank saves the model: the first of those that have the same."""
+        """Return whether this rank saves the model: the first of those with the same state."""
         return dp_rank == 0
 
     def is_decoupled(self) -> bool:
-        """Tell whether DeepSpeed commits at the end of a step, and not of a save."""
+        """Return whether DeepSpeed commits at the end of a step, not of a save."""
         return self._is_decoupled
 
     def set_commit_info(self, info: CommitInfo) -> None:
-        """Take what `create` was told already."""
+        """Do nothing: `create` has received the same."""
 
     def get_commit_info(self) -> CommitInfo | None:
-        """Return what is to be committed now: what all ranks have stored their parts of.
+        """Return the checkpoint to be committed now: all ranks have finished its uploads.
 
-        DeepSpeed asks on every rank at the end of a step; while something is under way the ranks
-        agree on the answer.
+        DeepSpeed calls this on every rank at the end of a step; while a checkpoint is pending the
+        ranks agree on the answer.
         """
         current = self._current
         if current is None:
@@ -358,7 +362,7 @@ class AiofluxCheckpointEngine:
         return None if is_waiting else current.info
 
     def cleanup(self) -> None:
-        """Commit what is decoupled and under way, and give all back; every rank does.
+        """Commit a pending decoupled checkpoint, and free everything; called by every rank.
 
         Raises:
             CheckpointError: It could not be committed.
@@ -371,21 +375,25 @@ class AiofluxCheckpointEngine:
             if self._ranks is not None:
                 self._ranks.close()
                 self._ranks = None
-            stores, self._stores = self._stores, {}
-            for store in stores.values():
+            for store in self._stores.values():
                 _bridge.run(store.aclose())
-            self.roots.close()
+            self._stores.clear()
+            self.placeholders.close()
             for arena in self._arenas:
                 arena.close()
             self._arenas.clear()
 
     def preserves_storage_sharing(self) -> bool:
-        """Tell whether tensors that share memory are stored with all of it, as torch.save does."""
+        """Return True: as in torch.save, tensors that share memory are stored with all of it."""
         return True
 
 
+def _open_store(options: StoreOptions, uri: str) -> Store:
+    return _bridge.close_when_dropped(open_checkpoint(uri, **options))
+
+
 def _wait(upload: concurrent.futures.Future[StoredObject]) -> StoredObject:
-    """Wait for a part; it looks up from time to time, for signals."""
+    """Wait for the upload of a part, interruptible by signals."""
     while not upload.done():
-        concurrent.futures.wait([upload], _LOOK_UP_SECONDS)
+        concurrent.futures.wait([upload], _POLL_SECONDS)
     return upload.result()

@@ -1,10 +1,10 @@
 """aioflux as filesystems of fsspec.
 
-fsspec.open("aiogs://bucket/key")                       # an installed aioflux is known to fsspec
+fsspec.open("aiogs://bucket/key")                       # fsspec finds an installed aioflux
 
 from aioflux.integrations.fsspec import register
-register(replace=("gs", "s3"))                          # now gs:// is aioflux's, for all of
-pandas.read_parquet("gs://bucket/table.parquet")        # fsspec's users in this process
+register(replace=("gs", "s3"))                          # from now on aioflux serves gs:// for
+pandas.read_parquet("gs://bucket/table.parquet")        # all users of fsspec in this process
 
 The protocols are `aiogs`, `aios3`, `aioaz`, `aiofile` and `aiomemory`; docs/fsspec.md shows them
 in pandas, pyarrow, dask, xarray, zarr and datasets. `aioflux+gs` and the others with a `+` mean the
@@ -24,8 +24,8 @@ except ModuleNotFoundError as exc:
         "aioflux.integrations.fsspec needs fsspec: pip install 'aioflux[fsspec]'", name=exc.name
     ) from exc
 
-from aioflux.integrations.fsspec._filesystem import (
-    AiofluxFileSystem,
+from aioflux.integrations.fsspec._filesystem import AiofluxFileSystem
+from aioflux.integrations.fsspec._protocols import (
     AzureFileSystem,
     GSFileSystem,
     LocalFileSystem,

@@ -1,4 +1,4 @@
-"""AsyncFile: what `open_async` returns, a file whose methods are awaited."""
+"""Files whose methods are awaited, as `open_async` returns them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["AsyncFile"]
 
 
 class AsyncFile:
-    """One object, being read or written, over `Store.open_reader` or `Store.open_writer`.
+    """One object that is read or written, over `Store.open_reader` or `Store.open_writer`.
 
-    What is written becomes visible, whole, when `close` returns; an exception in an `async with`
+    A written object becomes visible, whole, when `close` returns; an exception in an `async with`
     block stores nothing.
     """
 
@@ -33,13 +33,6 @@ class AsyncFile:
         self._manager = manager
         self._stream = stream
 
-    @classmethod
-    async def opened(
-        cls, system: Any, path: str, mode: str, manager: AbstractAsyncContextManager[Any]
-    ) -> Self:
-        """Enter what reads or writes."""
-        return cls(system, path, mode, manager, await manager.__aenter__())
-
     @property
     def size(self) -> int:
         """Bytes of the object, or those written so far."""
@@ -54,7 +47,7 @@ class AsyncFile:
         return f"<AsyncFile {self.path} {self.mode}>"
 
     async def read(self, length: int | None = -1) -> bytes:
-        """Read up to `length` bytes, all that is left where it is negative."""
+        """Read up to `length` bytes, or to the end if it is negative."""
         self._require("rb")
         data: bytes = await self._stream.read(-1 if length is None else length)
         return data
@@ -69,18 +62,18 @@ class AsyncFile:
         return self.loc
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Take the bytes of `data`, whose memory may be used again then."""
+        """Write the bytes of `data`, whose memory may be reused afterwards."""
         self._require("wb", "xb", "ab")
         return int(await self._stream.write(data))
 
     async def flush(self, force: bool = False) -> None:
-        """Do nothing: what was written becomes visible on `close`."""
+        """Do nothing: the object becomes visible on `close`."""
 
     async def close(self) -> None:
-        """Make what was written visible. Closing twice does nothing."""
-        await self._leave(None)
+        """Make a written object visible. Closing twice does nothing."""
+        await self._exit(None)
 
-    async def _leave(self, error: BaseException | None) -> None:
+    async def _exit(self, error: BaseException | None) -> None:
         if self.closed:
             return
         self.closed = True
@@ -96,10 +89,10 @@ class AsyncFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._leave(error)
+        await self._exit(error)
 
     def _require(self, *modes: str) -> None:
         if self.closed:
             raise ValueError(f"{self!r} is closed")
         if self.mode not in modes:
-            raise ValueError(f"{self!r} was opened for something else")
+            raise ValueError(f"{self!r} is not open in a mode for this")

@@ -1,14 +1,14 @@
-"""The blocking face of an fsspec filesystem, over the bridge instead of fsspec's own thread.
+"""Blocking methods of an fsspec filesystem, over the bridge in place of fsspec's own thread.
 
-fsspec's `sync` leaves what it started running when Ctrl-C ends the wait for it, and its thread is
-gone in a forked child. The bridge cancels, and starts anew.
+fsspec's `sync` does not cancel a coroutine when Ctrl-C ends the wait for it, and its thread does
+not run in a forked child. The bridge cancels, and starts anew.
 """
 
 from __future__ import annotations
 
-import inspect
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from inspect import isasyncgenfunction
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fsspec.asyn import sync  # type: ignore[import-untyped]
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
@@ -18,81 +18,65 @@ from aioflux import _bridge
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
-__all__ = ["blocking", "wait_for"]
+__all__ = ["BLOCKING_METHODS", "add_blocking_methods", "run_blocking"]
 
 T = TypeVar("T")
 
+BLOCKING_METHODS: Final = (
+    *("info", "ls", "find", "walk", "glob", "expand_path", "du", "size", "sizes"),
+    *("exists", "isdir", "isfile", "created", "modified", "checksum", "ukey"),
+    *("cat", "cat_file", "cat_ranges", "head", "tail", "get", "get_file"),
+    *("pipe", "pipe_file", "put", "put_file", "touch", "mkdir", "makedirs"),
+    *("copy", "cp_file", "mv", "mv_file", "rm", "rm_file"),
+)
+"""Methods that run the coroutine function of their name with an underscore before it."""
 
-def wait_for(system: Any, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    """Run a coroutine function for a blocking caller, on the loop that a filesystem was given."""
-    if system.own_loop is not None:
-        result: T = sync(system.own_loop, function, *args)
+
+def run_blocking(fs: Any, function: Callable[..., Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine function for a blocking caller, on the loop that the filesystem was given."""
+    if fs.own_loop is not None:
+        result: T = sync(fs.own_loop, function)
         return result
-    return _bridge.run(function(*args))
+    return _bridge.run(function())
 
 
-def blocking(*also: str) -> Callable[[type[T]], type[T]]:
-    """Give a class a method `x` for each coroutine `_x` that fsspec knows a blocking `x` of.
-
-    Args:
-        also: Names of further ones.
-    """
-
-    def decorate(cls: type[T]) -> type[T]:
-        for name in dir(cls):
-            face = name[1:]
-            if not name.startswith("_") or face.startswith("_"):
-                continue
-            default = getattr(AbstractFileSystem, face, None)
-            is_open = default is not None and getattr(cls, face, None) is default
-            if not (is_open or face in also):
-                continue
-            function = getattr(cls, name)
-            if inspect.iscoroutinefunction(function):
-                setattr(cls, face, _call(function, default))
-            elif inspect.isasyncgenfunction(function):
-                setattr(cls, face, _iteration(function, default))
-        return cls
-
-    return decorate
+def add_blocking_methods(cls: type[T]) -> type[T]:
+    """Add `BLOCKING_METHODS` to a class."""
+    for name in BLOCKING_METHODS:
+        function = getattr(cls, f"_{name}")
+        make = _blocking_iterator if isasyncgenfunction(function) else _blocking_call
+        documented = getattr(AbstractFileSystem, name, None) or function
+        setattr(cls, name, wraps(documented)(make(f"_{name}")))
+    return cls
 
 
-def _call(function: Callable[..., Any], default: Any) -> Callable[..., Any]:
-    name = function.__name__
-
-    @wraps(default or function)
+def _blocking_call(name: str) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         async def work() -> Any:
             return await getattr(self, name)(*args, **kwargs)
 
-        return wait_for(self, work)
+        return run_blocking(self, work)
 
     return call
 
 
-def _iteration(function: Callable[..., Any], default: Any) -> Callable[..., Iterator[Any]]:
-    name = function.__name__
-
-    @wraps(default or function)
+def _blocking_iterator(name: str) -> Callable[..., Iterator[Any]]:
     def iterate(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         items: AsyncGenerator[Any, None] = getattr(self, name)(*args, **kwargs)
         if self.own_loop is None:
             return _bridge.iterate(items)
-        return _foreign(self, items)
+        return _iterate_on_own_loop(self, items)
 
     return iterate
 
 
-def _foreign(system: Any, items: AsyncGenerator[T, None]) -> Iterator[T]:
-    async def step() -> tuple[bool, T | None]:
+def _iterate_on_own_loop(fs: Any, items: AsyncGenerator[T, None]) -> Iterator[T]:
+    async def step() -> list[T]:
         # StopAsyncIteration cannot pass through a future as it is.
         try:
-            return True, await anext(items)
+            return [await anext(items)]
         except StopAsyncIteration:
-            return False, None
+            return []
 
-    while True:
-        there_is, item = wait_for(system, step)
-        if not there_is:
-            return
-        yield item  # type: ignore[misc]  # an item where there is one
+    while found := run_blocking(fs, step):
+        yield found[0]

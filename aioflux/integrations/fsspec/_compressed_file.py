@@ -1,4 +1,4 @@
-"""CompressedFile: a compressing file of some library and the object's file below, as one."""
+"""A compressing file of another library and the file of the object below it, as one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CompressedFile"]
 
 
 class CompressedFile(io.BufferedIOBase):
-    """Closes both: what compresses leaves the file that it was given open."""
+    """A file that closes both: compressing files leave the file below them open."""
 
     def __init__(self, outer: Any, inner: Any) -> None:
         self._outer, self._inner = outer, inner
@@ -22,15 +22,15 @@ class CompressedFile(io.BufferedIOBase):
         return f"<CompressedFile over {self._inner!r}>"
 
     def readable(self) -> bool:
-        """Tell whether the file below is."""
+        """Return whether the file below is."""
         return bool(self._inner.readable())
 
     def writable(self) -> bool:
-        """Tell whether the file below is."""
+        """Return whether the file below is."""
         return bool(self._inner.writable())
 
     def seekable(self) -> bool:
-        """Tell whether what decompresses can."""
+        """Return whether the decompressing file is."""
         return bool(self._outer.seekable())
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -42,12 +42,12 @@ class CompressedFile(io.BufferedIOBase):
         return self.read(io.DEFAULT_BUFFER_SIZE if size < 0 else size)
 
     def write(self, data: Any, /) -> int:
-        """Take bytes to be compressed."""
+        """Write bytes to be compressed."""
         self._outer.write(data)
         return memoryview(data).nbytes
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move to a position of the decompressed bytes."""
+        """Move to a position in the decompressed bytes."""
         return int(self._outer.seek(offset, whence))
 
     def tell(self) -> int:
@@ -55,7 +55,7 @@ class CompressedFile(io.BufferedIOBase):
         return int(self._outer.tell())
 
     def close(self) -> None:
-        """Close both; what was written becomes visible."""
+        """Close both; a written object becomes visible."""
         if self.closed:
             return
         super().close()
@@ -68,10 +68,10 @@ class CompressedFile(io.BufferedIOBase):
         self._inner.close()
 
     def discard(self, reason: BaseException | None = None) -> None:
-        """Close both, and drop what was written."""
+        """Close both, and abort the upload."""
         super().close()
         self._inner.discard(reason)
-        with suppress(ValueError, OSError):  # it cannot write its end any more
+        with suppress(ValueError, OSError):  # it can no longer write its trailer
             self._outer.close()
 
     def __exit__(
@@ -86,6 +86,6 @@ class CompressedFile(io.BufferedIOBase):
             self.close()
 
     def __del__(self) -> None:
-        # Dropped without `close`, nothing is stored.
+        # Without `close`, nothing is stored.
         if not self.closed and not self._inner.closed and self._inner.writable():
             self.discard()

@@ -1,4 +1,4 @@
-"""Storage options: what fsspec is given, as what `open_store` takes."""
+"""Storage options of fsspec, as options of `open_store`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ __all__ = ["FILE_CACHE_KEYWORDS", "block_size_option", "store_options"]
 FILE_CACHE_KEYWORDS = frozenset(
     {"cache_options", "cache_type", "default_cache", "fill_cache", "size"}
 )
-"""Keywords of fsspec's own files: libraries pass them to any filesystem. Without effect here, where
-`_reading` says what is fetched at once."""
+"""Keywords of fsspec's own files: libraries pass them to any filesystem. Without effect here."""
 
 _POLICIES = {"transfer": TransferOptions, "retry": RetryPolicy, "timeouts": Timeouts}
 _PLAIN = ("credentials", "endpoint_url", "ssl_context", "progress")
@@ -39,8 +38,8 @@ _WITHOUT_EFFECT = frozenset(
         "use_listings_cache",
     }
 )
-"""Options of gcsfs, s3fs and adlfs for the caches of files and listings, and for checks of what was
-written: listings are not cached here, and everything written is checked."""
+"""Options of gcsfs, s3fs and adlfs for the caches of files and listings, and for checks of writes:
+listings are not cached here, and all writes are checked."""
 
 _ELSEWHERE = {
     "requests_timeout": "timeouts",
@@ -53,23 +52,23 @@ _ELSEWHERE = {
     "config_kwargs": "credentials=aioflux.S3Access(...), timeouts= and retry=",
     "session": "credentials=aioflux.S3Access(credentials=...)",
 }
-"""Options of gcsfs, s3fs and adlfs that are not mapped, and what says the same here."""
+"""Options of gcsfs, s3fs and adlfs that are not mapped, and the option to use instead."""
 
 
 def block_size_option(given: Mapping[str, Any]) -> int | None:
-    """Return the block size that `open` uses if it is given none; None for that of `ReadFile`."""
+    """Return the default block size of `open`; None for that of `ReadFile`."""
     sizes = [given[name] for name in _BLOCK_SIZES if given.get(name) is not None]
     return int(sizes[0]) if sizes else None
 
 
 def store_options(scheme: str, given: Mapping[str, Any]) -> StoreOptions:
-    """Return what `open_store` takes of storage options.
+    """Return the options of `open_store`.
 
-    Policies may be given as mappings of their fields, which is all that a file of settings holds.
+    Policies may be mappings of their fields, as a configuration file holds them.
 
     Args:
         scheme: Scheme of the stores.
-        given: Storage options, our own and those of the library that others open the scheme with.
+        given: Storage options, of aioflux and of gcsfs, s3fs or adlfs.
 
     Raises:
         TypeError: There is no such option with the scheme, or no such field.
@@ -140,7 +139,7 @@ def _of_gcsfs(given: Mapping[str, Any]) -> dict[str, Any]:
             "aioflux does not name a project that pays for requests to gs://; leave "
             "requester_pays out"
         )
-    # `project` is that of buckets to be made or listed, which are not made or listed here.
+    # `project` is for making and listing buckets, which is not done here.
     token = _only_one(given, "token", "anon")
     if token is None or token == "google_default":  # noqa: S105  # a name of gcsfs
         return {}
@@ -148,10 +147,10 @@ def _of_gcsfs(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _google_credentials(token: Any) -> Any:
-    """Return as `credentials` of `open_store` what gcsfs takes as `token`.
+    """Return the `credentials` of `open_store` for a `token` of gcsfs.
 
     Raises:
-        ValueError: It is a way to sign in that aioflux does not have.
+        ValueError: It is a way to authenticate that aioflux does not have.
     """
     if token is True or token == "anon":  # noqa: S105  # a name of gcsfs
         return ANONYMOUS
@@ -159,8 +158,8 @@ def _google_credentials(token: Any) -> Any:
         return token
     if token in {"browser", "cache", "cloud"}:
         raise ValueError(
-            f"aioflux does not sign in by token={token!r}: leave token out, and the Application "
-            "Default Credentials are found (gcloud auth application-default login, "
+            f"aioflux does not authenticate with token={token!r}: leave token out, and the "
+            "Application Default Credentials are found (gcloud auth application-default login, "
             "GOOGLE_APPLICATION_CREDENTIALS, the metadata server)"
         )
     path = Path(token).expanduser()
@@ -172,11 +171,11 @@ def _google_credentials(token: Any) -> Any:
         try:
             return json.loads(path.read_text())
         except ValueError:
-            # Not `from` it: nothing of a key may be in the trace.
+            # Not `from` it: a traceback must not show the key.
             raise ValueError("the file given as token= is not JSON, as key files are") from None
     if token.endswith(".json") or token.startswith(("/", "~", ".")):
         # Its name is not shown: it may be an access token that only looks like one.
-        raise FileNotFoundError("the key file that is given as token= is not there")
+        raise FileNotFoundError("there is no key file of the name given as token=")
 
     def provide_token() -> str:
         return token
@@ -252,4 +251,4 @@ _FAMILIES: dict[
         _of_adlfs,
     ),
 }
-"""Options of gcsfs, s3fs and adlfs that are mapped, and what maps them, by scheme."""
+"""Options of gcsfs, s3fs and adlfs that are mapped, and the functions that map them, by scheme."""

@@ -1,11 +1,11 @@
-"""ReadFile: an object as fsspec's readable file, pinned to the generation it has when opened.
+"""Readable files of fsspec, pinned to the generation that the object has when it is opened.
 
-    size <= 4 MiB    the whole object with the first read, verified by its crc32c
-    read in order    streamed: ranges in parallel, ahead of the reader
-    jumps            exactly the bytes that are asked for, in one request or parallel ranges
-    64 MiB at once   the same
+    size <= 4 MiB      the whole object with the first read, verified by its crc32c
+    sequential reads   streamed: ranges in parallel, prefetched
+    after a seek       exactly the bytes requested, in one request or parallel ranges
+    64 MiB at once     the same
 
-What is asked for is at least `block_size`, 1 MiB by default: small reads are served from it.
+At least `block_size` is requested, 1 MiB by default: small reads are served from it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from aioflux import _bridge
 from aioflux._files import PositionedFile
-from aioflux.integrations.fsspec._paths import Entry, entry
+from aioflux.integrations.fsspec._entries import Entry, object_entry
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.store import ObjectReader, Store
 
-__all__ = ["DEFAULT_BLOCK_BYTES", "ReadFile", "Run"]
+__all__ = ["DEFAULT_BLOCK_BYTES", "ReadFile", "SequentialReads"]
 
 DEFAULT_BLOCK_BYTES = 1024 * 1024
-"""What one crossing to the event loop brings for small reads: it costs 35-125 us, as much as
-copying 1 MiB does."""
+"""Bytes of one crossing to the event loop for small reads: it costs 35-125 us, as much as copying
+1 MiB does."""
 
 _WHOLE_BYTES = 4 * 1024 * 1024
 """Objects up to here are read whole: that takes as long as two round trips to a service."""
 
-_NUM_IN_ORDER = 3
-"""Reads in order after which more of them are expected."""
+_NUM_SEQUENTIAL = 3
+"""Sequential reads after which more of them are expected."""
 
 _DIRECT_BYTES = 64 * 1024 * 1024
-"""Reads from here on are ranges enough by themselves: they go straight into the caller's memory."""
+"""Reads of this size have enough ranges by themselves, and go straight into the caller's memory."""
 
 _GAP_BYTES = 64 * 1024
-"""A jump forward that is read over: torch.load skips the headers and paddings of a zip file."""
+"""A seek forward that stays sequential: torch.load skips the headers and padding of a zip file."""
 
 
-class Run:
-    """Tells whether a file is being read in order. Pure."""
+class SequentialReads:
+    """Detection of sequential reads of a file. Pure."""
 
     def __init__(self) -> None:
         self._next = 0
-        # A first read at the beginning is taken for one of a whole read.
-        self._num = _NUM_IN_ORDER - 1
+        # A first read at the beginning of the file counts as sequential.
+        self._num = _NUM_SEQUENTIAL - 1
 
-    def is_in_order(self, start: int, end: int) -> bool:
-        """Take in a read of the bytes `[start, end)`; tell whether more in order are expected."""
+    def add(self, start: int, end: int) -> bool:
+        """Count a read of the bytes `[start, end)`; return whether sequential ones are expected."""
         self._num = self._num + 1 if 0 <= start - self._next <= _GAP_BYTES else 1
         self._next = end
-        return self._num >= _NUM_IN_ORDER
+        return self._num >= _NUM_SEQUENTIAL
 
 
 class _RawFile(PositionedFile):
@@ -64,8 +64,8 @@ class _RawFile(PositionedFile):
         super().__init__(meta)
         self._store = store
         self._whole: bytes | None = None
-        self._run = Run()
-        # Serves the reads if it is set: fsspec's `blockcache` sets one that keeps blocks on disk.
+        self._sequential = SequentialReads()
+        # Serves the reads if it is set: fsspec's `blockcache` sets one with blocks on disk.
         self.cache: Any = None
         self._held: _bridge.Held[ObjectReader] | None = None
 
@@ -84,7 +84,7 @@ class _RawFile(PositionedFile):
             self._whole = _bridge.run(self._store.get(self.meta))
         if self._whole is not None:
             view[:] = memoryview(self._whole)[start:end]
-        elif self._run.is_in_order(start, end) and view.nbytes < _DIRECT_BYTES:
+        elif self._sequential.add(start, end) and view.nbytes < _DIRECT_BYTES:
             reader = self._reader()
             reader.seek(start)
             _bridge.run(reader.readinto(view))
@@ -109,7 +109,7 @@ class _RawFile(PositionedFile):
         return data
 
     def fetch(self, start: int, end: int) -> bytes:
-        """Read the bytes `[start, end)` of the generation that was opened, past the cache."""
+        """Read the bytes `[start, end)` of the generation that was opened, without the cache."""
         end = min(end, self.meta.size)
         if end <= start:
             return b""
@@ -129,7 +129,7 @@ class _RawFile(PositionedFile):
             self._held.leave()
 
     def __del__(self) -> None:
-        """Leave the ending to `Held`: a file closes itself here, on whatever thread that is."""
+        """Do nothing: the default closes on any thread, and `Held` cleans up by itself."""
 
 
 class ReadFile(io.BufferedReader):
@@ -148,7 +148,7 @@ class ReadFile(io.BufferedReader):
         self.blocksize = block_size or DEFAULT_BLOCK_BYTES
         super().__init__(_RawFile(store, meta), self.blocksize)
         self.fs = system
-        self.details = entry(base, meta)
+        self.details = object_entry(base, meta)
         self.path: str = self.details["name"]
         self.size = meta.size
 
@@ -178,7 +178,7 @@ class ReadFile(io.BufferedReader):
             self.close()
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        """Read the bytes `[start, end)`: what caches of fsspec call."""
+        """Read the bytes `[start, end)`, for caches of fsspec."""
         return self.raw.fetch(start, end)
 
     @property
@@ -187,7 +187,7 @@ class ReadFile(io.BufferedReader):
         return self.tell()
 
     def info(self) -> Entry:
-        """Return what `info` of the filesystem said when the file was opened."""
+        """Return the entry that the object had when the file was opened."""
         return self.details
 
     def __repr__(self) -> str:
@@ -197,4 +197,4 @@ class ReadFile(io.BufferedReader):
         raise TypeError(f"{self!r} does not pickle; pickle what fsspec.open returns")
 
     def __del__(self) -> None:
-        """Leave the ending to `Held`: a file closes itself here, on whatever thread that is."""
+        """Do nothing: the default closes on any thread, and `Held` cleans up by itself."""

@@ -1,6 +1,6 @@
-"""WriteFile: fsspec's writable file, whose bytes become one object when it is closed, not before.
+"""Writable files of fsspec: the bytes become one object when the file is closed, not before.
 
-In a transaction `close` keeps them back, and `commit` makes the object visible.
+In a transaction `close` only finishes the upload, and `commit` makes the object visible.
 """
 
 from __future__ import annotations
@@ -8,37 +8,87 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._files import WritableFile
+from aioflux.errors import AlreadyExistsError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Mapping
     from types import FrameType, TracebackType
 
     from aioflux import _bridge
-    from aioflux.store import ObjectWriter
+    from aioflux.store import ObjectWriter, Store
 
-__all__ = ["Deferred", "TextFile", "WriteFile"]
+__all__ = ["TextFile", "WriteFile", "open_writer"]
 
-_BLOCK_ENDS = ("fsspec.core", "pandas.io.common", "pyarrow.parquet.core")
-"""Modules whose `with` blocks close a file without telling it of the exception that ended them."""
+_MODES: Final = ("wb", "xb", "ab")
+
+_BLOCK_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of an object that is appended to which are copied at once."""
+
+_CLOSING_LIBRARIES: Final = ("fsspec.core", "pandas.io.common", "pyarrow.parquet.core")
+"""Modules whose `__exit__` only closes the file, whether its `with` block failed or not."""
+
+_MAX_FRAMES: Final = 3
+"""Calls between `__exit__` of these modules and `WriteFile.close`."""
 
 
-def _failure_of_block() -> BaseException | None:
-    """Return the exception because of which a library closes a file at the end of its block.
+@asynccontextmanager
+async def open_writer(
+    store: Store, key: str, mode: str, labels: Mapping[str, Any]
+) -> AsyncIterator[ObjectWriter]:
+    """Open an object for writing in the mode "wb", "xb" or "ab".
 
-    `with fsspec.open(url, "wb") as file` ends in OpenFile.__exit__, which only calls `close`. Code
-    that closes a file while some other exception is handled means to store it.
+    Raises:
+        ValueError: There is no such mode.
+        AlreadyExistsError: The object exists and had to be new.
+    """
+    if mode not in _MODES:
+        known = ", ".join(("rb", *_MODES))
+        raise ValueError(f"an object is opened as one of {known}, and as text, not {mode!r}")
+    options: dict[str, Any] = {**labels}
+    present = None
+    if mode != "wb":
+        try:
+            present = await store.head(key)
+        except NotFoundError:
+            options["mode"] = "create"
+    if present is not None and mode == "xb":
+        raise AlreadyExistsError(f"there is an object {present.uri} already", uri=present.uri)
+    if present is not None:
+        options = {
+            "content_type": present.content_type,
+            "metadata": present.metadata or None,
+            **labels,
+            "if_generation_match": present.generation,
+        }
+    async with store.open_writer(key, **options) as writer:
+        if present is not None:
+            block = bytearray(min(present.size, _BLOCK_BYTES))
+            async with store.open_reader(present) as reader:
+                while num := await reader.readinto(block):
+                    await writer.write(memoryview(block)[:num])
+        yield writer
+
+
+def _error_of_block() -> BaseException | None:
+    """Return the exception for which a library closes a file at the end of its `with` block.
+
+    `with fsspec.open(url, "wb")` ends in `OpenFile.__exit__`, which only calls `close`. A file that
+    is closed while an exception is handled is stored otherwise: `except StopIteration` and the end
+    of a generator close files that are complete. `sys.exception()` is the same in both cases, so
+    that the caller's frames decide.
     """
     error = sys.exception()
     frame: FrameType | None = sys._getframe(2) if error is not None else None  # noqa: SLF001
-    for _ in range(3):
+    for _ in range(_MAX_FRAMES):
         if frame is None:
             break
-        if frame.f_code.co_name == "__exit__" and frame.f_globals["__name__"] in _BLOCK_ENDS:
-            given = [*frame.f_locals.values(), *frame.f_locals.get("args", ())]
-            return error if any(each is error for each in given) else None
+        if frame.f_code.co_name == "__exit__" and frame.f_globals["__name__"] in _CLOSING_LIBRARIES:
+            arguments = [*frame.f_locals.values(), *frame.f_locals.get("args", ())]
+            return error if any(each is error for each in arguments) else None
         frame = frame.f_back
     return None
 
@@ -46,10 +96,10 @@ def _failure_of_block() -> BaseException | None:
 class WriteFile(WritableFile):
     """A file that `open(path, "wb")` of an `AiofluxFileSystem` returns: not readable or seekable.
 
-    Parts leave while more is written; memory is bounded by `TransferOptions.max_buffered_bytes` and
-    1 MiB. The object becomes visible, whole, when `close` returns. An exception in a `with` block
-    (that of `fsspec.open`, too), an error of a write, `discard`, or a file that is never closed
-    publish nothing and abort the upload.
+    Parts are uploaded while more is written; memory is bounded by
+    `TransferOptions.max_buffered_bytes` and 1 MiB. The object becomes visible, whole, when `close`
+    returns. An exception in a `with` block (that of `fsspec.open`, too), an error of a write,
+    `discard`, or a file that is never closed publish nothing and abort the upload.
     """
 
     def __init__(
@@ -67,7 +117,7 @@ class WriteFile(WritableFile):
         self.path = path
         self.mode = mode  # type: ignore[misc]  # read-only in typing.IO
         self.autocommit = autocommit
-        self._is_over = False
+        self._is_done = False
 
     @property
     def full_name(self) -> str:
@@ -84,18 +134,18 @@ class WriteFile(WritableFile):
         return f"<WriteFile {self._uri}>"
 
     def flush(self, force: bool = False) -> None:
-        """Do nothing: what was written becomes visible on `close`, and not in pieces before."""
+        """Do nothing: the object becomes visible, whole, on `close`."""
         self._require_open()
 
     def close(self) -> None:
-        """Store what was written and, outside of a transaction, make it visible.
+        """Store the object and, outside of a transaction, make it visible.
 
         Raises:
             StorageError: It could not be stored: nothing is visible and nothing stays.
         """
         if self.closed:
             return
-        error = _failure_of_block()
+        error = _error_of_block()
         if error is not None:
             self.discard(error)
             return
@@ -114,14 +164,14 @@ class WriteFile(WritableFile):
 
         Raises:
             StorageError: It could not be stored: nothing is visible and nothing stays.
-            ValueError: It was dropped before.
+            ValueError: It was discarded before.
         """
         self.close()
-        if self._is_over:
+        if self._is_done:
             if self._failure is not None:
-                raise ValueError(f"{self._uri} was dropped and is not stored") from self._failure
+                raise ValueError(f"{self._uri} was discarded and is not stored") from self._failure
             return
-        self._is_over = True
+        self._is_done = True
         try:
             self._held.leave()
         except BaseException as exc:
@@ -129,16 +179,16 @@ class WriteFile(WritableFile):
             raise
 
     def discard(self, reason: BaseException | None = None) -> None:
-        """Drop what was written: nothing becomes visible. A second time it does nothing.
+        """Abort the upload: nothing becomes visible. A second time it does nothing.
 
         Args:
-            reason: Takes a note where the upload cannot be aborted.
+            reason: Receives a note if the upload cannot be aborted.
         """
         super().close()
         self._pending.clear()
-        if self._is_over:
+        if self._is_done:
             return
-        self._is_over = True
+        self._is_done = True
         self._failure = reason or RuntimeError(f"{self._uri} was discarded")
         self._held.leave(self._failure)
 
@@ -158,7 +208,7 @@ class WriteFile(WritableFile):
             raise failure from error
 
     def __del__(self) -> None:
-        # A file closes itself here, which would publish. `Held` aborts instead.
+        # The default closes, and so publishes the object. `Held` aborts instead.
         if not self.closed:
             warnings.warn(
                 f"{self._uri} was never closed: nothing of it is stored; open it with `with`",
@@ -172,7 +222,7 @@ class TextFile(io.TextIOWrapper):
     """Text written to a `WriteFile`; an exception in its `with` block publishes nothing."""
 
     def discard(self, reason: BaseException | None = None) -> None:
-        """Drop what was written: nothing becomes visible."""
+        """Abort the upload: nothing becomes visible."""
         file: Any = self.buffer
         file.discard(reason)
 
@@ -188,23 +238,6 @@ class TextFile(io.TextIOWrapper):
         self.close()
 
     def __del__(self) -> None:
-        # As for the file below: dropped without `close`, nothing is stored.
+        # As for the file below: without `close`, nothing is stored.
         if not self.closed:
             self.discard()
-
-
-class Deferred:
-    """A write that waits for the end of a transaction."""
-
-    def __init__(self, write: Callable[[], object]) -> None:
-        self._write: Callable[[], object] | None = write
-
-    def commit(self) -> None:
-        """Do it. A second time it does nothing."""
-        write, self._write = self._write, None
-        if write is not None:
-            write()
-
-    def discard(self) -> None:
-        """Do nothing, for ever."""
-        self._write = None

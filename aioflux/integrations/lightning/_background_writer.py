@@ -1,4 +1,4 @@
-"""Background: writes and removals of checkpoints, one behind the other, on one thread."""
+"""Writes and removals of checkpoints, one after the other, on one background thread."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Background"]
+__all__ = ["BackgroundWriter"]
 
 _log = logging.getLogger(__name__)
-_LOOK_UP_SECONDS: Final = 0.2
-"""How often a wait looks up: a signal that arrives just before a thread blocks interrupts
-nothing."""
+_POLL_SECONDS: Final = 0.2
+"""Interval at which a wait wakes for signals that arrived just before it blocked."""
 
 
-class Background:
-    """Does in order what one thread gives it, while that thread goes on.
+class BackgroundWriter:
+    """A queue of work that one thread submits and another runs in order.
 
-    A write that fails is raised by the next `check`, `make_room` or `wait`. A removal is carried
-    out only where the write before it succeeded: what replaces the checkpoint is stored then.
+    The error of a write is raised by the next `wait_for_slot`, `wait` or `close`. A removal runs
+    only if the write before it succeeded: the newer checkpoint is stored then.
+
+    Args:
+        max_pending: Writes that may be pending; `wait_for_slot` waits for fewer.
     """
 
     def __init__(self, *, max_pending: int) -> None:
@@ -34,36 +36,36 @@ class Background:
         self._pid = os.getpid()
         self._executor: ThreadPoolExecutor | None = None
         self._pending: dict[Future[None], str] = {}
-        """What has not ended, with the uri that it writes, or an empty string for a removal."""
+        """Unfinished work, with the uri that it writes, or an empty string for a removal."""
         self._failures: deque[BaseException] = deque()
         self._is_last_stored = True
 
     def is_pending(self, uri: str) -> bool:
-        """Tell whether a write of this uri has not ended."""
-        return uri in self._running().values()
+        """Return whether a write of this uri has not finished."""
+        return uri in self._unfinished().values()
 
-    def make_room(self) -> None:
+    def wait_for_slot(self) -> None:
         """Wait until another write may be submitted.
 
         Raises:
-            BaseException: What failed before, once.
+            BaseException: An earlier failure, once.
         """
-        while len(writes := [each for each, uri in self._running().items() if uri]) >= (
+        while len(writes := [each for each, uri in self._unfinished().items() if uri]) >= (
             self.max_pending
         ):
-            wait(writes, timeout=_LOOK_UP_SECONDS, return_when=FIRST_COMPLETED)
-        self.check()
+            wait(writes, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+        self._raise_failures()
 
     def write(self, uri: str, work: Callable[[], object]) -> None:
-        """Store something at `uri`."""
+        """Submit work that stores an object at `uri`."""
         self._submit(uri, self._write, uri, work)
 
     def remove(self, uri: str, work: Callable[[], object]) -> None:
-        """Remove what is at `uri`, unless the write before it failed."""
+        """Submit work that removes `uri`, unless the write before it fails."""
         self._submit("", self._remove, uri, work)
 
-    def check(self) -> None:
-        """Raise what has failed since this was asked last."""
+    def _raise_failures(self) -> None:
+        """Raise the first failure since the last call, with notes of the others."""
         failures = [self._failures.popleft() for _ in range(len(self._failures))]
         if failures:
             for later in failures[1:]:
@@ -71,20 +73,20 @@ class Background:
             raise failures[0]
 
     def wait(self) -> None:
-        """Wait until all is done.
+        """Wait until all work has finished.
 
         Raises:
-            BaseException: What failed, once.
+            BaseException: A failure, once.
         """
-        while running := self._running():
-            wait(running, timeout=_LOOK_UP_SECONDS)
-        self.check()
+        while running := self._unfinished():
+            wait(running, timeout=_POLL_SECONDS)
+        self._raise_failures()
 
     def close(self) -> None:
-        """Wait until all is done, and end the thread; it begins again when it is needed.
+        """Wait until all work has finished, and end the thread; more work starts another.
 
         Raises:
-            BaseException: What failed, once.
+            BaseException: A failure, once.
         """
         try:
             self.wait()
@@ -93,7 +95,7 @@ class Background:
                 self._executor.shutdown()
                 self._executor = None
 
-    def _running(self) -> dict[Future[None], str]:
+    def _unfinished(self) -> dict[Future[None], str]:
         if self._pid != os.getpid():
             self._start()  # in a forked child: the thread of the parent does not run here
         self._pending = {each: uri for each, uri in self._pending.items() if not each.done()}
@@ -102,30 +104,31 @@ class Background:
     def _submit(
         self,
         written: str,
-        step: Callable[[str, Callable[[], object]], None],
+        run: Callable[[str, Callable[[], object]], None],
         uri: str,
         work: Callable[[], object],
     ) -> None:
-        pending = self._running()
+        pending = self._unfinished()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="aioflux-lightning")
-        pending[self._executor.submit(step, uri, work)] = written
+        pending[self._executor.submit(run, uri, work)] = written
 
     def _write(self, uri: str, work: Callable[[], object]) -> None:
-        self._is_last_stored = self._is_done(f"{uri} could not be stored", work)
+        self._is_last_stored = self._try(f"{uri} could not be stored", work)
 
     def _remove(self, uri: str, work: Callable[[], object]) -> None:
         if self._is_last_stored:
-            self._is_done(f"{uri} could not be removed", work)
+            self._try(f"{uri} could not be removed", work)
         else:
-            _log.warning("%s is kept: what was to replace it could not be stored", uri)
+            _log.warning("%s is kept: the checkpoint that replaces it could not be stored", uri)
 
-    def _is_done(self, otherwise: str, work: Callable[[], object]) -> bool:
+    def _try(self, complaint: str, work: Callable[[], object]) -> bool:
+        """Run work, record its failure, and return whether it succeeded."""
         try:
             work()
-        except BaseException as exc:  # raised in the caller's thread, by `check`
-            # Told at once as well: the caller may be long in a step, or never come to a check.
-            _log.error("%s: %s", otherwise, exc)
+        except BaseException as exc:  # raised later, in the caller's thread
+            # Logged at once as well: the caller may be in a long step, or never wait.
+            _log.error("%s: %s", complaint, exc)
             self._failures.append(exc)
             return False
         return True

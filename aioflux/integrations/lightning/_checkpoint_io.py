@@ -1,4 +1,4 @@
-"""AiofluxCheckpointIO: the plugin by which Lightning stores, loads and removes checkpoints."""
+"""The plugin with which Lightning stores, loads and removes checkpoints."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint import load, save
-from aioflux.integrations.lightning._background_writer import Background
-from aioflux.integrations.lightning._objects import copy, exists, find, remove
-from aioflux.integrations.lightning._shared_download import has_company, load_together
-from aioflux.integrations.lightning._staged_checkpoint import Slabs, Staged
+from aioflux.integrations.lightning._background_writer import BackgroundWriter
+from aioflux.integrations.lightning._objects import (
+    checkpoint_exists,
+    copy_checkpoint,
+    find_checkpoints,
+    remove_checkpoint,
+)
+from aioflux.integrations.lightning._serialized_copy import MemoryPool, SerializedCopy
+from aioflux.integrations.lightning._shared_download import has_other_ranks, load_shared
 from aioflux.integrations.lightning._uris import to_uri
 from aioflux.options import StoreOptions, carries_secret
 from aioflux.store import open_store
@@ -40,16 +45,16 @@ class AiofluxCheckpointIO(CheckpointIO):
 
     A checkpoint is one object, in the format of torch.save. It appears whole or not at all, an
     older one of its name stays until then, and its checksum is compared with the service's, on
-    saving and on loading. Paths without a scheme mean files of the local disk.
+    saving and on loading. Paths without a scheme are local files.
 
-    With `background=True`, saving takes as long as copying the checkpoint in host memory; the rest
-    is done behind it, in order: an older checkpoint is removed when the newer one is stored, and
-    not where it cannot be. What fails is raised by the next save, by `wait`, and when the trainer
-    ends, which waits for all that is under way. Use this in place of Lightning's AsyncCheckpointIO,
-    which removes the older checkpoint at once, copies tensors on their accelerator, and takes any
-    number of checkpoints at a time.
+    With `background=True`, saving takes as long as copying the checkpoint in host memory; a thread
+    does the rest, in order: an older checkpoint is removed when the newer one is stored, and stays
+    if that fails. Failures are raised by the next save, by `wait`, and when the trainer ends, which
+    waits for all pending saves. Use this in place of Lightning's AsyncCheckpointIO, which removes
+    the older checkpoint at once, copies tensors on their accelerator, and accepts any number of
+    checkpoints at a time.
 
-    Fabric never tells a plugin that it ends: call `wait` after the last save.
+    Fabric does not call `teardown` of a plugin: call `wait` after the last save.
     """
 
     def __init__(
@@ -60,13 +65,13 @@ class AiofluxCheckpointIO(CheckpointIO):
         Args:
             background: Return from a save when the checkpoint is copied in host memory.
             max_pending: Checkpoints that are copied and not yet stored; another save waits. Each
-                takes its size in host memory, which is used again for the next.
+                takes its size in host memory, which is reused for the next.
             options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
-                `ssl_context`, as `aioflux.open_store`. Credentials go along to processes that
-                Lightning spawns, and into no other pickle.
+                `ssl_context`, as `aioflux.open_store`. Credentials are passed to processes that
+                Lightning spawns, and to no other pickle.
 
         Raises:
-            TypeError: An option is not known.
+            TypeError: There is no such option.
             ValueError: `max_pending` is not above 0, or has no effect.
         """
         super().__init__()
@@ -74,12 +79,12 @@ class AiofluxCheckpointIO(CheckpointIO):
             raise ValueError(f"max_pending must be 1 or more, not {max_pending!r}")
         if max_pending != 1 and not background:
             raise ValueError(f"max_pending={max_pending} has no effect without background=True")
-        _refuse(set(options) - _STORE, "AiofluxCheckpointIO", _STORE)
+        _reject(set(options) - _STORE, "AiofluxCheckpointIO", _STORE)
         self.options: StoreOptions = options
-        """What stores are opened with."""
-        self._background = Background(max_pending=max_pending) if background else None
-        self._slabs = Slabs()
-        # pytorch_lightning has a CheckpointIO of its own, which looks the same.
+        """Options of the stores."""
+        self._background = BackgroundWriter(max_pending=max_pending) if background else None
+        self._memory = MemoryPool()
+        # lightning_fabric, the standalone package, has an equal CheckpointIO of its own.
         if standalone := sys.modules.get("lightning_fabric.plugins.io.checkpoint_io"):
             standalone.CheckpointIO.register(type(self))
 
@@ -94,8 +99,8 @@ class AiofluxCheckpointIO(CheckpointIO):
     def __getstate__(self) -> dict[str, Any]:
         if carries_secret(self.options.get("credentials")) and get_spawning_popen() is None:
             raise TypeError(
-                f"{self!r} does not pickle: credentials go along to processes that are being "
-                "started, and into no other pickle; pass a module-level function that returns a "
+                f"{self!r} does not pickle: credentials are passed to processes that are being "
+                "started, and to no other pickle; pass a module-level function that returns a "
                 "token, or rely on the default credentials"
             )
         max_pending = self._background.max_pending if self._background else 1
@@ -110,36 +115,36 @@ class AiofluxCheckpointIO(CheckpointIO):
         """Store a checkpoint, or copy it to be stored in the background.
 
         Args:
-            checkpoint: What torch.save takes.
-            path: A uri such as `gs://bucket/run-7/last.ckpt`, or a path of the local disk.
+            checkpoint: Any state that torch.save accepts.
+            path: A uri such as `gs://bucket/run-7/last.ckpt`, or a local path.
             storage_options: A mapping of `mode`, `if_generation_match` and `metadata`, as
-                `aioflux.checkpoint.save`, and of the options of a store in place of those of this
-                plugin. It is what `trainer.save_checkpoint` passes on.
+                `aioflux.checkpoint.save`, and of options of a store in place of those of this
+                plugin; `trainer.save_checkpoint` passes it on.
 
         Raises:
             StorageError: It could not be stored, or, in the background, an earlier one.
             TypeError: `storage_options` is no mapping of these.
         """
         uri = to_uri(path)
-        options = self.merged(storage_options, _WRITE)
+        options = self.merge_options(storage_options, _WRITE)
         if self._background is None:
             save(checkpoint, uri, **options)
             return
-        self._background.make_room()
-        staged = Staged.of(checkpoint, self._slabs)
-        self._background.write(uri, partial(_upload, uri, staged, options))
+        self._background.wait_for_slot()
+        copy = SerializedCopy.of(checkpoint, self._memory)
+        self._background.write(uri, partial(_upload, uri, copy, options))
 
     def load_checkpoint(
         self, path: Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a checkpoint, once all that is under way is stored.
+        """Load a checkpoint, once all pending saves are stored.
 
         Ranks of one host that load it at the same time share one download, and one copy of it.
 
         Args:
-            path: A uri, or a path of the local disk.
-            map_location: As `torch.load`; by default tensors come to host memory, as Lightning
-                expects it: a checkpoint of one accelerator would otherwise fill it from all ranks.
+            path: A uri, or a local path.
+            map_location: As `torch.load`; by default tensors are loaded to host memory, as
+                Lightning expects: all ranks would otherwise load to the accelerator of one.
             weights_only: As `torch.load`; None for its default, which is True.
 
         Raises:
@@ -148,21 +153,25 @@ class AiofluxCheckpointIO(CheckpointIO):
         """
         self.wait()
         uri = to_uri(path)
-        place: Any = "cpu" if map_location is None else map_location
+        map_location = "cpu" if map_location is None else map_location
         if uri.startswith(("http://", "https://")):
-            return TorchCheckpointIO().load_checkpoint(uri, place, weights_only)
-        # An accelerator gets its own copy, and the mapping goes. An optimizer in host memory would
-        # keep what it is given, and with it the mapping of the whole checkpoint.
+            return TorchCheckpointIO().load_checkpoint(uri, map_location, weights_only)
+        # An accelerator has its own copy, and the mapping is freed. An optimizer in host memory
+        # would keep its tensors, and with them the mapping of the whole checkpoint.
         is_mapped = torch.accelerator.is_available()
         loaded: dict[str, Any]
-        if has_company() and not uri.startswith("file://"):
-            loaded = load_together(
-                uri, self.options, map_location=place, weights_only=weights_only, mmap=is_mapped
+        if has_other_ranks() and not uri.startswith("file://"):
+            loaded = load_shared(
+                uri,
+                self.options,
+                map_location=map_location,
+                weights_only=weights_only,
+                mmap=is_mapped,
             )
         else:
             loaded = load(
                 uri,
-                map_location=place,
+                map_location=map_location,
                 weights_only=cast("bool", weights_only),  # None is torch's default
                 mmap=is_mapped,
                 **self.options,
@@ -170,56 +179,56 @@ class AiofluxCheckpointIO(CheckpointIO):
         return loaded
 
     def remove_checkpoint(self, path: Path) -> None:
-        """Remove a checkpoint, also one of several objects; one that is not there is no error.
+        """Remove a checkpoint of one object or several; a missing one is no error.
 
-        In the background it is done in its turn, and not where the save before it failed.
+        In the background it waits for the save before it, and stays if that failed.
         """
         uri = to_uri(path)
         if self._background is None:
-            remove(uri, self.options)
+            remove_checkpoint(uri, self.options)
         else:
-            self._background.remove(uri, partial(remove, uri, self.options))
+            self._background.remove(uri, partial(remove_checkpoint, uri, self.options))
 
     def copy_checkpoint(self, source: Path, path: Path) -> None:
-        """Copy a checkpoint of one object on the service, within its bucket; in its turn.
+        """Copy a checkpoint on the service, within its bucket, after pending saves.
 
         Raises:
             NotFoundError: There is no such checkpoint.
         """
         uri = to_uri(path)
         if self._background is None:
-            copy(to_uri(source), uri, self.options)
+            copy_checkpoint(to_uri(source), uri, self.options)
         else:
-            self._background.write(uri, partial(copy, to_uri(source), uri, self.options))
+            self._background.write(uri, partial(copy_checkpoint, to_uri(source), uri, self.options))
 
     def exists(self, path: Path) -> bool:
-        """Tell whether there is a checkpoint, stored or under way."""
+        """Return whether there is a checkpoint, stored or pending."""
         uri = to_uri(path)
         if self._background is not None and self._background.is_pending(uri):
             return True
-        return exists(uri, self.options)
+        return checkpoint_exists(uri, self.options)
 
     def find(self, directory: Path, pattern: re.Pattern[str]) -> list[str]:
         """Return the checkpoints right below a prefix whose names match, as whole uris."""
-        return find(to_uri(directory), pattern, self.options)
+        return find_checkpoints(to_uri(directory), pattern, self.options)
 
     def run_save(self, uri: str, work: Callable[[], object]) -> None:
-        """Carry out a save that a strategy makes, in its turn.
+        """Run the save of a strategy, or submit it to the background thread.
 
         Raises:
-            CheckpointError: It failed, unless it is done in the background.
+            CheckpointError: It failed in the foreground.
         """
         if self._background is None:
             work()
         else:
             self._background.write(uri, work)
 
-    def merged(self, storage_options: Any, known: frozenset[str]) -> dict[str, Any]:
+    def merge_options(self, storage_options: Any, known: frozenset[str]) -> dict[str, Any]:
         """Return the options of stores with those of one save.
 
         Args:
-            storage_options: What the user gave with the save.
-            known: What it may be, beside the options of a store.
+            storage_options: Options that the user gave with the save.
+            known: Their names, beside those of a store.
 
         Raises:
             TypeError: It is no mapping of these.
@@ -233,51 +242,51 @@ class AiofluxCheckpointIO(CheckpointIO):
                 f"storage_options must be a mapping such as {{'mode': 'create'}}, not "
                 f"{storage_options!r}"
             ) from exc
-        _refuse(set(given) - _STORE - known, "storage_options", _STORE | known)
+        _reject(set(given) - _STORE - known, "storage_options", _STORE | known)
         return {**self.options, **given}
 
     def wait(self) -> None:
-        """Wait until all that was saved is stored.
+        """Wait until all pending saves are stored.
 
         Raises:
-            StorageError: Something could not be.
+            StorageError: One could not be stored.
         """
         if self._background is not None:
             self._background.wait()
 
     def teardown(self) -> None:
-        """Wait until all that was saved is stored, and give its memory back.
+        """Wait until all pending saves are stored, and free their memory.
 
         Raises:
-            StorageError: Something could not be.
+            StorageError: One could not be stored.
         """
         try:
             if self._background is not None:
                 self._background.close()
         finally:
-            self._slabs.clear()
+            self._memory.clear()
 
 
-def _upload(uri: str, staged: Staged, options: dict[str, Any]) -> None:
+def _upload(uri: str, copy: SerializedCopy, options: dict[str, Any]) -> None:
     try:
-        _bridge.run(_send(uri, staged, options))
+        _bridge.run(_write(uri, copy, options))
     finally:
-        staged.release()
+        copy.release()
 
 
-async def _send(uri: str, staged: Staged, options: dict[str, Any]) -> None:
-    root, key = split_object_uri(uri)
-    of_store = {name: value for name, value in options.items() if name in _STORE}
-    of_write = {name: value for name, value in options.items() if name in _WRITE}
+async def _write(uri: str, copy: SerializedCopy, options: dict[str, Any]) -> None:
+    store_uri, key = split_object_uri(uri)
+    store_options = {name: value for name, value in options.items() if name in _STORE}
+    write_options = {name: value for name, value in options.items() if name in _WRITE}
     async with (
-        open_store(root, **of_store) as store,
-        store.open_writer(key, borrow=True, **of_write) as writer,
+        open_store(store_uri, **store_options) as store,
+        store.open_writer(key, zero_copy=True, **write_options) as writer,
     ):
-        for view in staged.views():
+        for view in copy.views():
             await writer.write(view)
 
 
-def _refuse(unknown: set[str], what: str, known: frozenset[str]) -> None:
+def _reject(unknown: set[str], what: str, known: frozenset[str]) -> None:
     if unknown:
         raise TypeError(
             f"{what} takes no {', '.join(sorted(unknown))}; it takes {', '.join(sorted(known))}"

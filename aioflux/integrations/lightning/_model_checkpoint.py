@@ -1,4 +1,4 @@
-"""ModelCheckpoint: Lightning's, with what it gets wrong about buckets put right."""
+"""Lightning's ModelCheckpoint, corrected for buckets."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ __all__ = ["ModelCheckpoint"]
 class ModelCheckpoint(_LightningModelCheckpoint):
     """Lightning's ModelCheckpoint for a `dirpath` in a bucket; takes the same arguments.
 
-    Use it with `AiofluxCheckpointIO`. Where it differs:
+    Use it with `AiofluxCheckpointIO`. Its differences:
 
     * `ckpt_path="last"` resumes from the bucket. Lightning's own warns and trains from step 0.
-    * A checkpoint is removed when the one that replaces it is stored, never the one that training
-      was resumed from, and never one outside of `dirpath`. So there is one to resume from, always.
-    * `save_last` copies the checkpoint that was just stored on the service. Lightning's own uploads
-      it twice.
+    * A checkpoint is removed only when the one that replaces it is stored, so that there is always
+      one to resume from. The one that training was resumed from, and those outside of `dirpath`,
+      are never removed.
+    * `save_last` makes a copy on the service of the checkpoint that was just stored. Lightning's
+      own uploads it twice.
     """
 
     def __init__(
@@ -53,21 +54,21 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         filename: str | None = None,
         **options: Any,
     ) -> None:
-        """Choose what is saved and when, as Lightning's `ModelCheckpoint`.
+        """Take the arguments of Lightning's `ModelCheckpoint`.
 
         Raises:
-            ValueError: `dirpath` was a uri before `pathlib.Path` took it apart.
+            ValueError: `dirpath` was a uri before `pathlib.Path` removed a slash.
         """
         if dirpath is not None:
             uri = to_uri(dirpath)
-            if uri.startswith("file://"):  # which Lightning takes for a relative path
+            if uri.startswith("file://"):  # Lightning would take it for a relative path
                 dirpath = parse_uri(uri).key
             elif uri.startswith(("gs://", "gcs://")) and find_spec("gcsfs") is None:
-                register(replace=("gs", "gcs"))  # nobody else answers to the names
+                register(replace=("gs", "gcs"))  # no other filesystem is registered
         self._plugin: AiofluxCheckpointIO | None = None
         self._stored: tuple[str, int] | None = None
-        """The checkpoint stored last, and the step that it is of."""
-        self._coming_last = ""
+        """The checkpoint that was stored last, and its step."""
+        self._next_last_path = ""
         super().__init__(dirpath, filename, **options)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -86,7 +87,7 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         super().setup(trainer, pl_module, stage)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Wait until all is stored, also under strategies that do not tell the plugin their end."""
+        """Wait until all is stored: some strategies do not call `teardown` of the plugin."""
         super().teardown(trainer, pl_module, stage)
         if self._plugin is not None:
             self._plugin.wait()
@@ -94,14 +95,14 @@ class ModelCheckpoint(_LightningModelCheckpoint):
     def state_dict(self) -> dict[str, Any]:
         """See base class."""
         state = super().state_dict()
-        if self._coming_last:
-            # What is saved now is copied to be the last one: it must name itself, or the resumed
-            # run takes it for somebody else's and begins another.
-            state["last_model_path"] = self._coming_last
+        if self._next_last_path:
+            # A copy of this checkpoint becomes the last one. It has to contain its own name, or the
+            # resumed run takes it for that of another run, and saves beside it.
+            state["last_model_path"] = self._next_last_path
         return state
 
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
-        """See base class; one that is under way exists, too."""
+        """See base class; a pending checkpoint exists, too."""
         if self._plugin is None:
             return super().file_exists(filepath, trainer)
         found = trainer.is_global_zero and self._plugin.exists(filepath)
@@ -113,15 +114,15 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         if plugin is None or "://" not in directory:
             return super()._find_last_checkpoints(trainer)
         pattern = name_pattern(self.CHECKPOINT_NAME_LAST, self.FILE_EXTENSION)
-        return {_visible(uri) for uri in plugin.find(directory, pattern)}
+        return {_name_for_fsspec(uri) for uri in plugin.find(directory, pattern)}
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         if self._copies_last:
-            self._coming_last = self._name_last(trainer, self._monitor_candidates(trainer))
+            self._next_last_path = self._name_last(trainer, self._monitor_candidates(trainer))
         try:
             super()._save_checkpoint(trainer, filepath)
         finally:
-            self._coming_last = ""
+            self._next_last_path = ""
         self._stored = (filepath, trainer.global_step)
 
     def _save_last_checkpoint(
@@ -146,7 +147,7 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         return self.save_last is True and self._plugin is not None
 
     def _name_last(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> str:
-        """Return a name that is free, or that of the last checkpoint of this run."""
+        """Return an unused name, or that of the last checkpoint of this run."""
         path = self.format_checkpoint_name(monitor_candidates, self.CHECKPOINT_NAME_LAST)
         version = self.STARTING_VERSION
         while (
@@ -168,7 +169,7 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         return self.dirpath is not None and is_below(previous, self.dirpath)
 
     def __warn_if_dir_not_empty(self, dirpath: str | Path) -> None:
-        # Called by the setup of the base class, which would ask fsspec.
+        # Called by `setup` of the base class, whose own method uses fsspec.
         if self._plugin is not None and self.save_top_k != 0:
             if self._plugin.find(dirpath, re.compile(".*")):
                 rank_zero_warn(f"Checkpoint directory {dirpath} exists and is not empty.")
@@ -181,21 +182,21 @@ def _plugin_of(trainer: Trainer) -> AiofluxCheckpointIO | None:
     return plugin if isinstance(plugin, AiofluxCheckpointIO) else None
 
 
-def _visible(uri: str) -> str:
-    """Return a name by which Lightning finds a checkpoint when it asks fsspec for its time.
+def _name_for_fsspec(uri: str) -> str:
+    """Return a name with which fsspec returns the time of a checkpoint, as Lightning needs it.
 
     Raises:
-        CheckpointError: There is none: Lightning would find no checkpoint, and begin anew.
+        CheckpointError: There is none: Lightning would find no checkpoint, and start from step 0.
     """
     register()
     for name in (uri, f"{ALIAS}{uri}"):
         filesystem = get_filesystem(name)
-        with suppress(KeyError, NotImplementedError):  # gcsfs knows no time of a directory
+        with suppress(KeyError, NotImplementedError):  # gcsfs has no time of a directory
             if filesystem.exists(name):
                 filesystem.modified(name)
                 return name
     raise CheckpointError(
-        f"{uri} is there, but fsspec, which Lightning asks, does not find it; tell it what "
-        "AiofluxCheckpointIO was told: aioflux.integrations.fsspec.register(replace=("
+        f"{uri} exists, but fsspec, which Lightning uses, does not find it; give fsspec the "
+        "options of AiofluxCheckpointIO: aioflux.integrations.fsspec.register(replace=("
         '"gs",)) and fsspec.config.conf["gs"] = {"endpoint_url": ...}'
     )

@@ -1,7 +1,7 @@
 """The objects of a checkpoint, found, copied and removed as one.
 
-A checkpoint of Lightning at `C` is the object `C`, or, where several ranks wrote it, what is below
-`C/`: the data objects, `.metadata`, which makes them a checkpoint, and `meta.pt`.
+A checkpoint of Lightning at `C` is the object `C`, or, if several ranks wrote it, the objects below
+`C/`: the data objects, `.metadata`, which commits them, and `meta.pt`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import sync
-from aioflux._values.uri import Location, parse_uri
+from aioflux._values.uri import parse_uri, split_at_bucket, split_object_uri
 from aioflux.checkpoint._format.commit import COMMIT_KEY, is_save_id
 from aioflux.errors import NotFoundError
 
@@ -21,27 +21,29 @@ if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.sync import Store
 
-__all__ = ["META_KEY", "copy", "exists", "find", "is_part", "is_sharded", "put_beside", "remove"]
+__all__ = [
+    "META_KEY",
+    "checkpoint_exists",
+    "copy_checkpoint",
+    "find_checkpoints",
+    "is_sharded",
+    "put_below",
+    "remove_checkpoint",
+]
 
 META_KEY: Final = "meta.pt"
-"""What Lightning names the object of all that is neither weights nor optimizer state."""
+"""Lightning's name of the object with all that is neither weights nor optimizer state."""
 
-_STOCK = re.compile(r"__\d+_\d+\.distcp|(?:__\d+)?\.metadata(?:\.tmp)?|meta\.pt")
-
-
-def is_part(key: str) -> bool:
-    """Tell whether a key below a checkpoint is one that a save writes."""
-    first, slash, _ = key.partition("/")
-    return is_save_id(first) if slash else bool(_STOCK.fullmatch(key))
+_PART = re.compile(r"__\d+_\d+\.distcp|(?:__\d+)?\.metadata(?:\.tmp)?|meta\.pt")
 
 
-def exists(uri: str, options: Mapping[str, Any]) -> bool:
-    """Tell whether there is a checkpoint."""
-    with _opened(uri, options) as (store, key):
+def checkpoint_exists(uri: str, options: Mapping[str, Any]) -> bool:
+    """Return whether there is a checkpoint."""
+    with _open_parent(uri, options) as (store, key):
         return _find(store, key) is not None or _find(store, f"{key}/{COMMIT_KEY}") is not None
 
 
-def find(uri: str, pattern: re.Pattern[str], options: Mapping[str, Any]) -> list[str]:
+def find_checkpoints(uri: str, pattern: re.Pattern[str], options: Mapping[str, Any]) -> list[str]:
     """Return the checkpoints right below a prefix whose names match, as whole uris."""
     with sync.open_store(uri, **options) as store:
         listing = store.list_all(delimiter="/")
@@ -52,12 +54,12 @@ def find(uri: str, pattern: re.Pattern[str], options: Mapping[str, Any]) -> list
 
 
 def is_sharded(uri: str, options: Mapping[str, Any]) -> bool:
-    """Tell whether a checkpoint is one of several objects.
+    """Return whether a checkpoint is one of several objects.
 
     Raises:
         NotFoundError: There is none.
     """
-    with _opened(uri, options) as (store, key):
+    with _open_parent(uri, options) as (store, key):
         if _find(store, key) is not None:
             return False
         if _find(store, f"{key}/{COMMIT_KEY}") is not None:
@@ -68,19 +70,18 @@ def is_sharded(uri: str, options: Mapping[str, Any]) -> bool:
     )
 
 
-def copy(source: str, uri: str, options: Mapping[str, Any]) -> None:
-    """Copy a checkpoint on the service; what is at `uri` stays whole until it is replaced.
+def copy_checkpoint(source: str, uri: str, options: Mapping[str, Any]) -> None:
+    """Copy a checkpoint on the service; one that is at `uri` stays whole until it is replaced.
 
     Raises:
         NotFoundError: There is no such checkpoint.
         ValueError: The two are not in one bucket.
     """
-    start, end = parse_uri(source), parse_uri(uri)
-    if (start.scheme, start.bucket) != (end.scheme, end.bucket):
+    bucket, origin = split_at_bucket(parse_uri(source))
+    target_bucket, target = split_at_bucket(parse_uri(uri))
+    if bucket != target_bucket:
         raise ValueError(f"{source} is copied on the service, within its bucket, not to {uri}")
-    root = Location(start.scheme, start.bucket, "/" if start.scheme == "file" else "")
-    origin, target = start.key.lstrip("/"), end.key.lstrip("/")
-    with sync.open_store(str(root), **options) as store:
+    with sync.open_store(bucket, **options) as store:
         if (meta := _find(store, origin)) is not None:
             store.copy(meta, target)
             return
@@ -95,24 +96,24 @@ def copy(source: str, uri: str, options: Mapping[str, Any]) -> None:
         _delete(store, [part for key, part in old.items() if key not in {*parts, COMMIT_KEY}])
 
 
-def put_beside(uri: str, key: str, data: bytes, options: Mapping[str, Any]) -> None:
-    """Store an object below a checkpoint that just became visible, and remove its namesake.
+def put_below(uri: str, key: str, data: bytes, options: Mapping[str, Any]) -> None:
+    """Store an object below a sharded checkpoint that was just committed.
 
-    A checkpoint of one object that had this name before would be loaded in its place.
+    An older checkpoint of one object that has its name is removed: it would be loaded instead.
     """
-    with _opened(uri, options) as (store, name):
+    with _open_parent(uri, options) as (store, name):
         store.put(f"{name}/{key}", data)
-        if not uri.startswith("file://"):  # there the directory has the name already
+        if not uri.startswith("file://"):  # a directory has replaced the file
             with suppress(NotFoundError):
                 store.delete(name)
 
 
-def remove(uri: str, options: Mapping[str, Any]) -> None:
-    """Remove a checkpoint, if there is one; what no save writes stays.
+def remove_checkpoint(uri: str, options: Mapping[str, Any]) -> None:
+    """Remove a checkpoint, if there is one; objects that no save writes stay.
 
-    One of several objects loses its commit object first: from then on it is none.
+    The commit object of a sharded one is deleted first, and with it the checkpoint.
     """
-    with _opened(uri, options) as (store, key):
+    with _open_parent(uri, options) as (store, key):
         with suppress(NotFoundError):
             store.delete(key)
             return
@@ -123,14 +124,10 @@ def remove(uri: str, options: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _opened(uri: str, options: Mapping[str, Any]) -> Iterator[tuple[Store, str]]:
-    """Open the store that a checkpoint is in, and give its key there."""
-    location = parse_uri(uri)
-    prefix, slash, key = location.key.rstrip("/").rpartition("/")
-    if not key:
-        raise ValueError(f"{uri!r} names no checkpoint; write all of it, down to its name")
-    root = Location(location.scheme, location.bucket, prefix + slash)
-    with sync.open_store(str(root), **options) as store:
+def _open_parent(uri: str, options: Mapping[str, Any]) -> Iterator[tuple[Store, str]]:
+    """Open the store that a checkpoint is directly in, and yield it with the key there."""
+    store_uri, key = split_object_uri(uri.rstrip("/"))
+    with sync.open_store(store_uri, **options) as store:
         yield store, key
 
 
@@ -141,9 +138,15 @@ def _find(store: Store, key: str) -> ObjectMeta | None:
 
 
 def _parts(store: Store, prefix: str) -> dict[str, ObjectMeta]:
-    """Return what saves wrote below a prefix, by its key there."""
+    """Return the objects that saves wrote below a prefix, by their key there."""
     found = {meta.key.removeprefix(f"{prefix}/"): meta for meta in store.list_all(f"{prefix}/")}
-    return {key: meta for key, meta in found.items() if is_part(key)}
+    return {key: meta for key, meta in found.items() if _is_part(key)}
+
+
+def _is_part(key: str) -> bool:
+    """Return whether a save writes an object of this key below its checkpoint."""
+    first, slash, _ = key.partition("/")
+    return is_save_id(first) if slash else bool(_PART.fullmatch(key))
 
 
 def _delete(store: Store, metas: list[ObjectMeta]) -> None:

@@ -1,13 +1,13 @@
 """One download for all ranks of a host that load the same checkpoint.
 
-    first rank   lock, download into memory, write down where it is, let the others in
-    others       wait for the lock, open that memory, let go of the lock
+    first rank     lock, download into memory, write its path to the lock file, share the lock
+    other ranks    wait for the lock, open that memory, release the lock
 
 Lightning loads a checkpoint on every rank. Object storage serves many hosts at once, but the ranks
-of one host share its link, and would each hold a copy. No rank talks to another one: a collective
-would hang where some do not load, and a file on a disk would be as slow as the disk. What nobody
-waits for any more is gone with its last process; of a killed one two files of a few bytes stay in
-the temporary directory. A rank that comes late downloads again.
+of one host share its link, and would each hold a copy. The ranks use no collective, which would
+hang if some do not load, and no file on a disk, which would be as slow as the disk. The memory is
+freed with the last process that maps it; a killed process leaves two files of a few bytes in the
+temporary directory. A rank that starts after the others have finished downloads again.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
     from aioflux.options import StoreOptions
 
-__all__ = ["has_company", "load_together", "opened_together"]
+__all__ = ["has_other_ranks", "load_shared", "shared_download"]
 
 _MEMFD = "/memfd:aioflux-checkpoint"
-"""What the system calls the memory of a `MemoryFile`."""
+"""Prefix of the system's name for the memory of a `MemoryFile`."""
 _ZIP_MAGIC = b"PK\x03\x04"
 
 
-def has_company() -> bool:
-    """Tell whether there are other ranks, and memory can be shared with them."""
+def has_other_ranks() -> bool:
+    """Return whether there are other ranks, with which memory can be shared."""
     return (
         sys.platform == "linux"
         and torch.distributed.is_available()
@@ -53,16 +53,16 @@ def has_company() -> bool:
     )
 
 
-def load_together(
+def load_shared(
     uri: str, options: StoreOptions, *, map_location: Any, weights_only: bool | None, mmap: bool
 ) -> Any:
-    """Load a checkpoint as `aioflux.checkpoint.load`, with what other ranks of this host read.
+    """Load a checkpoint as `aioflux.checkpoint.load`, from one download for this host.
 
     Raises:
         NotFoundError: There is no such object.
         ChecksumError: Its bytes do not match its checksum, three times.
     """
-    with opened_together(uri, options) as path:
+    with shared_download(uri, options) as path:
         with open(path, "rb") as file:
             is_zip = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
         return torch.load(
@@ -71,44 +71,44 @@ def load_together(
 
 
 @contextmanager
-def opened_together(uri: str, options: StoreOptions) -> Iterator[str]:
-    """Give the path, in this process, of memory that holds a whole object."""
+def shared_download(uri: str, options: StoreOptions) -> Iterator[str]:
+    """Yield the path, in this process, of memory that holds a whole object."""
     directory = _own_directory()
     if directory is None:
         with _downloaded(uri, options) as file:
             yield file.path
         return
-    of_what = f"{uri} {options.get('endpoint_url')}"
-    lock = directory / hashlib.sha256(of_what.encode()).hexdigest()
+    identity = f"{uri} {options.get('endpoint_url')}"
+    lock = directory / hashlib.sha256(identity.encode()).hexdigest()
     with ExitStack() as stack:
-        # Held from here until the memory is open: the first rank waits for it at the end. That the
-        # others were woken by its lock does not say that they have run since.
+        # Held until the memory is open: the first rank waits for this lock at the end, because the
+        # others may not have run yet when its own lock has woken them.
         queue = stack.enter_context(_opened(lock.with_suffix(".queue")))
         fcntl.flock(queue, fcntl.LOCK_SH)
-        held, is_first = stack.enter_context(_entered(lock))
+        descriptor, is_first = stack.enter_context(_locked(lock))
         if is_first:
             stack.callback(_remove, lock, queue)
             file = stack.enter_context(_downloaded(uri, options))
-            _tell(held, file)
-            fcntl.flock(held, fcntl.LOCK_SH)  # lets the others in
+            _write_path(descriptor, file)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # wakes the others
             yield file.path
             fcntl.flock(queue, fcntl.LOCK_EX)
             return
-        opened = _open_told(held)
+        memory = _open_path(descriptor)
         fcntl.flock(queue, fcntl.LOCK_UN)
-        fcntl.flock(held, fcntl.LOCK_UN)
-        if opened is None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        if memory is None:
             file = stack.enter_context(_downloaded(uri, options))
             yield file.path
         else:
-            with os.fdopen(opened, "rb"):
-                yield f"/proc/self/fd/{opened}"
+            with os.fdopen(memory, "rb"):
+                yield f"/proc/self/fd/{memory}"
 
 
 @contextmanager
 def _downloaded(uri: str, options: StoreOptions) -> Iterator[MemoryFile]:
-    root, key = split_object_uri(uri)
-    _, file = _bridge.run(read_into_memory(root, key, options, MemoryFile))
+    store_uri, key = split_object_uri(uri)
+    _, file = _bridge.run(read_into_memory(store_uri, key, options, MemoryFile))
     try:
         yield file
     finally:
@@ -116,7 +116,7 @@ def _downloaded(uri: str, options: StoreOptions) -> Iterator[MemoryFile]:
 
 
 def _own_directory() -> Path | None:
-    """Return a directory in which nobody else can lay out anything, if there can be one."""
+    """Return a directory that only this user can write to, None if there is none."""
     path = Path(tempfile.gettempdir(), f"aioflux-{os.getuid()}")
     try:
         with suppress(FileExistsError):
@@ -138,20 +138,20 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _entered(lock: Path) -> Iterator[tuple[int, bool]]:
-    """Give the open lock, and whether this rank is the first and holds it alone."""
+def _locked(lock: Path) -> Iterator[tuple[int, bool]]:
+    """Yield the open lock, and whether this rank is the first, with an exclusive lock."""
     while True:
         with _opened(lock) as descriptor:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits while the first one downloads
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits while the first rank downloads
                 yield descriptor, False
                 return
             if _is_in_place(lock, descriptor):
                 yield descriptor, True
                 return
-            # Removed between opening and locking: the first one has ended.
+            # Removed between opening and locking: the first rank has finished.
 
 
 def _is_in_place(lock: Path, descriptor: int) -> bool:
@@ -167,21 +167,21 @@ def _remove(lock: Path, queue: int) -> None:
     lock.unlink(missing_ok=True)
 
 
-def _tell(descriptor: int, file: MemoryFile) -> None:
-    told = {"path": f"/proc/{os.getpid()}/fd/{file.fd}", "size": os.fstat(file.fd).st_size}
+def _write_path(descriptor: int, file: MemoryFile) -> None:
+    record = {"path": f"/proc/{os.getpid()}/fd/{file.fd}", "size": os.fstat(file.fd).st_size}
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(told).encode(), 0)
+    os.pwrite(descriptor, json.dumps(record).encode(), 0)
 
 
-def _open_told(descriptor: int) -> int | None:
-    """Open the memory that the first rank told of; None where it failed, or is gone."""
+def _open_path(descriptor: int) -> int | None:
+    """Open the memory of the first rank; None if that has failed, or has ended."""
     try:
-        told = json.loads(os.pread(descriptor, 4096, 0))
-        opened = os.open(told["path"], os.O_RDONLY | os.O_CLOEXEC)
+        record = json.loads(os.pread(descriptor, 4096, 0))
+        memory = os.open(record["path"], os.O_RDONLY | os.O_CLOEXEC)
     except (ValueError, OSError):
         return None
-    name = os.readlink(f"/proc/self/fd/{opened}")
-    if name.startswith(_MEMFD) and os.fstat(opened).st_size == told["size"]:
-        return opened
-    os.close(opened)
+    name = os.readlink(f"/proc/self/fd/{memory}")
+    if name.startswith(_MEMFD) and os.fstat(memory).st_size == record["size"]:
+        return memory
+    os.close(memory)
     return None

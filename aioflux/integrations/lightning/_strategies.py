@@ -1,4 +1,4 @@
-"""FSDPStrategy and ModelParallelStrategy: Lightning's, with checkpoints in a bucket."""
+"""Lightning's FSDPStrategy and ModelParallelStrategy, with checkpoints in a bucket."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from aioflux.integrations.lightning._sharded_checkpoint import (
     REST_NAME,
     Rest,
     has_rest,
+    live_memory,
     load_sharded,
     save_sharded,
+    snapshot,
 )
-from aioflux.integrations.lightning._snapshot import live_memory, snapshot
 from aioflux.integrations.lightning._uris import to_uri
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ __all__ = ["FSDPStrategy", "ModelParallelStrategy"]
 _WRITER: Final = frozenset({"objects_per_rank", "compression", "mode", "metrics"})
 
 
-class _InBucket(ParallelStrategy):
-    """What both strategies do in place of Lightning's, which takes every path for a local one."""
+class _BucketCheckpoints(ParallelStrategy):
+    """Checkpoints of both strategies; Lightning's own take every path for a local one."""
 
     _weights_name: str
     """Name that Lightning gives the weights among the items of a save."""
@@ -54,7 +55,7 @@ class _InBucket(ParallelStrategy):
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """The plugin that stores; an `AiofluxCheckpointIO` by default."""
+        """The plugin that stores checkpoints; an `AiofluxCheckpointIO` by default."""
         if self._checkpoint_io is None:
             self._checkpoint_io = AiofluxCheckpointIO()
         return self._checkpoint_io
@@ -83,8 +84,8 @@ class _InBucket(ParallelStrategy):
         """Save a checkpoint; called by every rank.
 
         Args:
-            checkpoint: What the trainer made; weights and optimizer states are taken out of it.
-            filepath: A uri such as `gs://bucket/run-7/last.ckpt`, or a path of the local disk.
+            checkpoint: The trainer's; weights and optimizer states are removed from it.
+            filepath: A uri such as `gs://bucket/run-7/last.ckpt`, or a local path.
             storage_options: A mapping. For shards, of `objects_per_rank`, `compression`, `mode` and
                 `metrics` as `StorageWriter`, and of the options of a store; for one object as
                 `AiofluxCheckpointIO.save_checkpoint`.
@@ -95,11 +96,11 @@ class _InBucket(ParallelStrategy):
         """
         uri = self.broadcast(to_uri(filepath))
         if not self._saves_shards:
-            with self._agreeing(uri):
+            with self._failing_together(uri):
                 ParallelStrategy.save_checkpoint(self, checkpoint, uri, storage_options)
             return
         plugin = self._plugin
-        options = plugin.merged(storage_options, _WRITER)
+        options = plugin.merge_options(storage_options, _WRITER)
         state = {
             self._weights_name: checkpoint.pop("state_dict"),
             **{
@@ -108,7 +109,7 @@ class _InBucket(ParallelStrategy):
             },
         }
         rest = None
-        with self._agreeing(uri):
+        with self._failing_together(uri):
             plugin.wait()
             if self.is_global_zero:
                 rest = Rest.of(checkpoint)
@@ -135,7 +136,7 @@ class _InBucket(ParallelStrategy):
         uri = self.broadcast(to_uri(checkpoint_path))
         plugin = self._plugin
         found = [False, False]
-        with self._agreeing(uri):
+        with self._failing_together(uri):
             plugin.wait()
             if self.is_global_zero and is_sharded(uri, plugin.options):
                 found = [True, has_rest(uri, plugin.options)]
@@ -145,7 +146,7 @@ class _InBucket(ParallelStrategy):
         return self._load_whole(uri, weights_only)
 
     def teardown(self) -> None:
-        """Wait until all that was saved is stored, which Lightning's own does not, and end."""
+        """Wait until all pending saves are stored, which Lightning's own does not, and end."""
         try:
             self.checkpoint_io.teardown()
         finally:
@@ -165,10 +166,10 @@ class _InBucket(ParallelStrategy):
             state[REST_NAME] = b""
         options = self._plugin.options
         load_sharded(uri, state, options, weights_only=weights_only, is_strict=self._is_strict)
-        how = StateDictOptions(strict=self._is_strict)
-        set_model_state_dict(model, state[self._weights_name], options=how)
+        state_options = StateDictOptions(strict=self._is_strict)
+        set_model_state_dict(model, state[self._weights_name], options=state_options)
         for name, optimizer in optimizers.items():
-            set_optimizer_state_dict(model, optimizer, state[name], options=how)
+            set_optimizer_state_dict(model, optimizer, state[name], options=state_options)
         if is_rest_in_it:
             return Rest(state[REST_NAME]).load(weights_only=weights_only)
         return self._plugin.load_checkpoint(f"{uri}/{META_KEY}", weights_only=weights_only)
@@ -176,8 +177,8 @@ class _InBucket(ParallelStrategy):
     def _load_whole(self, uri: str, weights_only: bool | None) -> dict[str, Any]:
         model, optimizers = self._model_in_use(), self._optimizers_in_use()
         checkpoint = self._plugin.load_checkpoint(uri, weights_only=weights_only)
-        how = StateDictOptions(full_state_dict=True, strict=self._is_strict)
-        set_model_state_dict(model, checkpoint.pop("state_dict"), options=how)
+        state_options = StateDictOptions(full_state_dict=True, strict=self._is_strict)
+        set_model_state_dict(model, checkpoint.pop("state_dict"), options=state_options)
         states = checkpoint.get("optimizer_states", []) if optimizers else []
         if len(states) != len(optimizers):
             raise CheckpointError(
@@ -190,7 +191,7 @@ class _InBucket(ParallelStrategy):
                 state = FullyShardedDataParallel.rekey_optim_state_dict(
                     state, OptimStateKeyType.PARAM_NAME, model
                 )
-            set_optimizer_state_dict(model, optimizer, state, options=how)
+            set_optimizer_state_dict(model, optimizer, state, options=state_options)
         return checkpoint
 
     @property
@@ -199,9 +200,7 @@ class _InBucket(ParallelStrategy):
 
     def _model_in_use(self) -> torch.nn.Module:
         if self.model is None:
-            raise RuntimeError(
-                f"{type(self).__name__} has no model yet; it gets one by the trainer"
-            )
+            raise RuntimeError(f"{type(self).__name__} has no model yet; the trainer sets it")
         return self.model
 
     def _optimizers_in_use(self) -> list[torch.optim.Optimizer]:
@@ -210,24 +209,26 @@ class _InBucket(ParallelStrategy):
         return self.optimizers if is_fitting else []
 
     def _own_group(self) -> ProcessGroup:
-        """Return a group that no other thread talks in, over the processors."""
+        """Return a gloo group that no other thread uses."""
         if self._group is None:
             self._group = torch.distributed.new_group(backend="gloo")
         return self._group
 
     @contextmanager
-    def _agreeing(self, uri: str) -> Iterator[None]:
-        """Fail on every rank where the block fails on one: the others would wait for it."""
+    def _failing_together(self, uri: str) -> Iterator[None]:
+        """Fail on every rank if the block fails on one: the others would wait for it."""
         failure: BaseException | None = None
         try:
             yield
         except BaseException as exc:  # raised below
             failure = exc
         if not self.reduce_boolean_decision(failure is None):
-            raise failure or CheckpointError(f"{uri} was given up: another rank failed, see there")
+            raise failure or CheckpointError(
+                f"{uri} was abandoned: another rank failed, see its error"
+            )
 
 
-class FSDPStrategy(_InBucket, _LightningFSDPStrategy):
+class FSDPStrategy(_BucketCheckpoints, _LightningFSDPStrategy):
     """Lightning's FSDPStrategy with checkpoints in a bucket; takes the same arguments.
 
         Trainer(
@@ -236,12 +237,12 @@ class FSDPStrategy(_InBucket, _LightningFSDPStrategy):
             callbacks=[ModelCheckpoint("gs://bucket/run-7", save_last=True)],
         )
 
-    Checkpoints are stored as `AiofluxCheckpointIO` says, in the background, too: shards through
-    `aioflux.checkpoint.dcp`, verified, visible all at once; a whole one as one object. Both kinds
-    load, whatever `state_dict_type` says. Lightning's own makes a local path of `gs://`.
+    Checkpoints are stored as `AiofluxCheckpointIO` stores them, also in the background: shards
+    through `aioflux.checkpoint.dcp`, verified and committed at once; a full one as one object. Both
+    kinds load with any `state_dict_type`. Lightning's own makes a local path of `gs://`.
 
-    Copied to a directory, a sharded checkpoint loads with Lightning's own strategy, and one that
-    that wrote loads here once it is copied to a bucket.
+    Copied to a directory, a sharded checkpoint loads with Lightning's own strategy, and one of
+    Lightning's own loads here when it is copied to a bucket.
     """
 
     _weights_name = "model"
@@ -251,10 +252,10 @@ class FSDPStrategy(_InBucket, _LightningFSDPStrategy):
         return self._state_dict_type == "sharded"
 
 
-class ModelParallelStrategy(_InBucket, _LightningModelParallelStrategy):
+class ModelParallelStrategy(_BucketCheckpoints, _LightningModelParallelStrategy):
     """Lightning's ModelParallelStrategy with checkpoints in a bucket; takes the same arguments.
 
-    As `FSDPStrategy` of this package; `save_distributed_checkpoint` says whether shards are saved.
+    As `FSDPStrategy` of this package; `save_distributed_checkpoint` decides if shards are saved.
     """
 
     _weights_name = "state_dict"

@@ -1,4 +1,4 @@
-"""Nebula on the embedded server, with keepers that end with the test."""
+"""Nebula on the embedded server, with node daemons that exit with the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LINGER_SECONDS = 600
-"""Longer than any test takes: keepers end because they are told to."""
+"""Longer than any test takes: the tests stop the daemons."""
 VARIABLES = (
     "NEBULA_PERSISTENT_STORAGE_PATH",
     "NEBULA_PERSISTENT_TIME_INTERVAL",
@@ -36,7 +36,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the processes of a node meet: of this test alone, so that it ends with a clean node."""
+    """The directory of the daemon's socket, for this test alone."""
     directory = Path(tempfile.mkdtemp(prefix="nm-"))
     monkeypatch.setenv("AIOFLUX_NEBULA_DIR", str(directory))
     monkeypatch.setenv("AIOFLUX_NEBULA_LINGER_SECONDS", str(LINGER_SECONDS))
@@ -47,10 +47,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         nm.shutdown()
     deadline = time.monotonic() + 120
     while list(directory.rglob("*.sock")):
-        assert time.monotonic() < deadline, "a keeper did not end"
+        assert time.monotonic() < deadline, "a node daemon did not exit"
         time.sleep(0.02)
     while directory.exists():
-        with suppress(FileNotFoundError):  # a keeper takes its lock away last
+        with suppress(FileNotFoundError):  # a daemon removes its lock last
             shutil.rmtree(directory)
 
 
@@ -63,5 +63,5 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GCSServer]:
 
 @pytest.fixture
 def inside(node: Path) -> str:
-    """A storage that a keeper in this process serves: no process is started."""
+    """A storage with a node daemon in this process."""
     return f"memory://{node.name}/run"

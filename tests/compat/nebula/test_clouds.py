@@ -1,4 +1,4 @@
-"""Nebula on S3 and Azure: the keeper finds credentials as the trainer does."""
+"""Nebula on S3 and Azure: the node daemon finds the credentials of the trainer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from aioflux.checkpoint import verify
 from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _run
+from aioflux.compat.nebula import _training_run
 from tests.servers.azurite import KEY
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def go_through(uri: str, secret: str) -> None:
-    """Save, save again, end, and load from the storage alone."""
+    """Save, save again, shut down, and load from the storage alone."""
     nm.init(uri, persistent_time_interval=0)
     for number in range(2):
         nm.Checkpoint("a").save("model", torch.full((100_000,), number))
         nm.flush_persistence()
-    told = pickle.dumps(_run.current().settings) + repr(_run.current().settings).encode()
-    assert secret.encode() not in told
+    settings = _training_run.current().settings
+    assert secret.encode() not in pickle.dumps(settings) + repr(settings).encode()
     nm.shutdown()
     nm.init(uri)
     found = nm.get_latest_checkpoint()
@@ -52,12 +52,12 @@ def test_nebula_on_azure(node: Path, azurite: Azurite, monkeypatch: pytest.Monke
     for name in tuple(os.environ):
         if name.startswith("AZURE_"):
             monkeypatch.delenv(name)
-    told = {
+    connection = {
         "DefaultEndpointsProtocol": "http",
         "AccountName": azurite.account,
         "AccountKey": KEY,
         "BlobEndpoint": f"{azurite.url}/{azurite.account}",
     }
-    text = ";".join(f"{name}={value}" for name, value in told.items())
+    text = ";".join(f"{name}={value}" for name, value in connection.items())
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
     go_through(f"az://{azurite.account}/container/nebula-{uuid.uuid4().hex}", KEY)

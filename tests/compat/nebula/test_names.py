@@ -1,4 +1,4 @@
-"""Any tag and any name of a part has a key, and is found again by it."""
+"""Tags and names of parts as keys, storage paths as uris."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 from aioflux.checkpoint._format.commit import part_key
 from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
 from aioflux.checkpoint._store.tag_names import part_name, quote_name, step_of, tag_of
-from aioflux.compat.nebula._uris import name_of, place_of, to_uri
+from aioflux.compat.nebula._settings import parse_storage_path, path_or_uri, to_uri
 
 ID = "20261122T071145.918Z-f55e2f04"
 
@@ -34,13 +34,13 @@ def test_a_tag_is_one_segment_and_comes_back(tag: str) -> None:
     assert part_name(f"tag/{part_key(ID, quoted)}") == tag
 
 
-def test_what_people_write_stays_as_it_is() -> None:
+def test_common_tags_are_their_own_key() -> None:
     assert quote_name("global_step500") == "global_step500"
     assert quote_name("epoch=1-step=20") == "epoch=1-step=20"
 
 
 @pytest.mark.parametrize("tag", ["", "x" * 201, "ä" * 100, "." * 300])
-def test_a_tag_that_no_disk_takes_is_refused(tag: str) -> None:
+def test_a_tag_that_no_disk_takes_is_rejected(tag: str) -> None:
     with pytest.raises(ValueError, match="is no tag"):
         quote_name(tag)
 
@@ -58,24 +58,24 @@ def test_the_number_at_the_end_is_the_step(tag: str, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_path", "place"),
+    ("given_path", "path"),
     [(None, ""), ("/tmp/test", "/tmp/test"), (("/tmp/test",), "/tmp/test"), (Path("/a"), "/a")],
 )
-def test_a_place_may_have_a_comma_behind_it(given_path: object, place: str) -> None:
-    assert place_of(given_path) == place
+def test_a_storage_path_may_have_a_comma_after_it(given_path: object, path: str) -> None:
+    assert parse_storage_path(given_path) == path
 
 
 @pytest.mark.parametrize("given_path", [5, ("a", "b"), b"/tmp"])
-def test_what_is_no_place_is_refused(given_path: object) -> None:
+def test_other_types_are_no_storage_path(given_path: object) -> None:
     with pytest.raises(TypeError, match="storage path"):
-        place_of(given_path)
+        parse_storage_path(given_path)
 
 
-def test_places_have_uris_and_objects_have_names() -> None:
+def test_storage_paths_have_uris_and_local_objects_have_paths() -> None:
     assert to_uri("/tmp/a%b") == "file:///tmp/a%25b"
     assert to_uri("gcs://bucket/run/") == "gs://bucket/run"
-    assert name_of("file:///tmp/a%25b") == "/tmp/a%b"
-    assert name_of("gs://bucket/a%25b") == "gs://bucket/a%25b"
+    assert path_or_uri("file:///tmp/a%25b") == "/tmp/a%b"
+    assert path_or_uri("gs://bucket/a%25b") == "gs://bucket/a%25b"
 
 
 def test_stock_dcp_knows_the_metadata_of_parts() -> None:

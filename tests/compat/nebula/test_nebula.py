@@ -17,7 +17,7 @@ import torch
 import aioflux
 from aioflux.checkpoint import load, verify
 from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _run
+from aioflux.compat.nebula import _training_run
 from aioflux.errors import CheckpointError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def place(request: pytest.FixtureRequest, node: Path, server: GCSServer, tmp_pat
     }[str(request.param)]
 
 
-def test_what_was_saved_last_is_loaded_before_it_is_persisted_and_after(place: str) -> None:
+def test_the_newest_is_loaded_before_and_after_it_is_persisted(place: str) -> None:
     nm.init(place, persistent_time_interval=1000)
     for number in (1, 2):
         state = state_of(number)
@@ -91,7 +91,7 @@ def test_a_persistent_part_has_a_path_that_torch_load_takes(place: str) -> None:
 def test_a_tag_is_a_checkpoint_like_all_others(place: str) -> None:
     """`aioflux ckpt` and stock DCP know it."""
     if place.startswith("memory:"):
-        pytest.skip("its objects go with the keeper's store")
+        pytest.skip("its objects are in the memory of the daemon")
     nm.init(place, persistent_time_interval=0)
     checkpoint = nm.Checkpoint("any tag/7", 2)
     checkpoint.save("model", state_of(7))
@@ -108,7 +108,7 @@ def test_a_tag_is_a_checkpoint_like_all_others(place: str) -> None:
     assert loaded["step"] == {"number": 7}
 
 
-def test_a_tag_counts_when_its_number_of_files_is_there(inside: str) -> None:
+def test_a_tag_is_complete_with_its_number_of_files(inside: str) -> None:
     nm.init(inside)
     checkpoint = nm.Checkpoint("a", 2)
     checkpoint.save("x", 1)
@@ -117,7 +117,7 @@ def test_a_tag_counts_when_its_number_of_files_is_there(inside: str) -> None:
     assert [latest().load(name) for name in "xy"] == [1, 2]
 
 
-def test_minus_two_means_that_commit_says_when(inside: str) -> None:
+def test_minus_two_means_complete_at_commit(inside: str) -> None:
     nm.init(inside)
     checkpoint = nm.Checkpoint("a", -2)
     checkpoint.save("x", 1)
@@ -128,7 +128,7 @@ def test_minus_two_means_that_commit_says_when(inside: str) -> None:
     assert checkpoint.load("x") == 1
 
 
-def test_commit_ends_a_tag_that_has_fewer_files(inside: str) -> None:
+def test_commit_completes_a_tag_with_fewer_files(inside: str) -> None:
     nm.init(inside)
     checkpoint = nm.Checkpoint("a", 5)
     checkpoint.save("x", 1)
@@ -142,7 +142,7 @@ def test_commit_of_nothing_raises(inside: str) -> None:
         nm.Checkpoint("a", -2).commit()
 
 
-def test_commit_raises_what_a_save_met(inside: str) -> None:
+def test_commit_raises_errors_of_saves(inside: str) -> None:
     nm.init(inside)
     checkpoint = nm.Checkpoint("a", -2)
     checkpoint.save("x", 1)
@@ -164,7 +164,7 @@ def test_a_tag_is_replaced_when_the_new_one_is_complete(inside: str) -> None:
     assert is_state_of(2, latest().load("model"))
 
 
-def test_names_that_are_not_there(inside: str) -> None:
+def test_missing_tags_and_parts(inside: str) -> None:
     nm.init(inside)
     assert nm.get_latest_checkpoint() is None
     assert nm.get_checkpoint(tag="a") is None
@@ -180,7 +180,7 @@ def test_names_that_are_not_there(inside: str) -> None:
 
 
 @pytest.mark.parametrize("number", [0, -1, -3])
-def test_a_number_of_files_that_means_nothing_is_refused(number: int) -> None:
+def test_invalid_numbers_of_files_are_rejected(number: int) -> None:
     with pytest.raises(ValueError, match="num_of_files"):
         nm.Checkpoint("a", number)
 
@@ -203,7 +203,7 @@ def test_a_checkpoint_without_a_tag_makes_one(inside: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_settings_out_of_range_are_refused(
+def test_settings_out_of_range_are_rejected(
     node: Path, arguments: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
@@ -218,7 +218,7 @@ def test_bare_init_reads_the_environment(
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "200000000")
     monkeypatch.setenv("NEBULA_LOCAL_STORAGE_PATH", str(tmp_path))
     nm.init()
-    settings = _run.current().settings
+    settings = _training_run.current().settings
     assert settings.uri == inside
     assert settings.interval_seconds == 7
     assert settings.budget_bytes == 200_000_000
@@ -238,9 +238,9 @@ def test_versions_between_two_intervals_stay_in_memory(inside: str) -> None:
     assert listed["a"]["places"] == ["storage"]
 
 
-def test_the_history_tells_duration_throughput_and_size(place: str) -> None:
+def test_the_history_has_duration_throughput_and_size(place: str) -> None:
     if place.startswith("memory:"):
-        pytest.skip("its objects go with the keeper's store")
+        pytest.skip("its objects are in the memory of the daemon")
     nm.init(place, persistent_time_interval=0)
     for number in (1, 2):
         commit(f"global_step{number}", number)
@@ -258,7 +258,7 @@ def test_the_history_tells_duration_throughput_and_size(place: str) -> None:
     assert int(rows[0]["throughput_bytes_per_second"]) > 0
 
 
-def test_the_local_disk_keeps_the_newest_and_is_nearer_than_the_bucket(
+def test_the_local_disk_keeps_the_newest_and_is_searched_before_the_bucket(
     node: Path, server: GCSServer, tmp_path: Path
 ) -> None:
     nm.init("gs://bucket/run", 0, 2, local_storage_path=tmp_path)
@@ -277,9 +277,7 @@ def test_the_local_disk_keeps_the_newest_and_is_nearer_than_the_bucket(
     assert is_state_of(3, latest().load("model"))
 
 
-def test_a_damaged_place_gives_way_to_the_next(
-    node: Path, server: GCSServer, tmp_path: Path
-) -> None:
+def test_a_damaged_tier_is_skipped(node: Path, server: GCSServer, tmp_path: Path) -> None:
     nm.init("gs://bucket/run", 0, local_storage_path=tmp_path)
     commit("a", 1)
     nm.flush_persistence()
@@ -298,11 +296,11 @@ def test_memory_that_was_damaged_gives_way_to_the_storage(inside: str) -> None:
     nm.init(inside, 0)
     commit("a", 1)
     nm.flush_persistence()
-    arena = next(iter(_run.current().snapshots._arenas.values()))
+    arena = next(iter(_training_run.current().snapshots._arenas.values()))
     arena.view[arena.size // 2] ^= 1
     found = latest()
     assert found._found is not None
-    assert [each.place for each in found._found.sources] == ["memory", "storage"]
+    assert [each.tier for each in found._found.sources] == ["memory", "storage"]
     assert is_state_of(1, found.load("model"))
 
 
@@ -314,7 +312,7 @@ def test_memory_does_not_bring_back_what_was_removed(node: Path, tmp_path: Path)
     assert nm.get_latest_checkpoint() is None
 
 
-def test_a_failed_save_is_told_by_flush_and_history(node: Path, tmp_path: Path) -> None:
+def test_a_failed_save_is_reported_by_flush_and_history(node: Path, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("in the way")
     nm.init(tmp_path, 0)
     commit("a", 1)
@@ -326,7 +324,7 @@ def test_a_failed_save_is_told_by_flush_and_history(node: Path, tmp_path: Path) 
     assert nm.list_checkpoints()["a"]["places"] == ["memory", "storage"]
 
 
-def test_what_was_found_is_loaded_where_it_is_by_now(inside: str) -> None:
+def test_a_found_checkpoint_is_loaded_from_where_it_is_now(inside: str) -> None:
     nm.init(inside, 1000)
     commit("first", 0)
     nm.flush_persistence()
@@ -421,7 +419,7 @@ def test_the_names_of_nebula_import_without_torch() -> None:
         f"import sys, aioflux.compat.nebula as nm; {'; '.join(names)}; "
         "assert not {'torch', 'lightning'} & set(sys.modules)"
     )
-    told = subprocess.run(
+    ended = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -432,7 +430,7 @@ def test_the_names_of_nebula_import_without_torch() -> None:
         text=True,
         env={**os.environ},
     )
-    assert told.returncode == 0, told.stderr
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_private_names_of_nebula_are_there() -> None:
@@ -463,17 +461,17 @@ def test_the_distribution_of_the_alias_has_both_names() -> None:
         "import torch_nebula, nebulaml, aioflux.compat.nebula as nm; "
         "assert torch_nebula is nebulaml is nm; from torch_nebula import Checkpoint, _shutdown"
     )
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", program],
         check=False,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(alias)},
     )
-    assert told.returncode == 0, told.stderr
+    assert ended.returncode == 0, ended.stderr
 
 
-def test_the_alias_does_not_take_the_place_of_another_package(
+def test_the_alias_does_not_replace_another_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch_nebula", json)

@@ -1,4 +1,4 @@
-"""The processes of a node: what one dies of, the others and the next one do without."""
+"""The processes of a node: trainers and the daemon die, fork and commit together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from aioflux.checkpoint import verify
 from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _run
+from aioflux.compat.nebula import _training_run
 from aioflux.errors import CheckpointError
 from tests.compat.nebula import trainer
 from tests.compat.nebula.conftest import LINGER_SECONDS
@@ -48,10 +48,11 @@ def start(node: Path, tmp_path: Path) -> Iterator[Callable[..., list[WorkerProce
             each.end(signal.SIGKILL)
 
 
-def keeper_of(node: Path) -> int:
-    """Return the process that holds the memory, by asking it."""
+def pid_of_daemon(node: Path) -> int:
+    """Return the process of the node daemon, as it answers."""
     assert len(list(node.glob("*.sock"))) == 1
-    return int(_run.current().client.call("hello", _run.current().settings))
+    run = _training_run.current()
+    return int(run.client.call("hello", run.settings))
 
 
 def test_memory_survives_the_death_of_the_trainer(
@@ -90,7 +91,7 @@ nm.flush_persistence()
 """
 
 
-def test_many_parts_are_kept_by_a_process_that_holds_nothing_of_the_trainer(
+def test_many_parts_are_kept_by_a_daemon_that_holds_no_pipe_of_the_trainer(
     node: Path, tmp_path: Path
 ) -> None:
     """Few descriptors are allowed; and a pipe that its output goes to ends when it does."""
@@ -100,14 +101,14 @@ def test_many_parts_are_kept_by_a_process_that_holds_nothing_of_the_trainer(
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=LINGER_SECONDS / 3,  # the keeper would not have ended by then
+        timeout=LINGER_SECONDS / 3,  # the daemon would not have exited by then
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
     nm.init(place, 0)
     found = nm.get_latest_checkpoint()
     assert found is not None
-    assert [each.place for each in found._found.sources] == ["memory", "storage"]  # type: ignore[union-attr]
+    assert [each.tier for each in found._found.sources] == ["memory", "storage"]  # type: ignore[union-attr]
     assert found.load("part129") == 129
 
 
@@ -123,13 +124,11 @@ def test_without_a_storage_memory_alone_survives(start: Callable[..., list[Worke
     assert nm.list_checkpoints()["a"]["places"] == ["memory"]
 
 
-def test_a_keeper_that_dies_fails_what_it_held_and_is_started_again(
-    node: Path, tmp_path: Path
-) -> None:
+def test_a_daemon_that_dies_is_an_error_and_is_started_again(node: Path, tmp_path: Path) -> None:
     nm.init(tmp_path / "tier3", 0)
     checkpoint = nm.Checkpoint("a", -2)
     checkpoint.save("x", 1)
-    os.kill(keeper_of(node), signal.SIGKILL)
+    os.kill(pid_of_daemon(node), signal.SIGKILL)
     with pytest.raises(CheckpointError, match="save again"):
         checkpoint.commit()
     with pytest.raises(CheckpointError, match="nothing to commit"):
@@ -154,10 +153,10 @@ def test_ranks_commit_together(start: Callable[..., list[WorkerProcess]], tmp_pa
         rank.send("commit", tag="good")
     assert [rank.receive() for rank in ranks] == [(True, True)] * 2
     ranks[0].call("flush")
-    tag, value, told = ranks[0].call("latest", name="rank1")  # of the other one
+    tag, value, listed = ranks[0].call("latest", name="rank1")  # of the other one
     assert (tag, value) == ("good", 1)
-    assert told["files"] == ["rank0", "rank1"]
-    assert told["places"] == ["memory", "storage"]
+    assert listed["files"] == ["rank0", "rank1"]
+    assert listed["places"] == ["memory", "storage"]
 
     for number, rank in enumerate(ranks):
         rank.call("begin", tag="bad", num_of_files=-2)
@@ -175,9 +174,9 @@ def test_ranks_commit_together(start: Callable[..., list[WorkerProcess]], tmp_pa
     for rank in ranks:
         rank.call("init", persistent_storage_path=place, memory_buffer_size=8_000_000)
     ranks[1].call("save", tag="large", name="model", number=7, size=1_600_000)
-    tag, value, told = ranks[0].call("latest", name="model")
+    tag, value, listed = ranks[0].call("latest", name="model")
     assert (tag, value) == ("large", 7)
-    assert "memory" in told["places"]
+    assert "memory" in listed["places"]
     nm.init(place)  # so that the test ends with the memory
     for rank in ranks:
         assert rank.end() == 0
@@ -186,7 +185,7 @@ def test_ranks_commit_together(start: Callable[..., list[WorkerProcess]], tmp_pa
 def test_nodes_commit_together(
     start: Callable[..., list[WorkerProcess]], node: Path, tmp_path: Path, server: GCSServer
 ) -> None:
-    """Each keeper stores the parts of its node, and one commit names them all."""
+    """Each daemon stores the parts of its node, and one commit lists them all."""
     elsewhere = node / "other"
     elsewhere.mkdir(mode=0o700)
     ranks = start(2, ("", str(elsewhere)))
@@ -230,6 +229,7 @@ def test_a_forked_process_has_a_connection_of_its_own(node: Path, tmp_path: Path
         status = 1
         try:
             nm.Checkpoint("b").save("x", 2)
+            nm.flush_persistence()  # a newer tag may evict it from memory otherwise
             status = 0 if nm.Checkpoint("b").load("x") == 2 else 2
         finally:
             os._exit(status)
@@ -238,8 +238,8 @@ def test_a_forked_process_has_a_connection_of_its_own(node: Path, tmp_path: Path
     assert set(nm.list_checkpoints()) >= {"b", "c"}
 
 
-def test_somebody_elses_meeting_place_is_refused(node: Path, tmp_path: Path) -> None:
+def test_a_socket_directory_of_other_users_is_rejected(node: Path, tmp_path: Path) -> None:
     node.chmod(0o777)
-    with pytest.raises(PermissionError, match="others may write there"):
+    with pytest.raises(PermissionError, match="other users may write there"):
         nm.init(tmp_path / "tier3")
     node.chmod(0o700)

@@ -1,111 +1,92 @@
-"""What could not be saved is tried again, as long as somebody may come for it."""
+"""Saves that failed are retried as long as a trainer is connected or may come back."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import aioflux
-from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _node_daemon
-from aioflux.compat.nebula._memory_tier import GROWING, Version
-from aioflux.compat.nebula._node_daemon import Keeper, _Place
-from aioflux.compat.nebula._persist import NebulaSave
+from aioflux.compat.nebula._memory_tier import MemoryTier, Version
+from aioflux.compat.nebula._node_daemon import NodeDaemon
+from aioflux.compat.nebula._storage_tier import StorageTier
 from aioflux.errors import TransientError
-from tests.compat.nebula.test_nebula import commit
+from tests.compat.nebula.test_node_daemon import FakeStore, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def put(keeper: Keeper, tag: str) -> Version:
-    piece = keeper.shelf.ask(1, 10).piece
-    assert piece is not None
-    version = keeper.shelf.put(1, piece.number, (tag, "x", 10), GROWING, 0.1)
-    keeper.shelf.close(version, tag)
-    return version
+async def save_until(daemon: NodeDaemon, tier: StorageTier, is_done: Callable[[], object]) -> None:
+    saver = asyncio.create_task(daemon.run_saver(tier))
+    async with asyncio.timeout(60):
+        while not is_done():  # noqa: ASYNC110  there is no event
+            await asyncio.sleep(0)
+    saver.cancel()
+    await asyncio.wait([saver])
 
 
-def until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def storage() -> StorageTier:
+    return StorageTier("storage", FakeStore("s"), 1000.0)  # type: ignore[arg-type]
 
 
-def test_a_save_that_failed_is_tried_again_by_itself(
-    inside: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outages, tried = 3, []
-    run = NebulaSave.run
+async def test_a_failed_save_is_retried() -> None:
+    num_failures, attempts = 3, []
 
-    async def fail_first(self: NebulaSave) -> object:
-        tried.append(1)
-        if len(tried) <= outages:
-            raise TransientError("the storage is away")
-        return await run(self)
+    async def save(*_: Any, **__: Any) -> None:
+        attempts.append(1)
+        if len(attempts) <= num_failures:
+            raise TransientError("the storage is not available")
 
-    monkeypatch.setattr(_node_daemon, "_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(NebulaSave, "run", fail_first)
-    nm.init(inside, 1000)
-    commit("a", 1)
-    until(lambda: "storage" in nm.list_checkpoints()["a"]["places"])
-    assert len(tried) == outages + 1
+    daemon = NodeDaemon(save=save, retry_seconds=0.01)
+    version = put(daemon, "a")
+    await save_until(daemon, storage(), lambda: version.saved_in)
+    assert len(attempts) == num_failures + 1
 
 
 @pytest.mark.parametrize(
-    ("seconds_gone", "num_trainers", "num_nodes", "is_stopping", "is_tried"),
+    ("alone_seconds", "num_nodes", "is_stopping", "is_retried"),
     [
-        (0, 1, 1, False, True),
-        (10_000, 1, 1, False, True),  # training, for as long as it takes
-        (900, 0, 1, False, True),
-        (1100, 0, 1, False, False),  # nobody came: it ends with what was lost told
-        (0, 1, 1, True, False),
-        (0, 1, 2, False, False),  # the other node would have to try as well
+        (0, 1, False, True),
+        (900, 1, False, True),
+        (1100, 1, False, False),  # no trainer came back
+        (0, 1, True, False),
+        (0, 2, False, False),  # the other node would have to retry, too
     ],
 )
-async def test_how_long_it_is_tried_again(
-    seconds_gone: float, num_trainers: int, num_nodes: int, is_stopping: bool, is_tried: bool
+def test_how_long_a_save_is_retried(
+    alone_seconds: float, num_nodes: int, is_stopping: bool, is_retried: bool
 ) -> None:
-    keeper = Keeper()
-    keeper.linger_seconds, keeper.is_stopping = 1000, is_stopping
-    keeper._left = time.monotonic() - seconds_gone
-    keeper._trainers = dict.fromkeys(range(num_trainers))  # type: ignore[assignment]
-    keeper.shelf.budget_bytes = 1000
-    version = put(keeper, "a")
-    version.num_nodes = num_nodes
-    place = _Place("storage", None, 0.0)  # type: ignore[arg-type]
-    assert keeper._again(place) is None  # it was not tried yet
-    keeper.shelf.saved(version, "storage", "why")
-    assert keeper._again(place) is None  # the pause is not over
-    place.retry_at = time.monotonic()
-    assert keeper._again(place) is (version if is_tried else None)
+    memory, tier = MemoryTier(1000), storage()
+    version = Version("a", 1, "id", num_nodes=num_nodes)
+    memory.versions.append(version)
+
+    def retried(now: float) -> Version | None:
+        return tier.version_to_retry(
+            memory,
+            now,
+            alone_seconds=alone_seconds,
+            linger_seconds=1000.0,
+            is_stopping=is_stopping,
+        )
+
+    assert retried(7.0) is None  # it was not saved yet
+    memory.set_saved(version, "storage", "why")
+    assert retried(7.0) is None  # the pause is not over
+    tier.retry_at = 7.0
+    assert retried(7.0) is (version if is_retried else None)
 
 
-async def test_the_newest_is_tried_again_also_when_an_older_one_was_saved_since(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tried: list[str] = []
+async def test_the_newest_is_retried_after_an_older_one_was_saved() -> None:
+    attempts: list[str] = []
 
-    async def save(self: Keeper, place: _Place, store: object, version: Version) -> None:
-        tried.append(version.tag)
-        if tried == ["new"]:
-            old.is_due = True  # as a flush of it makes it
-            raise TransientError("the storage is away")
+    async def save(tier: StorageTier, store: object, version: Version, *_: Any, **__: Any) -> None:
+        attempts.append(version.tag)
+        if attempts == ["new"]:
+            old.is_due = True  # as a flush of it does
+            raise TransientError("the storage is not available")
 
-    monkeypatch.setattr(Keeper, "_save", save)
-    monkeypatch.setattr(_node_daemon, "_RETRY_SECONDS", 0.0)
-    keeper = Keeper()
-    keeper.shelf.budget_bytes = 1000
-    old, new = put(keeper, "old"), put(keeper, "new")
-    async with aioflux.open_store("memory://older-ones") as store:
-        saver = asyncio.create_task(keeper._save_to(_Place("storage", store, 0.0)))
-        async with asyncio.timeout(60):
-            while not new.places:  # noqa: ASYNC110  nothing tells of it
-                await asyncio.sleep(0)
-        saver.cancel()
-        await asyncio.wait([saver])
-    assert tried == ["new", "old", "new"]
+    daemon = NodeDaemon(save=save, retry_seconds=0.0)
+    old, new = put(daemon, "old"), put(daemon, "new")
+    await save_until(daemon, storage(), lambda: new.saved_in)
+    assert attempts == ["new", "old", "new"]

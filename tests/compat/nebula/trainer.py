@@ -1,4 +1,4 @@
-"""A training run in a process of its own, told what to do."""
+"""A training run in a process of its own, with commands of the test."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def main() -> None:
     other = build(1)
     path, client_state = other.load_checkpoint(save_dir)
     again = [train(other) for _ in range(2)]
-    told = {
+    result = {
         "engine": name,
         "path": path,
         "mine": client_state["mine"],
@@ -80,7 +80,7 @@ def main() -> None:
         "again": again,
         "world_size": dist.get_world_size(),
     }
-    sys.stdout.write(f"told {json.dumps(told)}\n")
+    sys.stdout.write(f"result {json.dumps(result)}\n")
     sys.stdout.flush()
     dist.barrier()
     if kind == "nebula":

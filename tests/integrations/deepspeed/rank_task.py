@@ -1,4 +1,4 @@
-"""One rank that drives the checkpoint engine as DeepSpeed does, told what to do."""
+"""One rank that drives the checkpoint engine as DeepSpeed does, by commands of a test."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from aioflux import RetryPolicy
 from aioflux.integrations.deepspeed import attach
-from tests.integrations.deepspeed.stand_in import Engine
+from tests.integrations.deepspeed.fake_engine import Engine
 
 
 class Commands:
-    """What it may be told."""
+    """The commands."""
 
     def __init__(self) -> None:
         self.engine = Engine()

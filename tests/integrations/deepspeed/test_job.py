@@ -63,15 +63,15 @@ def test_a_job_goes_on_from_a_bucket_as_if_it_had_not_stopped(
                     rank.communicate()
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)[-4000:]
     for output in outputs:
-        line = next(line for line in output.splitlines() if line.startswith("told "))
-        told = json.loads(line.removeprefix("told "))
-        assert told["again"] == told["went_on"]
-        assert told["mine"] == 1
-        assert told["world_size"] == 2
+        line = next(line for line in output.splitlines() if line.startswith("result "))
+        result = json.loads(line.removeprefix("result "))
+        assert result["again"] == result["went_on"]
+        assert result["mine"] == 1
+        assert result["world_size"] == 2
         is_nebula = kind == "nebula"
-        assert told["engine"] == (
+        assert result["engine"] == (
             "NebulaCheckpointEngine" if is_nebula else "AiofluxCheckpointEngine"
         )
         place = tmp_path if is_nebula else URI
-        assert told["path"].startswith(f"{place}/global_step1/")
+        assert result["path"].startswith(f"{place}/global_step1/")
     assert verify(f"{URI}/global_step1", deep=True).is_valid

@@ -256,7 +256,7 @@ def cached(chain: str, url: str, storage: Path) -> Iterator[Any]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("chain", ["blockcache", "filecache", "simplecache"])
-def test_caches_of_fsspec_keep_what_was_read(
+def test_caches_of_fsspec_keep_blocks(
     shared: GCSServer, bucket: str, tmp_path: Path, chain: str
 ) -> None:
     data = os.urandom(3 << 20)

@@ -15,7 +15,6 @@ from fsspec.generic import GenericFileSystem
 from google.oauth2.credentials import Credentials
 
 import aioflux
-from aioflux import _bridge
 from aioflux.integrations.fsspec import GSFileSystem, register
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def module_token() -> str:
     return "secret"
 
 
-async def test_blocking_calls_work_where_a_loop_runs(fs: GSFileSystem, bucket: str) -> None:
+async def test_blocking_calls_work_beside_a_running_loop(fs: GSFileSystem, bucket: str) -> None:
     """As in a notebook."""
     fs.pipe_file(f"{bucket}/a", b"data")
     with fs.open(f"{bucket}/a") as file:
@@ -38,7 +37,7 @@ async def test_coroutines_run_on_the_loop_that_awaits_them(shared: GCSServer, bu
         await fs._pipe_file(f"{bucket}/a", b"data")
         assert await fs._cat_file(f"{bucket}/a") == b"data"
         assert await fs._ls(bucket, detail=False) == [f"{bucket}/a"]
-        store = fs.store(fs.place(bucket))
+        store = fs._store(fs._split(bucket))
         assert [each for each, _ in store._sessions.open_sessions()] == [asyncio.get_running_loop()]
     assert store._sessions.open_sessions() == []
 
@@ -69,7 +68,7 @@ def test_a_loop_of_the_caller(shared: GCSServer, bucket: str) -> None:
         assert fs.loop is loop
         fs.pipe_file(f"{bucket}/a", b"data")
         assert list(fs.walk(bucket)) == [(bucket, [], ["a"])]
-        assert loop in fs.store(fs.place(bucket))._sessions
+        assert loop in fs._store(fs._split(bucket))._sessions
         sync(loop, fs.aclose)
     finally:
         loop.call_soon_threadsafe(loop.stop)
@@ -77,9 +76,10 @@ def test_a_loop_of_the_caller(shared: GCSServer, bucket: str) -> None:
         loop.close()
 
 
-def test_the_loop_is_that_of_the_bridge(fs: GSFileSystem, bucket: str) -> None:
+def test_fsspec_may_run_coroutines_on_the_loop_of_blocking_calls(
+    fs: GSFileSystem, bucket: str
+) -> None:
     fs.pipe_file(f"{bucket}/a", b"data")
-    assert fs.loop is _bridge.background_loop()
     assert sync(fs.loop, fs._cat_file, f"{bucket}/a") == b"data"
 
 
@@ -128,7 +128,7 @@ def read_in_child(fs: GSFileSystem, path: str, queue: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_goes_on_with_it(fs: GSFileSystem, bucket: str, method: str) -> None:
+def test_a_child_process_uses_it(fs: GSFileSystem, bucket: str, method: str) -> None:
     """fsspec refuses to fork what is asynchronous."""
     fs.pipe_file(f"{bucket}/a", b"data")
     context = multiprocessing.get_context(method)
@@ -150,11 +150,11 @@ def test_a_pickle_keeps_the_options(shared: GCSServer, bucket: str) -> None:
     assert copy == fs
     copy.clear_instance_cache()
     copy = pickle.loads(pickle.dumps(copy))
-    assert copy.store(copy.place(bucket)).transfer == transfer
+    assert copy.options["transfer"] == transfer
     assert copy.batch_size == 7
 
 
-def test_credentials_are_not_carried_along(shared: GCSServer) -> None:
+def test_credentials_are_not_pickled(shared: GCSServer) -> None:
     fs = GSFileSystem(endpoint_url=shared.url, credentials=Credentials("secret"))
     with pytest.raises(TypeError, match="credentials are never carried along"):
         pickle.dumps(fs)

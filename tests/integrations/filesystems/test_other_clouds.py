@@ -1,4 +1,4 @@
-"""S3 and Azure through fsspec: by url, by protocol, in a pickle, and for those who save there."""
+"""S3 and Azure through fsspec: by url, by protocol, in a pickle, and for checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fsspec.registry import _registry as registry
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 from aioflux.integrations.fsspec import AzureFileSystem, S3FileSystem, register
-from aioflux.integrations.fsspec._paths import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,19 +97,7 @@ def test_a_distributed_checkpoint_is_saved_and_loaded(
     assert torch.equal(found["weight"], state["weight"])
 
 
-@pytest.mark.parametrize(
-    ("path", "store", "key"),
-    [
-        ("account/container", "az://account/container", ""),
-        ("account/container/a/b", "az://account/container", "a/b"),
-    ],
-)
-def test_the_account_is_the_first_part_of_a_path(path: str, store: str, key: str) -> None:
-    place = place_of("az", path)
-    assert (place.store, place.base, place.key) == (store, "account/container/", key)
-
-
 @pytest.mark.parametrize("path", ["", "account", "account/"])
 def test_an_account_without_a_container_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="write account/container/prefix"):
-        place_of("az", path)
+        AzureFileSystem().ls(path)

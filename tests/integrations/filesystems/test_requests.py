@@ -63,7 +63,7 @@ def count(server: GCSServer, call: Callable[[], Any]) -> tuple[Any, int]:
         ("exists", "/none", False, 2),
     ],
 )
-def test_requests_of_a_look(
+def test_requests_of_a_lookup(
     shared: GCSServer,
     fs: GSFileSystem,
     filled: str,
@@ -76,7 +76,7 @@ def test_requests_of_a_look(
     assert found == (expected, num_requests)
 
 
-def test_a_look_at_a_directory_lists_one_name(
+def test_a_lookup_of_a_directory_lists_one_name(
     shared: GCSServer, fs: GSFileSystem, filled: str
 ) -> None:
     """However many are in it."""
@@ -89,7 +89,7 @@ def test_a_look_at_a_directory_lists_one_name(
     assert few > 0
 
 
-def test_what_is_being_written_makes_no_directory(
+def test_a_pending_upload_makes_no_directory(
     shared: GCSServer, fs: GSFileSystem, bucket: str
 ) -> None:
     shared.put(bucket, ".aioflux-uploads/x", b"")
@@ -99,7 +99,7 @@ def test_what_is_being_written_makes_no_directory(
     assert not fs.isdir(f"{bucket}/z")
 
 
-def test_a_look_at_a_local_place(tmp_path: Path) -> None:
+def test_lookups_of_local_paths(tmp_path: Path) -> None:
     for key in ("a-b", "a/1", "file"):
         (tmp_path / key).parent.mkdir(exist_ok=True)
         (tmp_path / key).write_bytes(b"data")
@@ -109,7 +109,7 @@ def test_a_look_at_a_local_place(tmp_path: Path) -> None:
     assert [fs.isfile(f"aiofile://{tmp_path}{name}") for name in names] == [0, 0, 1, 0, 0]
 
 
-def test_an_object_is_known_without_the_right_to_list(
+def test_an_object_is_found_without_permission_to_list(
     shared: GCSServer, fs: GSFileSystem, filled: str
 ) -> None:
     fault = shared.faults.add(operation="objects.list", status=403)
@@ -165,9 +165,7 @@ def test_ranges_are_slices(fs: GSFileSystem, large: str, filled: str) -> None:
     assert fs.cat_ranges([], 0, 1) == []
 
 
-def test_what_cannot_be_read_is_returned_or_raised(
-    fs: GSFileSystem, large: str, bucket: str
-) -> None:
+def test_errors_are_returned_or_raised(fs: GSFileSystem, large: str, bucket: str) -> None:
     paths = [large, f"{bucket}/none", large, bucket]
     first, error, last, other = fs.cat_ranges(paths, 0, 3)
     assert first == last == DATA[:3]
@@ -181,17 +179,17 @@ def test_what_cannot_be_read_is_returned_or_raised(
         fs.cat_ranges([large] * 2, [0], [1, 2])
 
 
-async def test_ranges_from_the_end_begin_again_where_the_object_is_replaced(
+async def test_ranges_from_the_end_restart_if_the_object_is_replaced(
     shared: GCSServer, large: str, bucket: str
 ) -> None:
-    """A library that asks for parts takes a NotFoundError for an object that was never there."""
+    """Libraries that read parts take a NotFoundError for a missing object."""
     options: dict[str, Any] = {"endpoint_url": shared.url, "skip_instance_cache": True}
 
     class Replacing(GSFileSystem):
         num_replaced = 1
 
-        def store(self, place: Any) -> Any:
-            store = super().store(place)
+        def _store(self, path: Any) -> Any:
+            store = super()._store(path)
             inner = store.head
 
             async def head(key: str) -> Any:
@@ -214,7 +212,7 @@ async def test_ranges_from_the_end_begin_again_where_the_object_is_replaced(
         await fs.aclose()
 
 
-def test_a_file_gives_ranges_of_its_generation(
+def test_a_file_reads_ranges_of_its_generation(
     shared: GCSServer, fs: GSFileSystem, large: str, bucket: str
 ) -> None:
     with fs.open(large) as file:

@@ -1,8 +1,9 @@
-"""What an AiofluxFileSystem promises beyond fsspec: nothing in silence, nothing half."""
+"""Promises of an AiofluxFileSystem beyond fsspec: no silent error, no partial object."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -14,13 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
+from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.registry import _registry as registry
+from fsspec.spec import AbstractFileSystem
 
 import aioflux
-from aioflux.integrations.fsspec import GSFileSystem, LocalFileSystem, MemoryFileSystem, register
-from aioflux.integrations.fsspec._filesystem import SCHEMES
+from aioflux.integrations.fsspec import (
+    AzureFileSystem,
+    GSFileSystem,
+    LocalFileSystem,
+    MemoryFileSystem,
+    S3FileSystem,
+    register,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +37,10 @@ if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
 LARGE = 5 * 1024 * 1024 + 11
+SCHEMES = {
+    kind.scheme: kind
+    for kind in (GSFileSystem, S3FileSystem, AzureFileSystem, LocalFileSystem, MemoryFileSystem)
+}
 
 
 @pytest.fixture
@@ -63,7 +76,7 @@ def test_an_installed_aioflux_is_known_to_fsspec() -> None:
     assert set(declared) == {f"{name}{scheme}" for scheme in SCHEMES for name in names}
 
 
-def test_plain_protocols_are_taken_over_on_request(
+def test_plain_protocols_are_replaced_on_request(
     gs_is_ours: None, shared: GCSServer, bucket: str
 ) -> None:
     fs, path = fsspec.url_to_fs(f"gs://{bucket}/a", endpoint_url=shared.url)
@@ -93,8 +106,8 @@ def test_spellings_share_a_filesystem_and_schemes_do_not(registered: None) -> No
 
 
 @pytest.mark.parametrize("name", ["file", "memory", "abfs", "aioflux+gs"])
-def test_other_protocols_are_not_taken_over(name: str) -> None:
-    with pytest.raises(ValueError, match="can take over gs, gcs"):
+def test_other_protocols_are_not_replaced(name: str) -> None:
+    with pytest.raises(ValueError, match="can replace gs, gcs"):
         register(replace=(name,))
 
 
@@ -113,12 +126,12 @@ def test_one_protocol_is_given_as_several() -> None:
         ({"retry": 3}, "retry must be aioflux.RetryPolicy"),
     ],
 )
-def test_options_that_do_not_exist_are_refused(options: dict[str, Any], says: str) -> None:
+def test_unknown_options_are_rejected(options: dict[str, Any], says: str) -> None:
     with pytest.raises(TypeError, match=says):
         GSFileSystem(**options)
 
 
-def test_options_without_effect_are_refused() -> None:
+def test_options_without_effect_are_rejected() -> None:
     with pytest.raises(ValueError, match="neither credentials nor an endpoint_url"):
         MemoryFileSystem(endpoint_url="http://localhost")
     with pytest.raises(ValueError, match="caches no listings"):
@@ -140,10 +153,12 @@ def test_without_fsspec_it_says_what_to_install() -> None:
 
 def test_policies_may_be_mappings(shared: GCSServer, bucket: str) -> None:
     fs = GSFileSystem(endpoint_url=shared.url, transfer={"max_in_flight": 3}, retry={})
-    assert fs.store(fs.place(bucket)).transfer == aioflux.TransferOptions(max_in_flight=3)
+    fs.pipe_file(f"{bucket}/a", b"data")
+    assert fs.options["transfer"] == aioflux.TransferOptions(max_in_flight=3)
+    assert fs.options["retry"] == aioflux.RetryPolicy()
 
 
-def test_paths_that_name_nothing_are_refused(fs: GSFileSystem) -> None:
+def test_paths_without_a_bucket_or_object_are_rejected(fs: GSFileSystem) -> None:
     with pytest.raises(ValueError, match="names no bucket"):
         fs.ls("")
     with pytest.raises(ValueError, match="names no object"):
@@ -167,7 +182,7 @@ def test_a_missing_bucket_is_no_directory(fs: GSFileSystem) -> None:
 
 
 @pytest.mark.parametrize("method", ["exists", "isdir", "isfile"])
-def test_a_service_that_is_away_is_no_absence(method: str) -> None:
+def test_a_service_that_cannot_be_reached_is_an_error(method: str) -> None:
     """fsspec's own methods say False."""
     fs = GSFileSystem(endpoint_url="http://127.0.0.1:9", retry=aioflux.RetryPolicy(max_attempts=1))
     with pytest.raises(aioflux.TransientError):
@@ -188,7 +203,7 @@ def test_markers_of_directories_are_directories(
     assert shared.keys(bucket) == []
 
 
-def test_walk_leaves_out_what_the_caller_takes_away(fs: GSFileSystem, bucket: str) -> None:
+def test_walk_skips_directories_that_the_caller_removes(fs: GSFileSystem, bucket: str) -> None:
     fs.pipe({f"{bucket}/{key}": b"" for key in ("a/1", "b/2", "b/c/3")})
     seen = []
     for path, directories, _ in fs.walk(bucket):
@@ -198,7 +213,7 @@ def test_walk_leaves_out_what_the_caller_takes_away(fs: GSFileSystem, bucket: st
     assert seen == [bucket, f"{bucket}/a"]
 
 
-def test_create_fails_where_there_is_one(fs: GSFileSystem, bucket: str, tmp_path: Path) -> None:
+def test_create_fails_if_the_object_exists(fs: GSFileSystem, bucket: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"new")
     fs.pipe_file(f"{bucket}/a", b"old", mode="create")
     with pytest.raises(FileExistsError):
@@ -207,7 +222,7 @@ def test_create_fails_where_there_is_one(fs: GSFileSystem, bucket: str, tmp_path
 
 
 @pytest.mark.parametrize("size", [0, 10, LARGE], ids=["empty", "small", "large"])
-def test_files_go_up_and_come_down(
+def test_files_are_uploaded_and_downloaded(
     shared: GCSServer, fs: GSFileSystem, bucket: str, tmp_path: Path, size: int
 ) -> None:
     class Count(Callback):
@@ -239,7 +254,7 @@ def test_a_download_that_fails_keeps_the_old_file(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_an_open_file_takes_what_is_downloaded(
+def test_an_object_is_downloaded_to_an_open_file(
     shared: GCSServer, fs: GSFileSystem, bucket: str, tmp_path: Path
 ) -> None:
     shared.put(bucket, "a", b"data")
@@ -248,7 +263,7 @@ def test_an_open_file_takes_what_is_downloaded(
     assert (tmp_path / "x").read_bytes() == b"data"
 
 
-def test_a_move_keeps_what_was_written_meanwhile(
+def test_a_move_keeps_objects_that_are_written_meanwhile(
     shared: GCSServer, fs: GSFileSystem, bucket: str
 ) -> None:
     shared.put(bucket, "a/1", b"old")
@@ -279,6 +294,28 @@ def test_moves(shared: GCSServer, fs: GSFileSystem, bucket: str) -> None:
         fs.mv_file(f"{bucket}/moved", f"{bucket}/y")
 
 
+def test_every_coroutine_of_fsspec_has_a_blocking_method(fs: GSFileSystem) -> None:
+    """Those that fsspec adds to a filesystem by itself, if it may."""
+    for name in dir(AsyncFileSystem):
+        blocking = getattr(AbstractFileSystem, name[1:], None)
+        is_coroutine = inspect.iscoroutinefunction(getattr(fs, name, None))
+        if name.startswith("_") and blocking is not None and is_coroutine:
+            assert getattr(type(fs), name[1:]) is not blocking, name
+
+
+def test_names_that_fsspec_gives_to_other_methods(
+    shared: GCSServer, fs: GSFileSystem, bucket: str
+) -> None:
+    fs.pipe({f"{bucket}/{key}": b"" for key in ("a", "d/b")})
+    assert "b" in fs.tree(bucket)
+    fs.cp(f"{bucket}/a", f"{bucket}/c")
+    fs.delete(f"{bucket}/a")
+    fs.rename(f"{bucket}/c", f"{bucket}/e")
+    assert shared.keys(bucket) == ["d/b", "e"]
+    assert fs.stat(f"{bucket}/e") == fs.info(f"{bucket}/e")
+    assert fs.disk_usage(bucket) == 0
+
+
 @pytest.mark.parametrize("size", [10, LARGE], ids=["small", "large"])
 def test_copies_between_buckets(
     shared: GCSServer, fs: GSFileSystem, bucket: str, size: int
@@ -292,7 +329,7 @@ def test_copies_between_buckets(
     assert shared.get(f"{bucket}-2", "b") == data
 
 
-def test_removing_is_refused_before_anything_is_gone(
+def test_a_removal_is_rejected_before_any_delete(
     shared: GCSServer, fs: GSFileSystem, bucket: str
 ) -> None:
     fs.pipe({f"{bucket}/{key}": b"" for key in ("a", "dir/b")})
@@ -316,7 +353,7 @@ def test_many_are_removed(shared: GCSServer, fs: GSFileSystem, bucket: str) -> N
     assert shared.keys(bucket) == ["keep"]
 
 
-def test_what_cannot_be_removed_is_told(shared: GCSServer, bucket: str) -> None:
+def test_a_failed_removal_is_counted(shared: GCSServer, bucket: str) -> None:
     fs = GSFileSystem(endpoint_url=shared.url, retry={"max_attempts": 1}, skip_instance_cache=True)
     fs.pipe({f"{bucket}/{key}": b"" for key in ("a/1", "a/2")})
     shared.faults.add(operation="objects.delete", status=403)
@@ -375,12 +412,12 @@ def test_heads_and_tails(fs: GSFileSystem, bucket: str) -> None:
     assert fs.read_block(f"{bucket}/a", 2, 4) == b"2345"
 
 
-def test_signing_is_refused_with_a_way_out(fs: GSFileSystem) -> None:
+def test_signing_names_the_library_that_signs(fs: GSFileSystem) -> None:
     with pytest.raises(NotImplementedError, match="generate_signed_url"):
         fs.sign("bucket/a")
 
 
-def test_mappers_and_other_filesystems_stand_on_it(fs: GSFileSystem, bucket: str) -> None:
+def test_mappers_and_other_filesystems_use_it(fs: GSFileSystem, bucket: str) -> None:
     mapper = fs.get_mapper(f"{bucket}/map")
     mapper["a"] = b"1"
     mapper.setitems({"b": b"2", "c/d": b"3"})

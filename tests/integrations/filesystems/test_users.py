@@ -75,7 +75,7 @@ def test_pandas_reads_and_writes(bucket: str, fs: GSFileSystem) -> None:
     assert pandas.read_csv(f"gs://{bucket}/a.csv.gz").equals(frame)
 
 
-def test_a_table_that_breaks_off_is_not_there(bucket: str, fs: GSFileSystem) -> None:
+def test_an_unfinished_table_is_not_stored(bucket: str, fs: GSFileSystem) -> None:
     def write() -> None:
         with pq.ParquetWriter(f"{bucket}/t.parquet", TABLE.schema, filesystem=fs) as writer:
             writer.write_table(TABLE)
@@ -123,7 +123,7 @@ def test_stock_dcp_finds_a_writer_by_the_url(bucket: str) -> None:
     assert target["model"]["w"][0, 0] == 2
 
 
-def test_an_object_that_dcp_cannot_finish_is_not_there(bucket: str, fs: GSFileSystem) -> None:
+def test_an_object_that_dcp_cannot_finish_is_not_stored(bucket: str, fs: GSFileSystem) -> None:
     class Unpicklable:
         def __reduce__(self) -> Any:
             raise ArithmeticError

@@ -30,7 +30,7 @@ def state(step: int = 1) -> dict[str, Any]:
 
 
 def stored(server: GCSServer, key: str = "run/last.ckpt") -> int:
-    """The step of a checkpoint, read by the back door."""
+    """The step of a checkpoint, read directly from the server."""
     data = server.get("bucket", key)
     with open(memfd(data), "rb") as file:
         return torch.load(file)["global_step"]
@@ -77,7 +77,7 @@ def test_a_checkpoint_comes_back(
     assert list(tmp_path.rglob("*.ckpt")) == []
 
 
-def test_a_uri_that_pathlib_took_apart_is_refused() -> None:
+def test_a_uri_without_a_slash_is_rejected() -> None:
     plugin = AiofluxCheckpointIO()
     with pytest.raises(ValueError, match=r"'gs:/bucket/run/last\.ckpt' was a uri"):
         plugin.save_checkpoint(state(), Path(URI))
@@ -85,7 +85,7 @@ def test_a_uri_that_pathlib_took_apart_is_refused() -> None:
         plugin.load_checkpoint(Path(URI))
 
 
-def test_weights_only_is_what_the_caller_says(server: GCSServer) -> None:
+def test_weights_only_is_passed_to_torch(server: GCSServer) -> None:
     plugin = AiofluxCheckpointIO()
     plugin.save_checkpoint({"custom": Custom()}, URI)
     assert isinstance(plugin.load_checkpoint(URI, weights_only=False)["custom"], Custom)
@@ -94,7 +94,7 @@ def test_weights_only_is_what_the_caller_says(server: GCSServer) -> None:
             plugin.load_checkpoint(URI, weights_only=value)
 
 
-def test_tensors_come_to_host_memory_unless_the_caller_says_otherwise(server: GCSServer) -> None:
+def test_tensors_are_loaded_to_host_memory_by_default(server: GCSServer) -> None:
     """A checkpoint of an accelerator that this host does not have."""
     registry = torch.serialization._package_registry
     entry = (0, lambda _: "cuda:0", lambda *_: None)
@@ -109,7 +109,7 @@ def test_tensors_come_to_host_memory_unless_the_caller_says_otherwise(server: GC
     assert moved["state_dict"]["weight"].device.type == "meta"
 
 
-def test_storage_options_go_along_with_one_save(server: GCSServer) -> None:
+def test_storage_options_apply_to_one_save(server: GCSServer) -> None:
     plugin = AiofluxCheckpointIO()
     plugin.save_checkpoint(state(1), URI, storage_options={"metadata": {"run": "7"}})
     with aioflux.sync.open_store("gs://bucket") as store:
@@ -123,7 +123,7 @@ def test_storage_options_go_along_with_one_save(server: GCSServer) -> None:
         plugin.save_checkpoint(state(), URI, storage_options=4)
 
 
-def test_settings_that_cannot_be_meant_are_refused() -> None:
+def test_settings_without_effect_are_rejected() -> None:
     with pytest.raises(TypeError, match="takes no bucket"):
         AiofluxCheckpointIO(bucket="b")  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="no effect without background"):
@@ -141,7 +141,7 @@ def test_the_endpoint_of_the_constructor_is_used(
     assert pickle.loads(pickle.dumps(plugin)).load_checkpoint(URI)["global_step"] == 4
 
 
-def test_it_pickles_without_what_is_under_way_and_without_secrets(server: GCSServer) -> None:
+def test_it_pickles_without_pending_saves_and_without_secrets(server: GCSServer) -> None:
     plugin = AiofluxCheckpointIO(background=True, max_pending=3, retry=KEEP_TRYING)
     plugin.save_checkpoint(state(1), URI)
     other = pickle.loads(pickle.dumps(plugin))
@@ -151,7 +151,7 @@ def test_it_pickles_without_what_is_under_way_and_without_secrets(server: GCSSer
     other.save_checkpoint(state(2), URI)
     other.teardown()
     assert stored(server) == 2
-    with pytest.raises(TypeError, match="credentials go along to processes"):
+    with pytest.raises(TypeError, match="credentials are passed to processes"):
         pickle.dumps(AiofluxCheckpointIO(credentials=Custom()))
     set_spawning_popen(object())
     try:
@@ -182,3 +182,19 @@ def test_a_checkpoint_of_several_objects_is_removed_commit_first(server: GCSServ
     assert server.keys("bucket") == ["run/last.ckpt.bak", "run/last.ckpt/notes.txt"]
     before, after = watch.seen[:2]
     assert before - after == {"run/last.ckpt/.metadata"}
+
+
+def test_objects_that_no_save_writes_stay(server: GCSServer) -> None:
+    parts = (
+        ".metadata",
+        "meta.pt",
+        "__0_0.distcp",
+        "__3.metadata",
+        "20261122T031500.123Z-3f9a12cd/__0_0.distcp",
+        "20261122T031500.123Z-3f9a12cd/rank-00000.json",
+    )
+    others = ("__0_0.distcp.bak", "images/__0_0.distcp", "notes.txt")
+    for key in (*parts, *others):
+        server.put("bucket", f"run/last.ckpt/{key}", b"")
+    AiofluxCheckpointIO().remove_checkpoint(URI)
+    assert server.keys("bucket") == [f"run/last.ckpt/{key}" for key in others]

@@ -58,7 +58,7 @@ def test_a_killed_run_resumes_from_the_bucket_and_ends_as_an_unbroken_one(
 
 
 @pytest.mark.parametrize("is_background", [False, True], ids=["foreground", "background"])
-def test_there_is_a_checkpoint_always(server: GCSServer, is_background: bool) -> None:
+def test_there_is_always_a_checkpoint(server: GCSServer, is_background: bool) -> None:
     """The bucket as it is behind every request, with a service that refuses half of them."""
     server.faults.add("*insert*", status=503, probability=0.7)
     watch = Watch(server)
@@ -71,7 +71,7 @@ def test_there_is_a_checkpoint_always(server: GCSServer, is_background: bool) ->
     assert server.keys("bucket") == ["run/epoch=0-step=8.ckpt"]
 
 
-def test_what_cannot_be_stored_ends_the_run_and_keeps_the_older_checkpoint(
+def test_a_failed_save_ends_the_run_and_keeps_the_older_checkpoint(
     server: GCSServer,
 ) -> None:
     plugin = AiofluxCheckpointIO(background=True)
@@ -85,7 +85,7 @@ def test_what_cannot_be_stored_ends_the_run_and_keeps_the_older_checkpoint(
     assert server.keys("bucket") == ["run/epoch=0-step=2.ckpt"]
 
 
-def test_the_last_checkpoint_is_copied_on_the_service_and_goes_on_under_its_name(
+def test_the_last_checkpoint_is_copied_on_the_service_and_keeps_its_name(
     server: GCSServer,
 ) -> None:
     plugin = AiofluxCheckpointIO()
@@ -99,7 +99,7 @@ def test_the_last_checkpoint_is_copied_on_the_service_and_goes_on_under_its_name
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed from")
-def test_what_a_run_resumed_from_and_what_is_elsewhere_stays(server: GCSServer) -> None:
+def test_a_resumed_checkpoint_and_those_outside_dirpath_stay(server: GCSServer) -> None:
     fit(2, AiofluxCheckpointIO(), [every(2)])
     source = f"{RUN}/epoch=0-step=2.ckpt"
     fit(6, AiofluxCheckpointIO(), [every(2)], ckpt_path=source)
@@ -135,7 +135,7 @@ def plain_sigterm() -> Iterator[None]:
     [(terminate, SIGTERMException, 4), (fail, ArithmeticError, 3)],
     ids=["sigterm", "exception"],
 )
-def test_what_ends_a_run_early_is_saved_before(
+def test_a_run_that_ends_early_is_saved(
     server: GCSServer, action: Callable[[Any], None], error: type[BaseException], num_done: int
 ) -> None:
     """After SIGTERM a step is finished first; of a step that fails, the batch is lost."""
@@ -151,7 +151,7 @@ def test_what_ends_a_run_early_is_saved_before(
     assert "run/last-v1.ckpt" not in server.keys("bucket")
 
 
-def test_a_run_in_forked_processes_brings_its_weights_home(
+def test_a_run_in_forked_processes_returns_its_weights(
     server: GCSServer, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """Lightning hands them over through the plugin, after its end, in a file that must be whole."""
@@ -173,18 +173,18 @@ def test_storage_options_reach_the_plugin_through_the_trainer(server: GCSServer)
         assert store.head("x.ckpt").metadata == {"run": "7"}
 
 
-def test_a_bucket_that_fsspec_does_not_see_is_no_reason_to_begin_anew(
+def test_a_bucket_that_fsspec_does_not_find_is_an_error(
     server: GCSServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit(2, AiofluxCheckpointIO(), [every(1, save_last=True)])
     with GCSServer(buckets=("bucket",)) as elsewhere:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", elsewhere.url)
         plugin = AiofluxCheckpointIO(endpoint_url=server.url)
-        with pytest.raises(aioflux.CheckpointError, match=r"last\.ckpt is there, but fsspec"):
+        with pytest.raises(aioflux.CheckpointError, match=r"last\.ckpt exists, but fsspec"):
             fit(4, plugin, [every(1, save_last=True)], ckpt_path="last")
 
 
-def test_fsspec_can_be_told_the_endpoint(
+def test_fsspec_can_be_given_the_endpoint(
     server: GCSServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = AiofluxCheckpointIO(endpoint_url=server.url)
@@ -199,12 +199,12 @@ def test_fsspec_can_be_told_the_endpoint(
 
 
 @pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")
-def test_the_first_run_may_ask_for_the_last_checkpoint(server: GCSServer) -> None:
+def test_the_first_run_may_resume_from_the_last_checkpoint(server: GCSServer) -> None:
     running, _ = fit(1, AiofluxCheckpointIO(), [every(1, save_last=True)], ckpt_path="last")
     assert running.global_step == 1
 
 
-def test_a_plugin_that_removes_too_early_is_refused(server: GCSServer) -> None:
+def test_a_plugin_that_removes_too_early_is_rejected(server: GCSServer) -> None:
     with pytest.raises(TypeError, match=r"AiofluxCheckpointIO\(background=True"):
         fit(1, AsyncCheckpointIO(AiofluxCheckpointIO()), [every(1)])
 
@@ -219,6 +219,6 @@ def test_a_local_dirpath_works_as_path_and_as_uri(form: str, tmp_path: Path) -> 
     assert running.global_step == 3
 
 
-def test_a_dirpath_that_pathlib_took_apart_is_refused() -> None:
+def test_a_dirpath_without_a_slash_is_rejected() -> None:
     with pytest.raises(ValueError, match="pass uris as strings"):
         ModelCheckpoint(Path(RUN))

@@ -1,10 +1,9 @@
-"""What Lightning calls a path."""
+"""Paths of Lightning as uris, and the names of its checkpoints."""
 
 from __future__ import annotations
 
 import pytest
 
-from aioflux.integrations.lightning._objects import is_part
 from aioflux.integrations.lightning._uris import is_below, is_same, name_pattern, to_uri
 
 
@@ -20,7 +19,7 @@ from aioflux.integrations.lightning._uris import is_below, is_same, name_pattern
         ("https://host/a.ckpt", "https://host/a.ckpt", True),
     ],
 )
-def test_two_names_of_one_checkpoint(one: str, other: str, is_one: bool) -> None:
+def test_two_paths_of_one_checkpoint(one: str, other: str, is_one: bool) -> None:
     assert is_same(one, other) is is_one
 
 
@@ -57,27 +56,9 @@ def test_names_of_the_last_checkpoint(template: str, name: str, is_match: bool) 
     assert bool(name_pattern(template, ".ckpt").fullmatch(name)) is is_match
 
 
-@pytest.mark.parametrize(
-    ("key", "is_ours"),
-    [
-        (".metadata", True),
-        ("meta.pt", True),
-        ("__0_0.distcp", True),
-        ("__3.metadata", True),
-        ("20261122T031500.123Z-3f9a12cd/__0_0.distcp", True),
-        ("20261122T031500.123Z-3f9a12cd/rank-00000.json", True),
-        ("notes.txt", False),
-        ("images/__0_0.distcp", False),
-        ("__0_0.distcp.bak", False),
-    ],
-)
-def test_what_a_save_writes(key: str, is_ours: bool) -> None:
-    assert is_part(key) is is_ours
-
-
 def test_a_uri_stays_as_it_is() -> None:
     assert to_uri("gs://b/a%20b?c#d") == "gs://b/a%20b?c#d"
-    assert to_uri("aiogs://b/a.ckpt") == "gs://b/a.ckpt"  # as fsspec knows us
+    assert to_uri("aiogs://b/a.ckpt") == "gs://b/a.ckpt"  # a protocol of fsspec
     assert to_uri("aioflux+gs://b/a.ckpt") == "gs://b/a.ckpt"
     assert to_uri("aiox://b/a.ckpt") == "aiox://b/a.ckpt"
     assert to_uri("/x/100%.ckpt") == "file:///x/100%25.ckpt"
@@ -85,6 +66,6 @@ def test_a_uri_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("mangled", ["gs:/b/run", "s3:/b/run", "GCS:/b", "memory:/b", "file:/x"])
-def test_what_pathlib_took_apart_is_refused(mangled: str) -> None:
+def test_a_uri_without_a_slash_is_rejected(mangled: str) -> None:
     with pytest.raises(ValueError, match="pass uris as strings"):
         to_uri(mangled)

@@ -35,7 +35,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         data = torch.randn(STEPS_PER_EPOCH, 2, 8, generator=torch.Generator().manual_seed(1))
-        self.num_given %= len(self)  # whoever counts does not come to the end of an iteration
+        self.num_given %= len(self)  # a loop that counts batches never exhausts an iterator
         while self.num_given < len(self):
             self.num_given += 1
             yield data[self.num_given - 1]

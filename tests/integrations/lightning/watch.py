@@ -1,4 +1,4 @@
-"""Which objects a bucket held, behind every request that changed something."""
+"""The keys of a bucket after every request that changed them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Watch(Hook):
-    """Sees each state of a bucket: requests are handled one at a time."""
+    """Records each state of a bucket: requests are handled one at a time."""
 
     def __init__(self, server: GCSServer, bucket: str = "bucket") -> None:
         self._server = server

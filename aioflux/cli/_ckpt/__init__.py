@@ -1,0 +1,30 @@
+"""`aioflux ckpt`: the commands for checkpoints, a module each. None of them needs PyTorch."""
+
+from __future__ import annotations
+
+import typer
+
+from aioflux.cli._ckpt.copy import copy_command
+from aioflux.cli._ckpt.history import history
+from aioflux.cli._ckpt.list import list_command
+from aioflux.cli._ckpt.prune import prune_command
+from aioflux.cli._ckpt.show import show
+from aioflux.cli._ckpt.verify import verify_command
+
+__all__ = ["ckpt"]
+
+ckpt = typer.Typer(
+    name="ckpt",
+    help="List, verify, prune and copy checkpoints.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+for _name, _command in (
+    ("list", list_command),
+    ("show", show),
+    ("verify", verify_command),
+    ("prune", prune_command),
+    ("history", history),
+    ("copy", copy_command),
+):
+    ckpt.command(_name)(_command)

@@ -1,0 +1,101 @@
+"""`aioflux ckpt copy`: copies checkpoints, each whole or not at all."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aioflux.cli._ckpt.root import VERIFIED_BY_BLOCKS, Steps
+from aioflux.cli._event_loop import run
+from aioflux.cli._output import Report, print_lines
+from aioflux.cli._progress import Progress
+from aioflux.cli._text import format_count, format_size, one_line
+from aioflux.cli._uri_or_path import Anonymous, Endpoint, open_root, parse_arguments
+
+if TYPE_CHECKING:
+    from aioflux.checkpoint._maintain.copy import CheckpointLocation, Copied
+    from aioflux.cli._uri_or_path import Access, UriOrPath
+    from aioflux.errors import AiofluxError
+    from aioflux.store import Store
+
+__all__ = ["copy_command"]
+
+
+def copy_command(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="One checkpoint, or the root of a run.")
+    ],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The uri of the copy.")],
+    *,
+    step: Steps = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Overwrite different checkpoints at TARGET.")
+    ] = False,
+    endpoint_url: Endpoint = None,
+    anonymous: Anonymous = False,
+) -> int:
+    """Copy checkpoints: first the objects, verified, then the commit object.
+
+    A copy can be loaded like the original, by PyTorch too. An interrupted copy is not visible, and
+    the same command resumes it: objects that exist are not copied again. A step that cannot be
+    copied does not stop the others; the exit status is then 1.
+
+    "aioflux cp -r" copies the same bytes, but an interrupted copy can be visible and incomplete,
+    and it is not verified with the commit object.
+    """
+    from aioflux.checkpoint._maintain.copy import copy_checkpoint, copy_root
+    from aioflux.checkpoint._store.commits import read_commits
+
+    arguments, access = parse_arguments([source, target], endpoint_url, anonymous=anonymous)
+    report = Report()
+
+    async def work() -> int:
+        errors: dict[str, AiofluxError] = {}
+        progress = Progress()
+        async with AsyncExitStack() as stack:
+            stores: dict[str, Store] = {}
+            locations = [await _locate(each, access, stores, stack) for each in arguments]
+            is_one = bool(await read_commits(locations[0].store, locations[0].prefix))
+            if is_one and step:
+                raise ValueError(f"{source} is one checkpoint; --step needs the run's root")
+            stack.enter_context(progress.show())
+            count = progress.advance
+            if is_one:
+                copied = [await copy_checkpoint(*locations, overwrite=overwrite, progress=count)]
+            else:
+                copied, errors = await copy_root(
+                    *locations, steps=step, overwrite=overwrite, progress=count
+                )
+        for _, error in sorted(errors.items()):
+            report.fail(error)
+        if not copied and not errors:
+            report.fail(f"there is no checkpoint at {one_line(source)}")
+        await print_lines("\n".join(_line(each) for each in copied))
+        new = [each for each in copied if each.is_new]
+        size = format_size(sum(each.num_bytes for each in new))
+        return report.finish(f"copied {format_count(len(new), 'checkpoint')}, {size}")
+
+    return run(work)
+
+
+async def _locate(
+    argument: UriOrPath, access: Access, stores: dict[str, Store], stack: AsyncExitStack
+) -> CheckpointLocation:
+    """Return store and prefix of an argument; two in one bucket share the store, which copies."""
+    from aioflux.checkpoint._maintain.copy import CheckpointLocation
+
+    root, prefix = argument.split()
+    if root not in stores:
+        store = open_root(root, access, transfer=VERIFIED_BY_BLOCKS)
+        stores[root] = await stack.enter_async_context(store)
+    return CheckpointLocation(stores[root], prefix)
+
+
+def _line(copied: Copied) -> str:
+    uri = one_line(copied.uri)
+    if not copied.is_new:
+        return f"exists  {uri}"
+    count = format_count(copied.num_objects, "object")
+    return f"copied  {uri}  {count}, {format_size(copied.num_bytes)}"

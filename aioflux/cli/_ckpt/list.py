@@ -1,0 +1,99 @@
+"""`aioflux ckpt list`: the committed steps of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aioflux.cli._ckpt.root import Root, open_checkpoints
+from aioflux.cli._event_loop import run
+from aioflux.cli._output import Report, print_lines
+from aioflux.cli._text import (
+    format_count,
+    format_metrics,
+    format_size,
+    format_timestamp,
+    json_line,
+    table,
+)
+from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
+from aioflux.errors import CheckpointNotFoundError
+
+if TYPE_CHECKING:
+    from aioflux.checkpoint._store.commits import StepSummary
+
+__all__ = ["list_command"]
+
+
+def list_command(
+    uri: Root,
+    *,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    anonymous: Anonymous = False,
+) -> int:
+    """List the committed steps below URI, without verifying them (see "ckpt verify").
+
+    A step whose commit object is damaged is listed, and the exit status is 1.
+
+    --json: type ("checkpoint"), uri, step, created (RFC 3339), size (bytes), num_objects,
+    world_size, layout ("dcp" or "safetensors"), save_id, metrics and problem; unknown values are
+    null or empty.
+    """
+    from aioflux.checkpoint._store.commits import summarize
+
+    root_uri, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    report = Report()
+
+    async def work() -> int:
+        async with open_checkpoints(root_uri, access) as root:
+            if not root.is_root:
+                raise ValueError(f"{root.store.uri} is one checkpoint; use `aioflux ckpt show`")
+            found = await summarize(root.store)
+            if not found:
+                raise CheckpointNotFoundError(
+                    f"there is no checkpoint below {root.store.uri}; check the spelling"
+                )
+        if as_json:
+            await print_lines("\n".join(json_line(_row(each)) for each in found))
+        else:
+            header = ("STEP", "CREATED", "SIZE", "OBJECTS", "RANKS", "LAYOUT", "METRICS")
+            rows = [_cells(each) for each in found]
+            await print_lines(table(header, rows, left=frozenset({1, 5, 6})))
+        for each in found:
+            if each.problem:
+                report.fail(each.problem)
+        total = sum(each.num_bytes for each in found)
+        return report.finish(f"{format_count(len(found), 'step')}, {format_size(total)}")
+
+    return run(work)
+
+
+def _cells(summary: StepSummary) -> tuple[str, ...]:
+    if summary.problem:
+        return (str(summary.step), "-", "-", "-", "-", "-", "cannot be read")
+    return (
+        str(summary.step),
+        format_timestamp(summary.created) or "-",
+        format_size(summary.num_bytes),
+        f"{summary.num_objects:,}",
+        str(summary.world_size),
+        summary.layout,
+        format_metrics(summary.metrics),
+    )
+
+
+def _row(summary: StepSummary) -> dict[str, Any]:
+    is_known = not summary.problem
+    return {
+        "type": "checkpoint",
+        "uri": summary.uri,
+        "step": summary.step,
+        "created": format_timestamp(summary.created) if is_known else None,
+        "size": summary.num_bytes if is_known else None,
+        "num_objects": summary.num_objects if is_known else None,
+        "world_size": summary.world_size if is_known else None,
+        "layout": summary.layout,
+        "save_id": summary.save_id,
+        "metrics": dict(summary.metrics),
+        "problem": summary.problem,
+    }

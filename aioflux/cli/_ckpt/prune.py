@@ -1,0 +1,132 @@
+"""`aioflux ckpt prune`: deletes steps that no rule keeps."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aioflux.cli._ckpt.root import Root, open_checkpoints
+from aioflux.cli._event_loop import run
+from aioflux.cli._output import Report, print_lines
+from aioflux.cli._text import format_count, json_line, one_line, parse_age
+from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
+
+if TYPE_CHECKING:
+    from aioflux.checkpoint._maintain.retention import Retention
+
+__all__ = ["prune_command"]
+
+KeepLast = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Keep the N newest valid steps.")
+]
+KeepEvery = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Keep the steps that are multiples of N.")
+]
+KeepBest = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METRIC:MODE[:N]",
+        help='Keep the best step, or the N best: "loss:min", "accuracy:max:3".',
+    ),
+]
+Ttl = Annotated[
+    str | None, typer.Option(metavar="AGE", help="Keep steps younger than this: 30m, 12h, 7d, 2w.")
+]
+Protect = Annotated[
+    list[int] | None, typer.Option(metavar="STEP", min=0, help="Keep this step; repeatable.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+]
+
+
+def prune_command(
+    uri: Root,
+    *,
+    keep_last: KeepLast = None,
+    keep_every: KeepEvery = None,
+    keep_best: KeepBest = None,
+    ttl: Ttl = None,
+    protect: Protect = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    anonymous: Anonymous = False,
+) -> int:
+    """Delete the steps below URI that no rule keeps; at least one rule is needed.
+
+    The newest valid step and all newer ones are always kept; invalid steps do not count for a rule.
+    The commit object is deleted first: "aioflux clean" deletes what an interrupted run left.
+
+    --json: type ("checkpoint"), uri and step of each deleted step.
+    """
+    from aioflux.checkpoint._format.commit import step_prefix
+    from aioflux.checkpoint._maintain.retention import prune
+
+    retention = _parse_rules(keep_last, keep_every, keep_best, ttl)
+    root_uri, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    report = Report()
+
+    async def work() -> int:
+        async with open_checkpoints(root_uri, access) as root:
+            if not root.is_root:
+                raise ValueError(f"{root.store.uri} is one checkpoint; use `aioflux rm -r`")
+            done = await prune(
+                root.store,
+                retention,
+                now=time.time(),
+                protected=frozenset(protect or ()),
+                dry_run=dry_run,
+            )
+            rows: list[dict[str, Any]] = [
+                {"type": "checkpoint", "uri": root.uri(step_prefix(step)), "step": step}
+                for step in done.removed
+            ]
+        verb = "would delete" if dry_run else "deleted"
+        await print_lines(
+            "\n".join(
+                json_line(row) if as_json else f"{verb} {one_line(row['uri'])}" for row in rows
+            )
+        )
+        for _, error in sorted(done.errors.items()):
+            report.fail(error)
+        steps = format_count(len(rows), "step")
+        return report.finish(f"{verb} {steps}, {len(done.kept):,} kept")
+
+    return run(work)
+
+
+def _parse_rules(
+    keep_last: int | None, keep_every: int | None, keep_best: str | None, ttl: str | None
+) -> Retention:
+    from aioflux.checkpoint._maintain.retention import Retention
+
+    try:
+        retention = Retention(
+            keep_last=keep_last,
+            keep_every=keep_every,
+            keep_best=None if keep_best is None else _parse_best(keep_best),
+            ttl_seconds=None if ttl is None else parse_age(ttl),
+        )
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
+    if not retention.has_rules:
+        raise typer.BadParameter("use --keep-last, --keep-every, --keep-best or --ttl")
+    return retention
+
+
+def _parse_best(text: str) -> tuple[str, str] | tuple[str, str, int]:
+    """Parse `loss:min` or `accuracy:max:3`.
+
+    Raises:
+        ValueError: The text is of neither form.
+    """
+    metric, colon, mode = text.partition(":")
+    mode, more, count = mode.partition(":")
+    if not metric or not colon or mode not in {"min", "max"} or (more and not count.isdecimal()):
+        raise ValueError(
+            f'--keep-best: {text!r} is not a rule; write "loss:min" or "accuracy:max:3"'
+        )
+    return (metric, mode, int(count)) if more else (metric, mode)

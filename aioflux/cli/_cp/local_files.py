@@ -1,0 +1,349 @@
+"""Local files as source and target of a copy, in threads.
+
+    bytes -> .aioflux-<random> in the same directory -> rename (link if it must be new)
+
+There is no fsync, as in `cp`. Files appear whole; directories that were created and stayed empty
+are removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from aioflux.cli._cp.plan import LARGE_BYTES, TEMPORARY
+from aioflux.cli._text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+
+    from aioflux.cli._cp.plan import CopyJob
+
+__all__ = ["FileThreads", "FileWriter", "LocalFiles", "Outcome"]
+
+T = TypeVar("T")
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+Outcome: TypeAlias = "Exception | None"
+"""Result of one job: None if the object was copied, FileExistsError if an existing one is kept."""
+
+_PIECE_BYTES = LARGE_BYTES
+
+
+class FileThreads:
+    """A few threads for blocking calls; a cancelled call waits until its thread is done.
+
+    Attributes:
+        stop: Set when a call is cancelled; long calls check it between their steps.
+    """
+
+    def __init__(self, num_threads: int = 4) -> None:
+        self.stop = threading.Event()
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="aioflux")
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a thread, which has ended when this returns or raises."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, function, *arguments)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self.stop.set()
+            while not future.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            with suppress(Exception):  # marks it as retrieved
+                future.exception()
+            raise
+
+
+class LocalFiles:
+    """Reads and writes local files.
+
+    Args:
+        threads: Threads for reads and writes.
+        no_clobber: Whether existing files are kept.
+        root: Directory that no object name leads out of, not through a link either; it may be a
+            link itself. None if the user gave the names.
+    """
+
+    def __init__(self, threads: FileThreads, *, no_clobber: bool, root: str | None = None) -> None:
+        self._threads = threads
+        self._no_clobber = no_clobber
+        self._root = None if root is None else root.rstrip("/")
+        self._known: set[str] = set()
+        self._created: list[str] = []
+        self._markers: set[str] = set()
+
+    async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
+        """See CopySource."""
+        return await self._threads.run(self._read_all, jobs)
+
+    def _read_all(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
+        found: list[Buffer | Exception] = []
+        for job in jobs:
+            if self._threads.stop.is_set():
+                break
+            try:
+                found.append(_read_whole(str(job.read_from)))
+            except (OSError, ValueError) as exc:
+                found.append(exc)
+        return found
+
+    async def write_many(
+        self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
+    ) -> list[Outcome]:
+        """See CopyTarget."""
+        return await self._threads.run(self._write_all, jobs, bodies)
+
+    def _write_all(
+        self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
+    ) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for job, body in zip(jobs, bodies, strict=True):
+            if self._threads.stop.is_set():
+                break
+            if isinstance(body, Exception):
+                outcomes.append(body)
+                continue
+            try:
+                self._write(job.write_to, body)
+                outcomes.append(None)
+            except (OSError, ValueError) as exc:
+                outcomes.append(exc)
+        return outcomes
+
+    def _write(self, path: str, body: Buffer) -> None:
+        if path.endswith("/"):
+            self._write_marker(path, body)
+            return
+        if self._keeps(path):
+            raise FileExistsError(path)
+        descriptor, temporary = self._create_temporary(path)
+        try:
+            try:
+                _write_to(descriptor, body)
+            finally:
+                os.close(descriptor)
+            self._publish(temporary, path)
+        except BaseException:
+            _unlink(temporary)
+            raise
+
+    async def keeps(self, job: CopyJob) -> bool:
+        """See CopyTarget."""
+        return not job.write_to.endswith("/") and self._keeps(job.write_to)
+
+    def _keeps(self, path: str) -> bool:
+        return self._no_clobber and os.path.lexists(path)
+
+    def _write_marker(self, path: str, body: Buffer) -> None:
+        """Create the directory that an empty object with a `/` at the end of its key stands for."""
+        if len(body):
+            raise ValueError(
+                f"{one_line(path)} cannot be a file: the object's name ends in '/', and it is not "
+                "empty; copy it to another name, without -r"
+            )
+        directory = path.rstrip("/")
+        self._reject_links(directory)
+        self._make_directory(directory)
+        self._markers.add(directory)
+
+    async def pieces(self, job: CopyJob) -> AsyncGenerator[memoryview, None]:
+        """See CopySource; the next piece reuses the memory of the last one.
+
+        Raises:
+            ValueError: The file changed while it was read.
+        """
+        path = str(job.read_from)
+        descriptor = _open_regular(path)
+        try:
+            before = os.fstat(descriptor)
+            buffer = memoryview(bytearray(_PIECE_BYTES))
+            done = 0
+            while num_read := await self._threads.run(_fill, descriptor, buffer):
+                done += num_read
+                yield buffer[:num_read]
+            _reject_changed(path, before, os.fstat(descriptor), done)
+        finally:
+            os.close(descriptor)
+
+    @asynccontextmanager
+    async def open_writer(self, job: CopyJob) -> AsyncIterator[FileWriter]:
+        """See CopyTarget."""
+        path = job.write_to
+        if self._keeps(path):
+            raise FileExistsError(path)
+        # Not in a thread: the file that a cancelled call created would never be removed.
+        descriptor, temporary = self._create_temporary(path)
+        try:
+            try:
+                yield FileWriter(self._threads, descriptor)
+            finally:
+                os.close(descriptor)
+            await self._threads.run(self._publish, temporary, path)
+        except BaseException:
+            _unlink(temporary)
+            raise
+
+    def _create_temporary(self, path: str) -> tuple[int, str]:
+        """Create a temporary file in the directory of a path, and that directory.
+
+        Raises:
+            ValueError: There is something at the path that a file must not replace.
+        """
+        parent = os.path.dirname(path) or "."
+        if parent not in self._known:
+            self._reject_links(parent)
+        mode: int | None = None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            mode = os.stat(path).st_mode
+            if stat.S_ISDIR(mode):
+                raise ValueError(
+                    f"cannot write {one_line(path)}: it is a directory where this object needs a "
+                    "file; copy one of the two elsewhere"
+                )
+            if not stat.S_ISREG(mode):
+                raise ValueError(f"cannot write {one_line(path)}: it is not a regular file")
+        if parent not in self._known:
+            self._make_directory(parent)
+        temporary = f"{parent}/{TEMPORARY}{uuid.uuid4().hex}"
+        return _create(temporary, None if mode is None else mode & 0o777), temporary
+
+    def _publish(self, temporary: str, path: str) -> None:
+        """Rename a temporary file.
+
+        Raises:
+            FileExistsError: Another file has appeared at the path, and is kept.
+        """
+        if not self._no_clobber:
+            os.replace(temporary, path)
+            return
+        os.link(temporary, path)
+        _unlink(temporary)
+
+    def _reject_links(self, path: str) -> None:
+        """Reject a directory that is reached through a link below the target."""
+        if self._root is None:
+            return
+        at = self._root
+        for segment in path[len(at) :].split("/")[1:]:
+            at = f"{at}/{segment}"
+            if at not in self._known and os.path.islink(at):
+                raise ValueError(
+                    f"cannot write below {one_line(at)}: it is a link, which may lead out of the "
+                    "target directory; copy to the directory that it points to"
+                )
+
+    def _make_directory(self, path: str) -> None:
+        missing = []
+        at = path
+        while at and not os.path.isdir(at):
+            missing.append(at)
+            at = os.path.dirname(at)
+        for each in reversed(missing):
+            try:
+                os.mkdir(each)
+            except FileExistsError:
+                if not os.path.isdir(each):
+                    raise ValueError(
+                        f"cannot write below {one_line(each)}: it is a file where this object "
+                        "needs a directory; copy one of the two elsewhere"
+                    ) from None
+            else:
+                self._created.append(each)
+        self._known.add(path)
+
+    def remove_empty_directories(self) -> None:
+        """Remove the directories that were created and are empty."""
+        for path in sorted(set(self._created) - self._markers, reverse=True):
+            with suppress(OSError):
+                os.rmdir(path)
+        self._created.clear()
+
+
+class FileWriter:
+    """A temporary file for the pieces of a large object."""
+
+    def __init__(self, threads: FileThreads, descriptor: int) -> None:
+        self._threads = threads
+        self._descriptor = descriptor
+
+    async def write(self, piece: Buffer) -> None:
+        """Append bytes."""
+        await self._threads.run(_write_to, self._descriptor, piece)
+
+
+def _unlink(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _create(path: str, mode: int | None) -> int:
+    """Create a file with the mode of the one that it will replace."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    if mode is None:
+        return os.open(path, flags, 0o666)
+    # Never more permissive than the final mode, not even before fchmod.
+    descriptor = os.open(path, flags, mode)
+    try:
+        os.fchmod(descriptor, mode)
+    except PermissionError:
+        pass  # a file system without modes
+    except BaseException:
+        os.close(descriptor)
+        os.unlink(path)
+        raise
+    return descriptor
+
+
+def _write_to(descriptor: int, data: Buffer) -> None:
+    view = memoryview(data)
+    while view.nbytes:
+        view = view[os.write(descriptor, view) :]
+
+
+def _open_regular(path: str) -> int:
+    # Without O_NONBLOCK, opening a pipe without a writer would block.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"cannot read {one_line(path)}: it is not a regular file")
+    return descriptor
+
+
+def _read_whole(path: str) -> bytes:
+    descriptor = _open_regular(path)
+    try:
+        before = os.fstat(descriptor)
+        # One byte more, to notice a file that has grown.
+        data = os.read(descriptor, before.st_size + 1)
+        _reject_changed(path, before, os.fstat(descriptor), len(data))
+    finally:
+        os.close(descriptor)
+    return data
+
+
+def _fill(descriptor: int, buffer: memoryview) -> int:
+    done = 0
+    while done < buffer.nbytes:
+        num_read = os.readv(descriptor, [buffer[done:]])
+        if not num_read:
+            break
+        done += num_read
+    return done
+
+
+def _reject_changed(
+    path: str, before: os.stat_result, after: os.stat_result, num_read: int
+) -> None:
+    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+    if not same or num_read != before.st_size:
+        raise ValueError(
+            f"could not read {one_line(path)}: it changed while it was read; copy it again"
+        )

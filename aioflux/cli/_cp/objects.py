@@ -1,0 +1,199 @@
+"""Objects of a store and standard streams as source and target of a copy."""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioflux._values.meta import ObjectMeta
+from aioflux.cli._ls import find
+from aioflux.cli._output import call_in_daemon_thread, write_stdout
+from aioflux.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from aioflux.cli._cp.local_files import Buffer, Outcome
+    from aioflux.cli._cp.plan import CopyJob
+    from aioflux.store import ObjectWriter, Store
+
+__all__ = ["CopySource", "CopyTarget", "CopyWriter", "StandardStreams", "StoreObjects"]
+
+_PIECE_BYTES = 16 * 1024 * 1024
+_STDIN_BYTES = 4 * 1024 * 1024
+# Only Python's own table: the result must not depend on the machine.
+_TYPES = mimetypes.MimeTypes(filenames=())
+
+
+class CopyWriter(Protocol):
+    """Writer of one large object, which appears when all pieces are written."""
+
+    async def write(self, piece: Buffer, /) -> object:
+        """Write the next bytes; their memory may be reused when this returns."""
+
+
+class CopySource(Protocol):
+    """Reads the objects of a copy."""
+
+    async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
+        """Read small objects whole; return the bytes or the error of each."""
+
+    def pieces(self, job: CopyJob) -> AsyncGenerator[Buffer, None]:
+        """Yield the bytes of a large object."""
+
+
+class CopyTarget(Protocol):
+    """Writes the objects of a copy."""
+
+    async def write_many(
+        self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
+    ) -> list[Outcome]:
+        """Write small objects whole; an error among the bodies is returned as the outcome."""
+
+    def open_writer(self, job: CopyJob) -> AbstractAsyncContextManager[CopyWriter]:
+        """Open a large object for writing; FileExistsError if one exists and is kept."""
+
+    async def keeps(self, job: CopyJob) -> bool:
+        """Return whether an object exists and is kept (`--no-clobber`)."""
+
+
+async def _gather(calls: Sequence[Awaitable[Any]]) -> list[Any]:
+    """Await all calls; return errors of single objects among the results, raise all others."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, (StorageError, ValueError)):
+            raise result
+    return results
+
+
+class StoreObjects:
+    """Objects of one store: read pinned and verified, written whole or not at all."""
+
+    def __init__(self, store: Store, *, no_clobber: bool = False) -> None:
+        self.store = store
+        self._mode: Any = "create" if no_clobber else "overwrite"
+        self._no_clobber = no_clobber
+
+    async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
+        """See CopySource."""
+        return await _gather([self.store.get(job.read_from) for job in jobs])
+
+    async def pieces(self, job: CopyJob) -> AsyncGenerator[Buffer, None]:
+        """See CopySource."""
+        async with self.store.open_reader(job.read_from) as reader:
+            while piece := await reader.read(_PIECE_BYTES):
+                yield piece
+
+    async def write_many(
+        self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
+    ) -> list[Outcome]:
+        """See CopyTarget."""
+        calls = [
+            self._write(job, body)
+            for job, body in zip(jobs, bodies, strict=True)
+            if not isinstance(body, Exception)
+        ]
+        written = iter(await _gather(calls))
+        return [body if isinstance(body, Exception) else next(written) for body in bodies]
+
+    async def _write(self, job: CopyJob, body: Buffer) -> None:
+        await self.store.put(job.write_to, body, mode=self._mode, **_attributes(job))
+
+    async def copy_many(self, jobs: Sequence[CopyJob]) -> list[Outcome]:
+        """Copy objects within the bucket, on the service."""
+        return await _gather([self._copy(job) for job in jobs])
+
+    async def _copy(self, job: CopyJob) -> None:
+        await self.store.copy(job.read_from, job.write_to, mode=self._mode)
+
+    @asynccontextmanager
+    async def open_writer(self, job: CopyJob) -> AsyncIterator[ObjectWriter]:
+        """See CopyTarget."""
+        if await self.keeps(job):
+            raise FileExistsError(job.target)
+        async with self.store.open_writer(
+            job.write_to, mode=self._mode, **_attributes(job)
+        ) as writer:
+            yield writer
+
+    async def keeps(self, job: CopyJob) -> bool:
+        """See CopyTarget."""
+        return self._no_clobber and await find(self.store, job.write_to) is not None
+
+
+def _attributes(job: CopyJob) -> dict[str, Any]:
+    """Return the content type and metadata that a copy takes along.
+
+    Raises:
+        StorageError: The object has a content encoding, which the copy would lose.
+    """
+    if not isinstance(job.read_from, ObjectMeta):
+        # Standard input has no name; its target has one.
+        return {"content_type": _guess_type(job.source if job.read_from else job.write_to)}
+    if job.read_from.content_encoding:
+        raise StorageError(
+            f"cannot copy {job.source} to another bucket: it is stored compressed (content "
+            f"encoding {job.read_from.content_encoding}), which the copy would lose; copy it to "
+            "local disk, and uncompress it there",
+            uri=job.source,
+        )
+    return {"content_type": job.read_from.content_type, "metadata": job.read_from.metadata}
+
+
+def _guess_type(name: str) -> str:
+    """Return the media type by the extension of a name; empty if there is none."""
+    guessed, encoding = _TYPES.guess_type(name, strict=True)
+    return guessed or "" if encoding is None else ""
+
+
+class StandardStreams:
+    """Standard input as a source, standard output as a target."""
+
+    async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
+        """Not called: the size of a stream is unknown, so that it counts as large."""
+        raise NotImplementedError(jobs)
+
+    async def pieces(self, job: CopyJob) -> AsyncGenerator[Buffer, None]:
+        """See CopySource."""
+        del job
+        while piece := await call_in_daemon_thread(_read_stdin):
+            yield piece
+
+    async def write_many(
+        self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
+    ) -> list[Outcome]:
+        """See CopyTarget."""
+        outcomes: list[Outcome] = []
+        for _, body in zip(jobs, bodies, strict=True):
+            if isinstance(body, Exception):
+                outcomes.append(body)
+            else:
+                await write_stdout(body)
+                outcomes.append(None)
+        return outcomes
+
+    @asynccontextmanager
+    async def open_writer(self, job: CopyJob) -> AsyncIterator[StandardStreams]:
+        """See CopyTarget."""
+        del job
+        yield self
+
+    async def keeps(self, job: CopyJob) -> bool:
+        """See CopyTarget."""
+        del job
+        return False
+
+    async def write(self, piece: Buffer) -> None:
+        """Write to standard output; waits for its reader."""
+        await write_stdout(piece)
+
+
+def _read_stdin() -> bytes:
+    pieces = bytearray()
+    while len(pieces) < _STDIN_BYTES and (piece := os.read(0, _STDIN_BYTES - len(pieces))):
+        pieces += piece
+    return bytes(pieces)

@@ -1,0 +1,146 @@
+"""Jobs of a copy without I/O: names at the target, batches, and names that cannot be copied."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from aioflux._values.meta import ObjectMeta
+
+__all__ = [
+    "LARGE_BYTES",
+    "Batcher",
+    "CopyJob",
+    "JobOrProblem",
+    "NameClashes",
+    "Problem",
+    "base_name",
+    "is_temporary",
+    "local_problem",
+]
+
+MIB = 1024 * 1024
+LARGE_BYTES = 16 * MIB
+"""A larger object is streamed; one up to this size is a single request in a batch."""
+_BATCH_BYTES = 32 * MIB
+_BATCH_OBJECTS = 128
+"""With four batches at a time: 512 objects and 128 MiB, enough for 64 requests in flight while
+files are written."""
+
+TEMPORARY = ".aioflux-"
+"""Prefix of local file names that is reserved for unfinished writes."""
+_TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"(lock-)?[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class CopyJob:
+    """One object to copy."""
+
+    source: str
+    """Name of the source in messages."""
+    target: str
+    """Name of the target in messages."""
+    read_from: ObjectMeta | str
+    """Metadata of the object, which pins its generation, or a local path."""
+    write_to: str
+    """Key or local path."""
+    size: int
+    """Bytes; -1 for a stream, whose size is unknown."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is streamed."""
+        return not 0 <= self.size <= LARGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An object that cannot be copied."""
+
+    message: str
+
+
+JobOrProblem: TypeAlias = "CopyJob | Problem"
+
+
+def base_name(text: str) -> str:
+    """Return the last segment of a key or path."""
+    return text.rstrip("/").rpartition("/")[2]
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a local file name is that of an unfinished write."""
+    return _TEMPORARY_NAME.fullmatch(name) is not None
+
+
+def local_problem(key: str) -> str:
+    """Return why a key cannot be a path below a directory; empty if it can.
+
+    The path must stay below the directory, and two keys must not become one path.
+    """
+    if not key:
+        return "it has the name of the prefix itself; copy it to another name, without -r"
+    segments = key.removesuffix("/").split("/")
+    if "\0" in key:
+        return "its name has a NUL character"
+    if ".." in segments:
+        return "'..' would leave the directory"
+    if segments[0] == "":
+        return "an absolute path would leave the directory"
+    if "" in segments or "." in segments:
+        return "an empty or '.' segment cannot be a directory name"
+    if any(segment.startswith(TEMPORARY) for segment in segments):
+        return f"names that begin with {TEMPORARY!r} are reserved for unfinished writes"
+    return ""
+
+
+@dataclass(slots=True)
+class NameClashes:
+    """Finds keys that need a directory with the name of an earlier file; keys are added in order.
+
+    In key order, all keys that begin with `a` are adjacent: of the earlier keys, only prefixes of
+    the current one have to be remembered.
+    """
+
+    _files: list[str] = field(default_factory=list)
+
+    def add(self, key: str) -> str:
+        """Add the next key; return the earlier one that it clashes with, or an empty string."""
+        while self._files and not key.startswith(self._files[-1]):
+            self._files.pop()
+        for file in self._files:
+            if key.startswith(f"{file}/"):
+                return file
+        if not key.endswith("/"):
+            self._files.append(key)
+        return ""
+
+
+@dataclass(slots=True)
+class Batcher:
+    """Gathers jobs into batches of bounded count and bytes; a large job is a batch of its own."""
+
+    is_ordered: bool = False
+    """Whether the sequence of batches keeps the order of the jobs."""
+    _jobs: list[CopyJob] = field(default_factory=list)
+    _num_bytes: int = 0
+
+    def add(self, job: CopyJob) -> list[list[CopyJob]]:
+        """Add a job, and return the batches that are full now."""
+        if job.is_large:
+            return [self.flush(), [job]] if self.is_ordered and self._jobs else [[job]]
+        full = []
+        if self._jobs and self._num_bytes + job.size > _BATCH_BYTES:
+            full.append(self.flush())
+        self._jobs.append(job)
+        self._num_bytes += job.size
+        if len(self._jobs) >= _BATCH_OBJECTS:
+            full.append(self.flush())
+        return full
+
+    def flush(self) -> list[CopyJob]:
+        """Return the jobs that are not in a batch yet."""
+        jobs, self._jobs, self._num_bytes = self._jobs, [], 0
+        return jobs

@@ -1,0 +1,295 @@
+"""Lists what to copy: a job for each object or file, with its name at the target."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from aioflux._concurrency.fan_out import bounded_map
+from aioflux.cli._cp.plan import (
+    CopyJob,
+    NameClashes,
+    Problem,
+    base_name,
+    is_temporary,
+    local_problem,
+)
+from aioflux.cli._ls import find
+from aioflux.cli._text import describe, one_line
+from aioflux.cli._uri_or_path import as_prefix, uri_of
+from aioflux.errors import NotFoundError, StorageError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.cli._cp.local_files import FileThreads
+    from aioflux.cli._cp.plan import JobOrProblem
+    from aioflux.cli._uri_or_path import UriOrPath
+    from aioflux.store import Store
+
+__all__ = [
+    "Destination",
+    "list_directory",
+    "list_files",
+    "list_objects",
+    "list_prefix",
+    "reject_copy_into_itself",
+]
+
+_WALK_ITEMS = 1000
+_MAX_HEADS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The TARGET argument, and how copies are named there."""
+
+    argument: UriOrPath | None
+    """None for standard output."""
+    is_directory: bool
+    """Whether copies are named below it; otherwise it is the name of the only copy."""
+
+    def job(
+        self, source: str, read_from: ObjectMeta | str, size: int, relative: str
+    ) -> JobOrProblem:
+        """Return the job of one source, whose name below the target is `relative`."""
+        if self.argument is None:
+            return CopyJob(source, "standard output", read_from, "", size)
+        if self.argument.is_local:
+            path = self.argument.path
+            if self.is_directory:
+                if problem := local_problem(relative):
+                    return Problem(f"cannot copy {one_line(source)} to local disk: {problem}")
+                path = f"{path.rstrip('/')}/{relative}"
+            return CopyJob(source, path, read_from, path, size)
+        location = self.argument.location
+        key = as_prefix(location.key) + relative if self.is_directory else location.key
+        uri = f"{location.scheme}://{location.bucket}/{key}"
+        return CopyJob(source, uri, read_from, key, size)
+
+
+def reject_copy_into_itself(source: UriOrPath, target: Destination) -> None:
+    """Reject a target below the source: such a copy would never end.
+
+    Raises:
+        ValueError: The target is the source, or below it.
+    """
+    inner, outer = _common_prefix(target.argument), _common_prefix(source)
+    if inner is not None and outer is not None and inner.startswith(outer):
+        assert target.argument is not None
+        raise ValueError(f"cannot copy {source.text} into itself ({target.argument.text})")
+
+
+def _common_prefix(argument: UriOrPath | None) -> str | None:
+    """Return the prefix of everything below an argument; None for standard output."""
+    if argument is None:
+        return None
+    if argument.is_local:
+        return f"file:{os.path.realpath(argument.path).rstrip('/')}/"
+    location = argument.location
+    return f"{location.scheme}://{location.bucket}/{as_prefix(location.key)}"
+
+
+def _job_below(
+    source: UriOrPath, target: Destination
+) -> Callable[[str, ObjectMeta | str, int, str], JobOrProblem]:
+    """Return `target.job` without jobs that would overwrite what is being copied.
+
+    If the source is `q/ov` and the target `q`, then `q/ov/ov/x` would become `q/ov/x`, which is
+    below the source itself.
+    """
+    inner, outer = _common_prefix(source), _common_prefix(target.argument)
+    assert inner is not None
+    own = inner[len(outer) :] if outer is not None and inner.startswith(outer) else None
+
+    def job(name: str, read_from: ObjectMeta | str, size: int, relative: str) -> JobOrProblem:
+        found = target.job(name, read_from, size, relative)
+        if own is None or isinstance(found, Problem) or not relative.startswith(own):
+            return found
+        return Problem(
+            f"cannot copy {one_line(name)} to {one_line(found.target)}: that is below "
+            f"{one_line(source.text)}, which is being copied; copy it to another prefix first"
+        )
+
+    return job
+
+
+async def list_prefix(
+    store: Store, source: UriOrPath, target: Destination
+) -> AsyncGenerator[JobOrProblem, None]:
+    """Yield a job for every object below a prefix; if there is none, for the object itself.
+
+    Raises:
+        NotFoundError: There is neither.
+    """
+    key = source.location.key
+    prefix = as_prefix(key)
+    clashes = NameClashes()
+    is_local = target.argument is not None and target.argument.is_local
+    job_of = _job_below(source, target)
+    found = False
+    pages = store.list_pages(prefix)
+    async with aclosing(pages):
+        async for page in pages:
+            found = True
+            for meta in page:
+                relative = meta.key[len(prefix) :]
+                if not (relative or meta.size):
+                    continue  # the placeholder that consoles create for the prefix itself
+                job = job_of(meta.uri, meta, meta.size, relative)
+                # A name that is not written cannot clash.
+                is_new = is_local and isinstance(job, CopyJob)
+                if is_new and (other := clashes.add(relative)):
+                    file = one_line(uri_of(store, prefix + other))
+                    job = Problem(
+                        f"cannot copy {one_line(meta.uri)}: {file} is a file where it needs a "
+                        "directory; copy one of the two to another directory"
+                    )
+                yield job
+    if found:
+        return
+    single = await find(store, key) if key != prefix else None
+    if single is None:
+        uri = str(source.location)
+        raise NotFoundError(f"there is no object below {uri}; check the spelling", uri=uri)
+    yield target.job(single.uri, single, single.size, base_name(key))
+
+
+async def list_directory(
+    threads: FileThreads, source: UriOrPath, target: Destination
+) -> AsyncGenerator[JobOrProblem, None]:
+    """Yield a job for every file below a local directory.
+
+    Raises:
+        ValueError: There is none.
+    """
+    root = source.path.rstrip("/") or "/"
+    job_of = _job_below(source, target)
+    found = _walk(root, threads.stop)
+    is_empty = True
+    while items := await threads.run(lambda: list(islice(found, _WALK_ITEMS))):
+        is_empty = False
+        for item in items:
+            if isinstance(item, Problem):
+                yield item
+            else:
+                path = f"{root.rstrip('/')}/{item[0]}"
+                yield job_of(path, path, item[1], item[0])
+    if is_empty:
+        raise ValueError(f"there is no file below {one_line(source.text)}")
+
+
+def _walk(root: str, stop: threading.Event) -> Iterator[tuple[str, int] | Problem]:
+    """Yield (path below `root`, size) of every file below a directory, in key order.
+
+    Links to files are followed; links to directories and special files are problems. Temporary
+    files of unfinished writes are left out.
+    """
+    pending = [("", root)]
+    while pending:
+        base, directory = pending.pop()
+        if not base.endswith("/") and base:
+            yield _measure(base, directory)
+            continue
+        try:
+            with os.scandir(directory) as found:
+                entries = [each for each in found if not is_temporary(each.name)]
+        except OSError as exc:
+            yield Problem(f"cannot list {one_line(directory)}: {exc.strerror}")
+            continue
+        if stop.is_set():
+            return
+        names = [
+            (base + each.name + ("/" if each.is_dir(follow_symlinks=False) else ""), each.path)
+            for each in entries
+        ]
+        pending += sorted(names, reverse=True)
+
+
+def _measure(relative: str, path: str) -> tuple[str, int] | Problem:
+    try:
+        status = os.stat(path)
+    except OSError as exc:
+        return Problem(f"cannot read {one_line(path)}: {exc.strerror}")
+    if stat.S_ISDIR(status.st_mode):
+        return Problem(
+            f"did not follow {one_line(path)}: it is a link to a directory; copy that directory by "
+            "its own name"
+        )
+    if not stat.S_ISREG(status.st_mode):
+        return Problem(f"cannot read {one_line(path)}: it is not a regular file")
+    return relative, status.st_size
+
+
+async def list_files(
+    sources: Sequence[UriOrPath], target: Destination, used: dict[str, str]
+) -> AsyncGenerator[JobOrProblem, None]:
+    """Yield a job for each of several local files."""
+    for source in sources:
+        try:
+            status = os.stat(source.path)
+        except OSError as exc:
+            yield Problem(f"cannot read {one_line(source.text)}: {exc.strerror}")
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            yield Problem(f"{one_line(source.text)} is a directory; use -r to copy what is below")
+            continue
+        job = target.job(source.path, source.path, status.st_size, base_name(source.path))
+        yield _reject_reused_name(job, used)
+
+
+async def list_objects(
+    store: Store, sources: Sequence[UriOrPath], target: Destination, used: dict[str, str]
+) -> AsyncGenerator[JobOrProblem, None]:
+    """Yield a job for each of several objects of one store."""
+
+    async def find_job(source: UriOrPath) -> JobOrProblem:
+        key = source.location.key
+        not_an_object = Problem(
+            f"{one_line(source.text)} is a bucket or prefix; use -r to copy what is below"
+        )
+        if not source.may_be_object():
+            return not_an_object
+        try:
+            meta = await store.head(key)
+        except NotFoundError as exc:
+            return not_an_object if source.is_directory() else Problem(describe(exc))
+        except StorageError as exc:
+            return Problem(describe(exc))
+        if key.endswith("/") and not meta.size:
+            return not_an_object  # the placeholder that consoles create for a prefix
+        return target.job(meta.uri, meta, meta.size, base_name(key))
+
+    jobs = bounded_map(find_job, sources, max_in_flight=_MAX_HEADS)
+    async with aclosing(jobs):
+        async for job in jobs:
+            yield _reject_reused_name(job, used)
+
+
+def _reject_reused_name(job: JobOrProblem, used: dict[str, str]) -> JobOrProblem:
+    """Reject a target that is the source, or the target of an earlier source (in `used`)."""
+    if isinstance(job, Problem) or not job.write_to:
+        return job
+    between_files = isinstance(job.read_from, str) and job.write_to == job.target
+    if job.source == job.target or (between_files and _is_same_file(job.source, job.write_to)):
+        return Problem(f"{one_line(job.source)} and {one_line(job.target)} are the same")
+    other = used.setdefault(job.target, job.source)
+    if other != job.source:
+        return Problem(
+            f"cannot copy {one_line(job.source)} to {one_line(job.target)}: {one_line(other)} "
+            "has the same name there; copy one of the two to another name"
+        )
+    return job
+
+
+def _is_same_file(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False

@@ -1,0 +1,217 @@
+"""The uris and local paths that commands take as arguments, and how to open them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aioflux._values.uri import Location, parse_uri, quote_path
+from aioflux.errors import NotFoundError
+from aioflux.options import S3Access
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aioflux.options import TransferOptions
+    from aioflux.store import Store
+
+__all__ = [
+    "Access",
+    "Anonymous",
+    "Endpoint",
+    "Json",
+    "UriOrPath",
+    "as_prefix",
+    "open_root",
+    "parse_arguments",
+    "parse_root_argument",
+    "uri_of",
+]
+
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-url",
+        metavar="URL",
+        help="Another endpoint for gs://, s3:// or az://, such as an emulator. Default: the "
+        "environment variables STORAGE_EMULATOR_HOST and AWS_ENDPOINT_URL_S3.",
+    ),
+]
+Anonymous = Annotated[
+    bool,
+    typer.Option(
+        "--anonymous", help="Use gs://, s3:// or az:// without credentials (public buckets)."
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object per line; its fields are above.")
+]
+
+
+_SERVICES = {
+    "az": "aioflux._services.azure.service",
+    "gs": "aioflux._services.gcs.service",
+    "s3": "aioflux._services.s3.service",
+}
+"""The module that serves the buckets of each scheme."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Options with which buckets are opened."""
+
+    endpoint_url: str | None = None
+    """Another endpoint; None for the default of the service or of the environment."""
+    anonymous: bool = False
+    """Whether to send requests without credentials."""
+
+
+@dataclass(frozen=True, slots=True)
+class UriOrPath:
+    """One parsed argument."""
+
+    text: str
+    """The argument as given."""
+    location: Location
+    """Its location; for a plain path the scheme is `file`, and the key the absolute path."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a disk of this machine."""
+        return self.location.scheme == "file"
+
+    @property
+    def path(self) -> str:
+        """The local path; a relative one if the argument is relative."""
+        return self.location.key if "://" in self.text else self.text
+
+    def is_directory(self) -> bool:
+        """Return whether it can only be a directory or prefix; checks the disk if local."""
+        key = self.location.key
+        if self.is_local:
+            return self.path.endswith("/") or os.path.isdir(self.path)
+        return not key or key.endswith("/")
+
+    def is_file(self) -> bool:
+        """Return whether it is a local file."""
+        return self.is_local and os.path.isfile(self.path)
+
+    def is_link(self) -> bool:
+        """Return whether it is a symbolic link on disk."""
+        return self.is_local and os.path.islink(self.path)
+
+    def may_be_object(self) -> bool:
+        """Return whether one object can have this name; a key may end in a slash."""
+        return not self.is_directory() if self.is_local else bool(self.location.key)
+
+    def is_missing(self) -> bool:
+        """Return whether it names a local directory that does not exist."""
+        return self.is_local and self.is_directory() and not os.path.isdir(self.path)
+
+    def split(self, *, follow: bool = False) -> tuple[str, str]:
+        """Return the uri of the store to open, and the key or prefix in it.
+
+        The store is the bucket; on disk it is the directory itself, or the one that holds the file.
+
+        Args:
+            follow: Use the target of a symbolic link, wherever that is.
+        """
+        if not self.is_local:
+            return str(Location(self.location.scheme, self.location.bucket, "")), self.location.key
+        path = self.location.key
+        if follow and self.is_link():
+            path = os.path.realpath(path)
+        if self.is_directory():
+            return str(Location("file", "", path)), ""
+        parent, name = os.path.split(path)
+        return str(Location("file", "", parent)), name
+
+
+def _parse(text: str) -> UriOrPath:
+    if not text:
+        raise ValueError("a uri or path must not be empty")
+    if "://" in text:
+        return UriOrPath(text, parse_uri(text))
+    # Not normalized: the system resolves `..` behind a link.
+    return UriOrPath(text, Location("file", "", os.path.join(os.getcwd(), text)))
+
+
+def parse_arguments(
+    texts: Iterable[str], endpoint_url: str | None, *, anonymous: bool
+) -> tuple[list[UriOrPath], Access]:
+    """Parse arguments, uris if they contain `://`, and load the services that they need.
+
+    Loading takes longer than everything else in a short command. Here, before the event loop
+    starts, Ctrl-C ends it at once.
+
+    Raises:
+        ValueError: An argument is not valid, or an option has no effect on any of them.
+    """
+    arguments = [_parse(text) for text in texts]
+    schemes = {each.location.scheme for each in arguments} & set(_SERVICES)
+    for name, is_given in (
+        ("--endpoint-url", endpoint_url is not None),
+        ("--anonymous", anonymous),
+    ):
+        if is_given and not schemes:
+            raise ValueError(f"{name} needs a gs://, s3:// or az:// uri")
+    if endpoint_url is not None and len(schemes) > 1:
+        raise ValueError(
+            "--endpoint-url is for uris of one service; for several, set STORAGE_EMULATOR_HOST or "
+            "AWS_ENDPOINT_URL_S3"
+        )
+    import_module("aioflux.store")
+    for scheme in sorted(schemes):
+        import_module(_SERVICES[scheme])
+    return arguments, Access(endpoint_url, anonymous)
+
+
+def parse_root_argument(
+    text: str, endpoint_url: str | None, *, anonymous: bool
+) -> tuple[UriOrPath, Access]:
+    """Parse one argument that names a bucket, a prefix or a directory that exists.
+
+    Raises:
+        NotFoundError: The local directory does not exist.
+        ValueError: The argument is not valid.
+    """
+    [root], access = parse_arguments([text], endpoint_url, anonymous=anonymous)
+    if root.is_local and not os.path.isdir(root.path):
+        raise NotFoundError(f"there is no directory {root.text}", uri=str(root.location))
+    return root, access
+
+
+def open_root(root: str, access: Access, *, transfer: TransferOptions | None = None) -> Store:
+    """Open the store that `UriOrPath.split` returns."""
+    from aioflux.store import open_store
+
+    scheme = root.partition(":")[0]
+    if scheme not in _SERVICES:
+        return open_store(root, transfer=transfer)
+    credentials: Any = None
+    if access.anonymous and scheme == "s3":
+        credentials = S3Access(anonymous=True)
+    elif access.anonymous and scheme == "az":
+        credentials = "anonymous"
+    elif access.anonymous and scheme == "gs":
+        from aioflux._auth.google import anonymous_credentials
+
+        credentials = anonymous_credentials()
+    return open_store(
+        root, transfer=transfer, endpoint_url=access.endpoint_url, credentials=credentials
+    )
+
+
+def as_prefix(key: str) -> str:
+    """Return the prefix of everything below a key: with a `/` at its end, or empty."""
+    return key if not key or key.endswith("/") else f"{key}/"
+
+
+def uri_of(store: Store, key: str) -> str:
+    """Return the whole uri of a key of a store."""
+    root = as_prefix(store.uri)
+    return root + (quote_path(key) if root.startswith("file:") else key)

@@ -1,0 +1,152 @@
+"""TrainingRun: settings, daemon connection and stores of one storage, by `init`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+from aioflux import _bridge
+from aioflux.checkpoint._maintain.tags import open_checkpoint
+from aioflux.compat.nebula._daemon_client import DaemonClient
+from aioflux.compat.nebula._settings import parse_settings, scheme_of, to_uri
+from aioflux.compat.nebula._storage_tier import DISK, STORAGE
+
+if TYPE_CHECKING:
+    from aioflux.checkpoint._save.ranks import Ranks
+    from aioflux.compat.nebula._settings import Settings
+    from aioflux.compat.nebula._snapshot import Snapshots
+    from aioflux.options import StoreOptions
+    from aioflux.store import Store
+
+__all__ = ["TrainingRun", "all_runs", "current", "remove", "run_at", "start"]
+
+_CLOUD_INDEPENDENT = ("transfer", "retry", "timeouts")
+"""Options that apply to stores of every cloud."""
+
+
+class TrainingRun:
+    """Saves to and loads from one persistent storage."""
+
+    def __init__(self, settings: Settings, options: StoreOptions) -> None:
+        self.settings = settings
+        self.options = options
+        self.client = DaemonClient(settings)
+        self._snapshots: Snapshots | None = None
+        self._ranks: Ranks | None = None
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """Copies objects to memory."""
+        if self._snapshots is None:
+            from aioflux.compat.nebula._snapshot import Snapshots
+
+            local = self.settings.local
+            self._snapshots = Snapshots(self.client, _create_directory(local))
+        return self._snapshots
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of the training; all ranks must get this property at the same time."""
+        if self._ranks is None:
+            from aioflux.checkpoint._save.ranks import open_ranks
+
+            self._ranks = open_ranks(None, self.settings.commit_seconds)
+        return self._ranks
+
+    def stores(self, path: str = "") -> list[tuple[str, Store]]:
+        """Return the stores to search, by the name of their tier, the nearest first.
+
+        Args:
+            path: Another storage than that of this run.
+        """
+        uri = to_uri(path) if path else self.settings.uri
+        found: list[tuple[str, Store]] = []
+        if self.settings.local is not None and uri == self.settings.uri:
+            found.append((DISK, open_checkpoint(self.settings.local.uri)))
+        if uri:
+            found.append((STORAGE, open_checkpoint(uri, **self.options_at(uri))))
+        for _, store in found:
+            _bridge.close_when_dropped(store)
+        return found
+
+    def options_at(self, path: str) -> StoreOptions:
+        """Return the options for another storage: credentials are for one cloud only."""
+        scheme, ours = scheme_of(path), scheme_of(self.settings.uri)
+        if scheme == ours or (not ours and scheme != "file"):
+            return self.options
+        kept = {name: value for name, value in self.options.items() if name in _CLOUD_INDEPENDENT}
+        return cast("StoreOptions", kept)
+
+    def close(self) -> None:
+        """Disconnect from the node daemon."""
+        if self._snapshots is not None:
+            self._snapshots.close()
+        if self._ranks is not None:
+            self._ranks.close()
+        self.client.close()
+
+
+def _create_directory(store: Store | None) -> str:
+    if store is None:
+        return ""
+    from aioflux._values.uri import parse_uri
+
+    path = parse_uri(store.uri).key
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+_runs: dict[str, TrainingRun] = {}
+"""By the uri of the storage; the last one is the current one."""
+
+
+def start(given: dict[str, Any], options: StoreOptions) -> TrainingRun:
+    """Start a run and make it the current one; it replaces an earlier one of its storage."""
+    run = TrainingRun(parse_settings(given, options, os.environ), options)
+    earlier = _runs.pop(run.settings.uri, None)
+    if earlier is not None:
+        earlier.close()
+    _runs[run.settings.uri] = run
+    return run
+
+
+def current() -> TrainingRun:
+    """Return the run that was started last; without one, start one from the environment."""
+    return next(reversed(_runs.values())) if _runs else start({}, {})
+
+
+def run_at(path: str) -> TrainingRun:
+    """Return the run of another storage, with the other settings of the current run."""
+    uri = to_uri(path)
+    if uri in _runs:
+        return _runs[uri]
+    before = current()
+    options = before.options_at(path)
+    run = TrainingRun(
+        parse_settings(
+            {
+                "persistent_storage_path": path,
+                "persistent_time_interval": before.settings.interval_seconds,
+                "num_of_version_in_retention": before.settings.retention,
+            },
+            options,
+            os.environ,
+        ),
+        options,
+    )
+    # First, so that the current run stays the last one.
+    others = dict(_runs)
+    _runs.clear()
+    _runs.update({uri: run, **others})
+    return run
+
+
+def remove(run: TrainingRun) -> None:
+    """Close a run."""
+    _runs.pop(run.settings.uri, None)
+    run.close()
+
+
+def all_runs() -> list[TrainingRun]:
+    """Return the runs of this process."""
+    return list(_runs.values())
