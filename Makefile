@@ -13,7 +13,8 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 # What decides without I/O is covered whole, branches included.
 comma := ,
 empty :=
-PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py errors.py _values/meta.py options.py _values/stats.py _values/uri.py \
+PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py _values/columns.py _values/listing.py \
+	errors.py _values/meta.py options.py _values/stats.py _values/uri.py \
 	_http/codec.py _http/errors.py _http/request.py \
 	_services/gcs/list_page.py _services/gcs/read.py _services/gcs/wire.py _services/headers.py _services/status.py _services/xml_multipart.py \
 	_transfer/counters.py _transfer/glob.py _transfer/limits.py _transfer/list_plan.py \
@@ -23,7 +24,7 @@ PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py errors.
 	_services/azure/batch.py _services/azure/list_page.py _services/azure/read.py _services/azure/wire.py \
 	checkpoint/_store/tag_names.py \
 	checkpoint/_format/commit.py checkpoint/_format/frames.py checkpoint/_format/methods.py checkpoint/_format/planes.py \
-	checkpoint/_format/dcp_metadata.py checkpoint/_format/safe_pickle.py \
+	checkpoint/_format/codec.py checkpoint/_format/dcp_metadata.py checkpoint/_format/safe_pickle.py \
 	checkpoint/_format/safetensors.py checkpoint/_format/streams.py \
 	checkpoint/_format/tensor_zip.py checkpoint/_load/dcp_metadata.py checkpoint/_load/plan.py \
 	checkpoint/_save/items.py checkpoint/dcp/_safetensors_plan.py \
