@@ -189,7 +189,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the shared loop until it is stopped, past exceptions that leave `run_forever`.
+    """Run the shared loop until it is stopped, also after exceptions that end `run_forever`.
 
     A SystemExit or KeyboardInterrupt in a task, from code of the caller such as a credentials
     function, is raised both where the task is awaited and out of the loop.
@@ -222,8 +222,8 @@ _iterating: weakref.WeakSet[AsyncGenerator[Any, None]] = weakref.WeakSet()
 def _own_bridge() -> _LoopThread:
     """Return the bridge of this process.
 
-    Ctrl-C just after a fork is raised in the fork hook, which loses both: the child then still has
-    the bridge of its parent, whose thread does not run here.
+    Ctrl-C just after a fork is raised in the fork hook, and ends it: the child then still has the
+    bridge of its parent, whose thread does not run here.
     """
     if _bridge.pid != os.getpid():
         _after_fork_in_child()
@@ -274,11 +274,11 @@ atexit.register(shut_down)
 def shut_down_with_worker() -> None:
     """Have `shut_down` run when this process, a DataLoader worker, ends or is terminated.
 
-    A worker runs no hook of `atexit`, and torch answers the SIGTERM that multiprocessing sends to
-    those which are left when the main process ends (a traceback or `persistent_workers` keeps them
-    alive) with `_exit`. multiprocessing then waits for them without a limit, hence ours.
+    A worker runs no hook of `atexit`. When the main process ends, multiprocessing sends SIGTERM to
+    the workers that still run (a traceback or `persistent_workers` keeps them alive), and waits for
+    them without a limit; torch's handler calls `_exit` at once. So the handler here has a limit.
     """
-    from multiprocessing.util import Finalize  # its own hook at exit must run before ours
+    from multiprocessing.util import Finalize  # its own hook at exit must run before this one
 
     bridge = _own_bridge()
     if not bridge.ends_with_worker:
@@ -494,10 +494,10 @@ class Feed(BufferedIterator[T]):
     def _produce(self, loop: asyncio.AbstractEventLoop) -> None:
         items: list[T] = []
         is_exhausted, failure = False, None
-        room = self._max_ahead - len(self._ready)
+        max_items = self._max_ahead - len(self._ready)
         until = time.monotonic() + _FEED_SECONDS
         try:
-            while len(items) < room and (not items or time.monotonic() < until):
+            while len(items) < max_items and (not items or time.monotonic() < until):
                 items.append(next(self._items))
         except StopIteration:
             is_exhausted = True
@@ -587,7 +587,7 @@ def entered(manager: AbstractAsyncContextManager[T]) -> Iterator[Held[T]]:
 
 
 class Held(Generic[T]):
-    """An asynchronous context manager that a blocking object, such as a file, holds open.
+    """An asynchronous context manager that a blocking object, such as a file, keeps open.
 
     Dropped without `leave`, by the garbage collector or with the process, it exits with an error:
     an upload is aborted and its object never published. A forked child only drops it.
@@ -612,13 +612,13 @@ class Held(Generic[T]):
         return self._value
 
     def leave(self, error: BaseException | None = None) -> bool:
-        """Exit the manager, with `error` if one is given. Doing it twice has no effect.
+        """Exit the manager, with `error` if one is given; the second call has no effect.
 
         Returns:
             Whether the manager has suppressed the error.
 
         Raises:
-            RuntimeError: This is a forked child of the process that opened it, without an error.
+            RuntimeError: This is a forked child of the process that opened it, and `error` is None.
         """
         if os.getpid() != self._pid and error is not None:
             self.abandon()

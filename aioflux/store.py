@@ -393,7 +393,7 @@ class Store:
         Args:
             keys: Names, or metadata of a listing (saves a request for a large object, and pins
                 generations). May be a generator, synchronous or asynchronous, such as `list`; the
-                next key is requested only when there is room for it.
+                next key is requested only when it fits.
             ordered: In the order of `keys`; otherwise as they arrive.
 
         Raises:

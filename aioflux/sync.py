@@ -126,12 +126,12 @@ class Store:
 
     @property
     def transfer(self) -> TransferOptions:
-        """How much is under way at once."""
+        """Limits of requests and bytes in flight."""
         return self._store.transfer
 
     @property
     def retry(self) -> RetryPolicy:
-        """When a failed request is sent again."""
+        """Policy of retries."""
         return self._store.retry
 
     @property

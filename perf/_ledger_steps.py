@@ -313,14 +313,14 @@ class _ServiceReader:
             return
         size = self._reads.size_bytes
         self._request = ReadRequest(key, "", 0, size)
-        if self._limits and self._session.limits.take(size) is None:
+        if self._limits and not self._session.limits.try_acquire(size):
             self._turn.fail(RuntimeError("no place is free"))
             return
         self._exchange = self._service.begin_get(self._request, self)
         if self._exchange is None:
             self._turn.fail(RuntimeError("no connection is idle"))
         elif self._limits:
-            self._began = self._session.begin()
+            self._began = self._session.count_start()
 
     def done(self) -> bool:
         """See ResponseFuture."""
@@ -339,7 +339,7 @@ class _ServiceReader:
             self._turn.fail(exc)
             return
         if self._limits:
-            self._session.succeeded(self._request.key, body, size, self._began)
+            self._session.finish_attempt(self._request.key, body, size, self._began)
         if body is None or body.size != size:
             self._turn.fail(ValueError("another object came"))
         elif self._verifies and crc32c(body.data) != body.crc32c:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Module", "count", "main", "private_imports", "read_modules"]
 
 IDIOMS: Final = re.compile(
-    r"\b[Tt]ells? whether\b|\b[Ww]hoever\b|\b[Nn]obody\b|\b[Ss]omebody\b"
-    r"|\b(?:is|are|was|were) told\b"
-    r"|\bstands? (?:below|above|beside|for|there)\b|\bof ours\b|\blet go\b|\bwho asks\b"
-    r"|\b[Tt]ells? of\b|\bdoes not yet speak\b"
+    r"\b[Tt]old\b|\b[Tt]ells\b|\b[Tt]ell (?:whether|apart|of)\b|\b(?:[Ss]ome|[Aa]ny)body\b"
+    r"|\b[Nn]obody\b|\b[Ww]hoever\b|\b[Ss]tand(?:s|ing)? (?:below|above|beside|for|still|there)\b"
+    r"|\b[Hh]ears? of\b|\bin vain\b|\bcomes? up with\b|\bas it stands\b"
+    r"|\b(?:of|to|than|before) ours\b|\blet go\b|\bwho asks\b|\bdoes not yet speak\b"
 )
 """Wording that the style guide replaces by the field's terms."""
 

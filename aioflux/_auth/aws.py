@@ -1,7 +1,7 @@
 """AWS credentials: found and refreshed by botocore, off the event loop.
 
 botocore is imported here only, when the first request to `s3://` needs keys. Its errors may contain
-secrets: ours name their class alone.
+secrets: errors here name their class alone.
 """
 
 from __future__ import annotations

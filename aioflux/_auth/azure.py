@@ -1,6 +1,6 @@
 """Azure credentials: account keys sign, SAS tokens go into the url, azure-identity returns tokens.
 
-Nothing of Azure's SDK is imported before an access token is needed; keys and SAS tokens need none.
+Azure's SDK is imported only to find an access token; keys and SAS tokens work without it.
 Source of the signature: learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key; it
 is checked byte for byte against the policy of azure-storage-blob.
 """
@@ -99,8 +99,8 @@ def string_to_sign(
     fields[b"content-length"] = b"%d" % num_bytes if num_bytes else b""
     lines = [method]
     lines += [fields.get(name, b"") for name in _SIGNED]
-    own = [name for name in fields if name.startswith(b"x-ms-")]
-    lines += [b"%b:%b" % (name, fields[name]) for name in sorted(own, key=_sort_key)]
+    azure_names = [name for name in fields if name.startswith(b"x-ms-")]
+    lines += [b"%b:%b" % (name, fields[name]) for name in sorted(azure_names, key=_sort_key)]
     lines.append(b"/%b%b" % (account.encode(), path))
     lines += [f"{name.lower()}:{query[name]}".encode() for name in sorted(query)]
     return b"\n".join(lines)
@@ -220,7 +220,7 @@ def _default_credential() -> Any:
 
 
 def _map_error(error: Exception) -> Exception | None:
-    """Return our error for one of the SDK; None for another one."""
+    """Return the error to raise for an error of the SDK; None if the SDK did not raise it."""
     try:
         from azure.core import exceptions
     except ImportError:
@@ -345,9 +345,9 @@ def open_access(
         account: Name of the storage account.
         credentials: An account key, a SAS token, a connection string, or `ANONYMOUS`; a credential
             of azure-identity, AzureNamedKeyCredential or AzureSasCredential; a function that
-            returns an access token or a SAS token, or an awaitable of one; None for what the
-            environment has, else azure-identity's DefaultAzureCredential.
-        is_http: The endpoint has no TLS: no access token is looked for then.
+            returns an access token or a SAS token, or an awaitable of one; None for those of
+            the environment, else azure-identity's DefaultAzureCredential.
+        is_http: The endpoint has no TLS; DefaultAzureCredential is not used then.
         environ: The environment.
 
     Raises:

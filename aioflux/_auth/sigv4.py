@@ -69,7 +69,7 @@ class Signer:
 
     Attributes:
         keys: The keys.
-        skew_seconds: Time by which the service's clock is ahead of ours.
+        skew_seconds: Seconds by which the service's clock is ahead of this machine's.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Signer:
             region: Region of the signature.
             host: Value of the Host header.
             requester_pays: Each request says that the requester pays.
-            skew_seconds: Time by which the service's clock is ahead of ours.
+            skew_seconds: Seconds by which the service's clock is ahead of this machine's.
         """
         self.keys = keys
         self.skew_seconds = skew_seconds

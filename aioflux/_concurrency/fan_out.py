@@ -169,7 +169,7 @@ class FanOut(Generic[T, R]):
 
     @property
     def may_start(self) -> bool:
-        """Whether one more item may be started before others are yielded."""
+        """Return whether one more item may be started before others are yielded."""
         return self.num_started - self.num_yielded < self.max_unyielded
 
     def is_over(self) -> bool:

@@ -26,7 +26,7 @@ class SingleFlight(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Whether a call is under way."""
+        """Return whether a call is under way."""
         return self._task is not None and not self._task.done()
 
     def start(

@@ -177,7 +177,7 @@ class AiohttpPool:
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
-                # Not `trust_env`, which would add credentials of ~/.netrc to ours.
+                # Not `trust_env`, which would add credentials of ~/.netrc.
                 proxy=self._proxy,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
                 read_bufsize=_READ_BYTES,

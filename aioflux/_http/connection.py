@@ -215,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the failed request found the connection closed since the request before it."""
+        """Return whether the connection was closed between the previous request and this one."""
         return self.num_requests > 1 and not self.response_started
 
     def has_expired(self) -> bool:
@@ -392,16 +392,16 @@ class Connection(asyncio.BufferedProtocol):
         outgoing = self._outgoing
         while outgoing and not self._write_paused:
             pieces: list[bytes | memoryview] = []
-            room = self._slice_bytes
+            unsent = self._slice_bytes
             if request_head:
                 pieces.append(request_head)
                 request_head = b""
-            while outgoing and room:
+            while outgoing and unsent:
                 view = outgoing.popleft()
-                if len(view) > room:
-                    outgoing.appendleft(view[room:])
-                    view = view[:room]
-                room -= len(view)
+                if len(view) > unsent:
+                    outgoing.appendleft(view[unsent:])
+                    view = view[:unsent]
+                unsent -= len(view)
                 pieces.append(view)
             if len(pieces) == 1:
                 self._transport.write(pieces[0])

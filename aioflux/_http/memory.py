@@ -45,7 +45,7 @@ class BytesBuffer:
 
     Attributes:
         recv_view: Writable memory of the object, and of the NUL byte with which CPython ends every
-            bytes object: a recv with room for more than there is need not be repeated to see that
+            bytes object: a recv into more memory than needed need not be repeated to see that
             nothing is left. The view keeps the object alive, so that a late write of a closing
             connection does no harm to the process; but nothing may be written once `finish` has
             returned the object.

@@ -68,9 +68,9 @@ def proxy_for(origin: Origin) -> str | None:
     Environment:
         HTTP_PROXY, HTTPS_PROXY: Proxy for the origin's scheme; in lower case too. A url with user
             name and password is accepted.
-        NO_PROXY: Hosts that are reached directly: names (`example.com` stands for `a.example.com`
-            too), each with or without a port, or `*`; in lower case too. Empty, it sends this
-            machine's own traffic through the proxy as well.
+        NO_PROXY: Hosts that are reached directly: names (`example.com` includes
+            `a.example.com`), each with or without a port, or `*`; in lower case too. Empty, it
+            sends this machine's own traffic through the proxy as well.
     """
     proxy = getproxies().get(origin.scheme)
     no_proxy = os.environ.get("no_proxy", os.environ.get("NO_PROXY"))

@@ -1,4 +1,4 @@
-"""Requests to one bucket: authorized, sent again after some errors, errors mapped to ours.
+"""Requests to one bucket: authorized, sent again after some errors, errors mapped.
 
     service -> Sender.send: authorize -> data plane -> response, or an error response
                                                        -> should_resend -> send again, or raise

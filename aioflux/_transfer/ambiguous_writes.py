@@ -1,4 +1,4 @@
-"""Writes that may have been carried out without a response: their object is looked for."""
+"""Ambiguous writes: after a lost response, the object shows whether the write was done."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _FIND_SECONDS = 10.0
 """Time to look for the object after the deadline of the request itself."""
 
 _MAX_SENDS = 3
-"""Times that bytes are sent of which the service says that others arrived."""
+"""Attempts to send bytes that the service reports as damaged in transit."""
 
 
 class AmbiguousWrite:
-    """Whether attempts of one request may have been carried out without a response.
+    """The attempts of one request that may have been carried out without a response.
 
     Attributes:
-        maybe_done: One of them may have been.
-        needs_check: One that was not throttled may have been. A throttled one (429, 503) seldom
-            was, and the service has too many requests already: it is checked only if a later
-            attempt is rejected, which shows that it was.
+        maybe_done: There is such an attempt.
+        needs_check: There is one that was not throttled. A throttled one (429, 503) is seldom
+            carried out, and the service has too many requests already: it is checked only if a
+            later attempt is rejected, which shows that it was.
     """
 
     __slots__ = ("maybe_done", "needs_check")
@@ -81,13 +81,13 @@ class AmbiguousWrite:
 
 
 class ResendLimit:
-    """A count of how often the same bytes arrived as others."""
+    """The limit of attempts whose bytes arrived damaged."""
 
     def __init__(self) -> None:
         self._num_wrong = 0
 
     def next_error(self, error: ChecksumError) -> StorageError:
-        """Return an error that makes the bytes be sent again, or at last `error`."""
+        """Return an error that is retried, or `error` itself once the limit is reached."""
         self._num_wrong += 1
         if self._num_wrong >= _MAX_SENDS:
             return error
@@ -114,9 +114,9 @@ async def send_write(
         send: Sends it once.
         find: Returns the object that the write should have made, if it exists.
         ambiguous: Collects the failures of the attempts.
-        resends: Limits how often bytes are sent of which the service says that others arrived.
+        resends: Limits the attempts whose bytes arrived damaged.
         num_bytes: Bytes of its body.
-        find_first: Look for the object before a further attempt, which would cost more than that.
+        find_first: Look for the object before another attempt, which would cost more.
         find_if_throttled: Look for it also if attempts ended with throttling alone, because its
             sources are cleaned up next; otherwise a note says that the outcome is not known.
 

@@ -2,8 +2,8 @@
 
     list uploads, list objects -> stale ones (pure) -> abort, delete (pinned to the generation)
 
-A dead process cannot be told from a slow one, so that age decides: an upload that is still under
-way after `older_than_seconds` is aborted too, and fails for its writer.
+A dead process cannot be distinguished from a slow one, so that age decides: an upload that is still
+under way after `older_than_seconds` is aborted too, and fails for its writer.
 """
 
 from __future__ import annotations

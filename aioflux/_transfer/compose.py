@@ -161,7 +161,7 @@ async def _find_composed(
             composed = replace(composed, crc32c=await checksum_of(session, composed))
     except NotFoundError:
         return None
-    # Without a checksum the result cannot be told from another object of its size.
+    # Without a checksum the result cannot be distinguished from another object of its size.
     return composed if checksum is not None and composed.crc32c == checksum else None
 
 

@@ -53,7 +53,7 @@ class Counters:
         self._latency = [0] * (len(LATENCY_BOUNDS_SECONDS) + 1)
 
     def add_latency(self, seconds: float) -> None:
-        """Count an attempt that took so long."""
+        """Add the duration of an attempt."""
         self._latency[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
         self._total_seconds += seconds
 
@@ -80,7 +80,7 @@ class Counters:
 
 
 class StoreCounters:
-    """Counters of one store: one set for each event loop, so that no two threads write one."""
+    """Counters of one store: one set for each event loop, so that no two threads write to one."""
 
     def __init__(self) -> None:
         self._ended = Counters()

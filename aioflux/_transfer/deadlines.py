@@ -53,7 +53,7 @@ class Deadlines:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing has a deadline."""
+        """Return whether nothing has a deadline."""
         return not (self._tasks or self._expired or self._sequences)
 
     def add(self, task: asyncio.Task[Any], now: float) -> bool:

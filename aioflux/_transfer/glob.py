@@ -1,8 +1,8 @@
 """Patterns over keys, in the form of `matchGlob`, for services without it.
 
-`*` stands for any characters but `/`, `**` for any characters, `?` for one character but `/`,
-`[a-z]` and `[!a-z]` for one of a set or none of it, `{a,b}` for either, and a backslash takes the
-next character as it is (cloud.google.com/storage/docs/json_api/v1/objects/list, matchGlob).
+`*` matches any characters but `/`, `**` any characters, `?` one character but `/`, `[a-z]` and
+`[!a-z]` one character that is or is not in the set, `{a,b}` either; after a backslash the next
+character matches itself (cloud.google.com/storage/docs/json_api/v1/objects/list, matchGlob).
 """
 
 from __future__ import annotations

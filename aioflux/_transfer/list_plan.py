@@ -254,7 +254,7 @@ class ListingPlan:
 
     @property
     def is_done(self) -> bool:
-        """Whether all pages were received."""
+        """Return whether all pages were received."""
         return all(each.is_done for each in self.ranges)
 
     def next_requests(self, *, may_prefetch: bool = True) -> list[Request]:

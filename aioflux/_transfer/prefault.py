@@ -152,6 +152,6 @@ def _is_resident(begin: int, num_bytes: int) -> bool:
 
 
 def _advise(begin: int, num_bytes: int, advice: int) -> None:
-    # Down to whole pages; the first one may be there because of what lies before.
+    # Down to whole pages; the first one may be there because of the memory before it.
     first = begin & -_PAGE_BYTES
     _madvise(first, begin + num_bytes - first, advice)

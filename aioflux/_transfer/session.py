@@ -73,7 +73,7 @@ class Session:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a forked child: tasks and connections are the parent's then."""
+        """Return whether this is a forked child: tasks and connections are the parent's then."""
         return os.getpid() != self.pid
 
     def require_own_process(self, key: str) -> None:

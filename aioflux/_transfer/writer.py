@@ -110,7 +110,7 @@ class ObjectWriter:
         )
         self._key = self._upload.key
         self._initiation = Initiation(session, self._upload)
-        self._begun: asyncio.Task[str] | None = None
+        self._initiating: asyncio.Task[str] | None = None
         self._buffer = bytearray()
         self._capacity = 0
         # A part is held from its first byte in the buffer until it is stored.
@@ -151,13 +151,13 @@ class ObjectWriter:
             ValueError: The writer is closed.
         """
         if self._closed:
-            raise self._ended_by or self._is_closed()
+            raise self._ended_by or self._closed_error()
         self._session.require_own_process(self._request.key)
         self._raise_failure()
         view = memoryview(data).cast("B")
         size = view.nbytes
         try:
-            await self._take(view)
+            await self._add(view)
         except BaseException as exc:
             self._failure = self._failure or exc
             self._raise_ended(exc)
@@ -183,7 +183,7 @@ class ObjectWriter:
             self._session.require_own_process(self._request.key)
             self._raise_failure()
             await self._flush()
-            if self._begun is None:
+            if self._initiating is None:
                 self.meta = await put_once(self._session, self._request, memoryview(self._buffer))
             else:
                 self.meta = await self._complete()
@@ -218,7 +218,7 @@ class ObjectWriter:
         self._closed = True
         self._session.open_transfers.discard(self)
         self._buffer = bytearray()
-        if self._begun is None or self._session.is_inherited:
+        if self._initiating is None or self._session.is_inherited:
             return
         is_interrupted = isinstance(reason, _INTERRUPTIONS)
         try:
@@ -240,7 +240,7 @@ class ObjectWriter:
     def _uri(self) -> str:
         return self._session.service.uri(self._request.key)
 
-    def _is_closed(self) -> ValueError:
+    def _closed_error(self) -> ValueError:
         return ValueError(f"{self._uri} is written through a closed writer")
 
     def _part_size(self) -> int:
@@ -248,34 +248,34 @@ class ObjectWriter:
         return min(planned, self._session.service.capabilities.max_part_size_bytes)
 
     async def _clean_up(self) -> None:
-        """End the upload. It may be cut short and run anew."""
+        """Abort the upload. It may be cut short and run again."""
         for task in self._parts:
             task.cancel()
-        if self._begun is not None and not self._begun.done():
-            await asyncio.wait([self._begun], timeout=_INITIATE_WAIT_SECONDS)
-            self._begun.cancel()
-        tasks = [*self._parts, *([self._begun] if self._begun else [])]
+        if self._initiating is not None and not self._initiating.done():
+            await asyncio.wait([self._initiating], timeout=_INITIATE_WAIT_SECONDS)
+            self._initiating.cancel()
+        tasks = [*self._parts, *([self._initiating] if self._initiating else [])]
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._initiation.abort()
         if self._is_temporary and self._completing:
             await delete_temporary(self._session, self._key)
 
     async def _begin(self) -> None:
-        if self._begun is None:
+        if self._initiating is None:
             request = self._request
             # Here and not at completion, which would reject the object after all of it was sent.
             await require(self._session, request.key, request.precondition)
             if self._closed:
-                raise self._ended_by or self._is_closed()
+                raise self._ended_by or self._closed_error()
             self._session.open_transfers.add(self)
             # A task of its own: cancelled before the response arrives, the upload would stay open.
-            self._begun = self._session.start_cleanup(self._initiation.begin())
-        await asyncio.shield(self._begun)
+            self._initiating = self._session.start_cleanup(self._initiation.begin())
+        await asyncio.shield(self._initiating)
         if self._closed:
             # Aborted meanwhile: a part that starts now would not be cancelled.
-            raise self._ended_by or self._is_closed()
+            raise self._ended_by or self._closed_error()
 
-    async def _take(self, view: memoryview) -> None:
+    async def _add(self, view: memoryview) -> None:
         if not self._buffer and view.nbytes >= 2 * self._session.options.max_buffered_bytes:
             view = await self._write_from_caller(view, is_rest=False)
         while view.nbytes:
@@ -323,7 +323,7 @@ class ObjectWriter:
 
     async def _flush(self) -> None:
         """Send the last part of an upload; without an upload the buffer becomes one request."""
-        if self._begun is not None and self._buffer:
+        if self._initiating is not None and self._buffer:
             await self._send_buffer()
 
     async def _write_from_caller(self, view: memoryview, *, is_rest: bool) -> memoryview:
@@ -454,24 +454,24 @@ class ObjectWriter:
         except NotFoundError as exc:
             # An upload is gone once it is complete.
             if ambiguous.maybe_done:
-                raise self._unknown() from exc
+                raise self._unknown_error() from exc
             raise
 
-    def _unknown(self) -> StorageError:
+    def _unknown_error(self) -> StorageError:
         return StorageError(
-            f"could not tell whether {self._uri} was written: the response to the completion of "
+            f"it is not known whether {self._uri} was written: the response to the completion of "
             "its upload was lost, the upload is gone, and the object is not what was sent; it was "
-            "written and replaced since, or never; look at it before you write it again",
+            "written and then replaced, or never written; check it before you write it again",
             uri=self._uri,
         )
 
 
 class _WholeWriter(ObjectWriter):
-    """A writer of an object that is given by one `write`.
+    """A writer of an object whose bytes all come in one `write`.
 
-    All of its parts are sent from the caller's memory: the copy of the last one, which other
-    writers make, took 16 MiB and one part's time more for 1 GiB.
+    All of its parts are sent from the caller's memory. Other writers copy the last one, which took
+    16 MiB and one part's time more for 1 GiB.
     """
 
-    async def _take(self, view: memoryview) -> None:
+    async def _add(self, view: memoryview) -> None:
         await self._write_from_caller(view, is_rest=True)

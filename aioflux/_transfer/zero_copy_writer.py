@@ -57,7 +57,7 @@ class ZeroCopyWriter(ObjectWriter):
             view = view[free:]
         return size
 
-    async def _take(self, view: memoryview) -> None:
+    async def _add(self, view: memoryview) -> None:
         while view.nbytes:
             # A full part waits for the next byte: what fits one part needs no multipart upload.
             if self._pieces_size == self._part_size():
@@ -82,7 +82,7 @@ class ZeroCopyWriter(ObjectWriter):
             task.add_done_callback(lambda _: self._copies.release(copied_size))
 
     async def _flush(self) -> None:
-        if self._begun is None:
+        if self._initiating is None:
             # One request sends one piece of memory, and this is at most one part.
             self._buffer = bytearray().join(self._pieces)
             self._pieces = []

@@ -41,7 +41,7 @@ class KeyColumn:
 
     def append(self, text: str) -> None:
         """Add a string."""
-        # Names of local files may hold lone surrogates, which stand for bytes that are no UTF-8.
+        # Names of local files may hold lone surrogates, which represent bytes that are no UTF-8.
         data = text.encode("utf-8", "surrogatepass")
         self._text += data
         self._sizes.append(len(data))

@@ -231,7 +231,7 @@ class Checkpointer:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a rank received a signal to stop: the next save is the last one."""
+        """Return whether a rank received a signal to stop: the next save is the last one."""
         return self._signals.is_agreed
 
     def should_save(self, step: int) -> bool:
@@ -323,7 +323,7 @@ class Checkpointer:
         spec, save_id, is_known = self._agree(step, state)
         with self._announced(step, save_id):
             plan = self._planner.plan(spec, is_known=is_known)
-            layout = self._make_room(plan)
+            layout = self._wait_for_memory(plan)
             staged, numbers, failure = Staged(), dict[str, float](), None
             try:
                 numbers = {name: float(value) for name, value in metrics.items()}
@@ -367,13 +367,15 @@ class Checkpointer:
             self._uploader.withdraw(save_id)  # unless it was submitted
             raise
 
-    def _make_room(self, plan: RankSavePlan) -> ArenaLayout:
+    def _wait_for_memory(self, plan: RankSavePlan) -> ArenaLayout:
         """Wait until there is memory to stage a plan, and return its layout."""
         layout = self._stager.lay_out(plan)
         # Arenas that an interrupt left between staging and upload.
         self._stager.reclaim(staged.arena for _, staged in self._in_flight)
         # The last save has a deadline, and does not wait.
-        while not self.is_stopping and not self._stager.has_room(layout, self._pickled_bytes()):
+        while not self.is_stopping and not self._stager.has_memory_for(
+            layout, self._pickled_bytes()
+        ):
             wait_for_any([handle for handle, _ in self._in_flight])
             self._reap()
         return layout

@@ -34,7 +34,7 @@ class Schedule:
 
     @property
     def is_timed(self) -> bool:
-        """Whether saves are due by time, which differs between ranks."""
+        """Return whether saves are due by time, which differs between ranks."""
         return isinstance(self._every, timedelta)
 
     def is_due(self, step: int) -> bool:
@@ -60,12 +60,12 @@ class StopSignals:
 
     @property
     def is_installed(self) -> bool:
-        """Whether handlers are installed."""
+        """Return whether handlers are installed."""
         return bool(self._before)
 
     @property
     def is_asked(self) -> bool:
-        """Whether a signal came to this rank."""
+        """Return whether a signal came to this rank."""
         return self._asked is not None
 
     @property

@@ -49,7 +49,7 @@ class Progress:
 
     @property
     def completed(self) -> tuple[int, int | None]:
-        """How much is done of how much, in bytes, or in objects if all of them are empty.
+        """Return the amounts done and planned, in bytes, or in objects if all are empty.
 
         The second is None if it is unknown, or not known yet.
         """

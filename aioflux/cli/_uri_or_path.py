@@ -81,7 +81,7 @@ class UriOrPath:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a disk of this machine."""
+        """Return whether it is on a disk of this machine."""
         return self.location.scheme == "file"
 
     @property

@@ -1,1 +1,1 @@
-"""The names of other libraries over ours."""
+"""Interfaces of other libraries, implemented by aioflux."""

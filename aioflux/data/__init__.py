@@ -14,7 +14,7 @@ and forkserver workers each open connections of their own.
 from __future__ import annotations
 
 try:
-    import torch  # noqa: F401  every name below is torch's, too
+    import torch  # noqa: F401  all modules below need it
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
         "aioflux.data needs PyTorch: pip install 'aioflux[torch]'", name=exc.name

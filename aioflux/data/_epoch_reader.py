@@ -42,7 +42,7 @@ _UPDATE_RETRIES_EVERY: Final = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig:
-    """How items are made of objects."""
+    """Settings by which items are made of objects."""
 
     transform: Callable[[Any], Any] | None
     records: Records[Any] | None
@@ -99,7 +99,7 @@ class EpochReader:
 
     @property
     def progress(self) -> Progress:
-        """What of the share the consumer got."""
+        """The part of the share that the consumer received."""
         partial = dict(self._partial)
         if self._current is not None:
             share_index, remaining = self._current
@@ -227,7 +227,7 @@ class EpochReader:
     def _samples(
         self, share_indices: array[int]
     ) -> Generator[tuple[int, Sample | None], None, None]:
-        """Read whole objects; None stands for a skipped one."""
+        """Read whole objects; None for a skipped one."""
         config, counters = self._config, self._config.counters.start_clock()
         listing_indices = array("q", self._share.listing_indices[list(share_indices)].tolist())
         with closing(self._source.read(listing_indices, is_ordered=config.is_ordered)) as samples:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._composing import Compose
+    from aioflux.data._composed_read import Compose
     from aioflux.data._counters import LoadStats
     from aioflux.data._epoch import EpochPlan
     from aioflux.data._error_policy import OnError
@@ -253,7 +253,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
 
     @property
     def has_transform(self) -> bool:
-        """Whether items are results of a transform, rather than samples or records."""
+        """Return whether items are results of a transform, rather than samples or records."""
         return self._config.transform is not None
 
     def rank_and_world_size(self) -> tuple[int, int]:

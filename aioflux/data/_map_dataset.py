@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Never, SupportsIndex, Unpack
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._composing import Compose
+    from aioflux.data._composed_read import Compose
     from aioflux.data._counters import LoadStats
     from aioflux.data._epoch import EpochPlanner
     from aioflux.data._error_policy import OnError
@@ -182,7 +182,7 @@ class MapDataset(Dataset[Item_co]):
 
     @property
     def has_transform(self) -> bool:
-        """Whether items are results of a transform, rather than samples."""
+        """Return whether items are results of a transform, rather than samples."""
         return self._transform is not None
 
     @property

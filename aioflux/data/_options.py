@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import os
     import ssl
 
-    from aioflux.data._composing import Compose
+    from aioflux.data._composed_read import Compose
     from aioflux.data._error_policy import OnError
     from aioflux.options import RetryPolicy, Timeouts
 
@@ -61,7 +61,7 @@ class IterableOptions(MapOptions, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingConfig:
-    """How objects are ordered, and shared among ranks."""
+    """Order of the objects, and their shares among ranks."""
 
     rank: int | None = None
     world_size: int | None = None

@@ -49,8 +49,8 @@ class ProgressBar:
             counters: Counts to show; what they have counted until now is subtracted.
             label: Beginning of the line, such as the uri.
             total_objects: Objects to come, or None if unknown.
-            num_workers: Workers that have such a bar and these counters, including this one; then
-                `total_objects` is the share of this one. 0: this bar is the only one.
+            num_workers: Workers, this one included, that share these counters and the line; each
+                passes its own share as `total_objects`. 0 if this bar is the only one.
             file: Output, such as `sys.stderr`.
         """
         self._counters = counters
@@ -106,7 +106,7 @@ class ProgressBar:
 
 
 def _columns(file: TextIO) -> int:
-    """Return how wide a terminal is now; COLUMNS, or 80, if the system does not know."""
+    """Return the current width of a terminal; COLUMNS, or 80, if the system reports none."""
     try:
         columns = os.get_terminal_size(file.fileno()).columns
     except (OSError, ValueError):  # no terminal of the system
@@ -123,7 +123,7 @@ def render(
     total: int | None,
     width: int | None = None,
 ) -> str:
-    """Return the line for what was counted since `before`, in so many seconds.
+    """Return the line of the counts since `before`.
 
     Args:
         stats: Counts now.
@@ -131,7 +131,7 @@ def render(
         seconds: Time since then.
         label: Beginning of the line.
         total: Objects to come in all; None or 0 if unknown.
-        width: Columns of the line; what does not fit is left out, the least important first.
+        width: Columns of the line; parts that do not fit are left out, the least important first.
     """
     num_objects = stats.num_objects - before.num_objects
     num_bytes = stats.num_bytes - before.num_bytes
@@ -172,7 +172,7 @@ def _fit(
     time_left: str,
     width: int | None,
 ) -> str:
-    """Join a line, without the parts that do not fit into so many columns."""
+    """Join a line, without the parts that do not fit into `width` columns."""
 
     def line() -> str:
         return f"{label} {percent}{bar}{', '.join([count, *parts])}{time_left}"
@@ -184,7 +184,7 @@ def _fit(
     if len(line()) > width:
         bar = ""
     if (over := len(line()) - width) > 0:
-        # Its end names the epoch.
+        # The end of the label is kept: it names the epoch.
         label = f"...{label[over + 3 :]}" if len(label) > over + 3 else ""
     return line().strip()[:width]
 

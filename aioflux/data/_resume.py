@@ -1,8 +1,8 @@
 """State of an epoch: the progress of every reader, so that another run can resume it.
 
-A state has the number of the epoch, how it was ordered, and its phases. A phase is a time in which
-the number of ranks and workers was the same: the rest of the epoch was shared among them, and each
-has read part of its share. Everything else follows from these numbers:
+A state has the number of the epoch, the settings of its order, and its phases. A phase is a period
+in which the number of ranks and workers was the same: the rest of the epoch was shared among them,
+and each has read part of its share. Everything else follows from these numbers:
 
     order of the epoch -> phase 1 shares it; its readers leave some unread
       -> phase 2 shares the unread ones among another number of readers; ...
@@ -56,7 +56,7 @@ class RemainingRecords(NamedTuple):
         return (self.first is not None and record_index >= self.first) or record_index in self.also
 
     def after(self, record_index: int) -> RemainingRecords:
-        """Return those behind a record."""
+        """Return the remaining records after a given one."""
         first = None if self.first is None else max(self.first, record_index + 1)
         return RemainingRecords(first, tuple(each for each in self.also if each > record_index))
 
@@ -66,7 +66,7 @@ ALL_RECORDS: Final = RemainingRecords(0)
 
 @dataclass(slots=True)
 class Progress:
-    """How much of its share a reader has read, by share_index."""
+    """The part of its share that a reader has read, by share_index."""
 
     num_started: int = 0
     """All objects before this share_index were started, except those in `skipped`."""
@@ -101,7 +101,7 @@ class Progress:
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> Progress:
-        """Return what was packed."""
+        """Restore the result of `pack`."""
         num_started, skipped, partial = packed
         remaining = {index: RemainingRecords(first, tuple(also)) for index, first, also in partial}
         return cls(num_started, set(skipped), remaining)
@@ -109,7 +109,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A time in which the numbers of ranks and workers were the same."""
+    """A period in which the numbers of ranks and workers were the same."""
 
     world_size: int
     """Number of ranks."""
@@ -125,7 +125,7 @@ class Phase:
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> Phase:
-        """Return what was packed."""
+        """Restore the result of `pack`."""
         world_size, num_workers, readers = packed
         known = {(each[0], each[1]): Progress.unpack(each[2:]) for each in readers}
         return cls(world_size, num_workers, known)
@@ -183,11 +183,11 @@ def plan_share(
     tail: Tail,
     sizes: Callable[[torch.Tensor], list[int]] | None = None,
 ) -> tuple[tuple[Phase, ...], Share, Progress]:
-    """Return what a reader reads of an epoch that others have started.
+    """Return the share of a reader in an epoch that was partly read.
 
     Args:
         order: The listing_index of each epoch_index.
-        phases: How the epoch was read until now.
+        phases: The phases in which the epoch was read until now.
         reader: The reader that resumes.
         tail: As in `shard`.
         sizes: Returns the sizes of objects by listing_index, to share by bytes; by count if None.
@@ -228,7 +228,7 @@ def _unread_after(
         is_read[: progress.num_started] = True
         is_read[sorted(progress.skipped)] = False
         is_read[sorted(progress.partial)] = False
-        # An epoch_index beyond the count reads an earlier object again: the first reading counts.
+        # An epoch_index beyond the count is a repeated object: only its first read counts.
         is_read &= epoch_indices < count
         is_unread[epoch_indices[is_read]] = False
         for share_index, remaining in progress.partial.items():
@@ -265,7 +265,7 @@ def check_state(state: Mapping[str, Any], header: Mapping[str, Any]) -> None:
     """
     if state.get(STATE_KEY) != VERSION:
         raise ValueError(
-            "this is no state of a dataset of aioflux, or of another version; pass what "
+            "this is not a state of a dataset of aioflux, or one of another version; pass what "
             "state_dict() or merge_states() returned"
         )
     for name, value in header.items():
@@ -293,7 +293,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             torchdata `StatefulDataLoader`, with the states of its workers inside.
 
     Raises:
-        ValueError: There is none, or they are not of one time of one run.
+        ValueError: There is no state, or they were saved by different runs or at different times.
     """
     found = [each for state in states for each in _states_in(state)]
     # The state of a rank that has not started to read lacks this phase.
@@ -332,7 +332,8 @@ def _merge_last_phases(states: Sequence[Mapping[str, Any]]) -> Phase:
         for ids, progress in phase.readers.items():
             if readers.setdefault(ids, progress) != progress:
                 raise ValueError(
-                    f"two states of rank {ids[0]} worker {ids[1]} differ: use states of one time"
+                    f"two states of rank {ids[0]} worker {ids[1]} differ: use states that were "
+                    "saved at the same time"
                 )
     return Phase(last[0].world_size, last[0].num_workers, readers)
 

@@ -47,7 +47,7 @@ class ObjectSampler(Sampler[int]):
             seed: Seed of the permutations.
             tail: How to treat a number of objects that is no multiple of `world_size`, as in
                 `IterableDataset`.
-            shard_by: "bytes" gives ranks alike many bytes, too.
+            shard_by: "bytes" gives all ranks about as many bytes, too.
             rank: Rank of this process, from 0; found as in `IterableDataset` if it is None.
             world_size: Number of ranks; goes with `rank`.
 
@@ -86,7 +86,7 @@ class ObjectSampler(Sampler[int]):
         return self._indices(plan)
 
     def _indices(self, plan: EpochPlan) -> Iterator[int]:
-        # Not before: with workers, DataLoader makes two iterators, and uses the second one only.
+        # Not in `__iter__`: with workers, DataLoader makes two iterators, and uses the second only.
         self._planner.mark_started()
         for share_index, _ in list(plan.progress.remaining(plan.share)):
             plan.progress.mark_started(share_index)

@@ -121,7 +121,7 @@ class Source:
 
     @property
     def has_metadata(self) -> bool:
-        """Whether the metadata of all objects is known, rather than keys only."""
+        """Return whether the metadata of all objects is known, rather than keys only."""
         return all(isinstance(each.items, Listing) for each in self._stores)
 
     @property

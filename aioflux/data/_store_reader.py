@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias, cast
 from aioflux._values.meta import ObjectMeta
 from aioflux._values.uri import quote_path
 from aioflux.data._cache.cache import Cache
-from aioflux.data._composing import fetch_batches, prepare
+from aioflux.data._composed_read import fetch_batches, prepare
 from aioflux.data._counters import LoadCounters
 from aioflux.data._sample import make_sample
 from aioflux.errors import StorageError
@@ -30,7 +30,7 @@ from aioflux.options import MIB
 
 if TYPE_CHECKING:
     from aioflux import sync
-    from aioflux.data._composing import Compose
+    from aioflux.data._composed_read import Compose
     from aioflux.data._sample import Sample
     from aioflux.store import TriedBatch
 
@@ -49,7 +49,7 @@ _MAX_LOOKAHEAD: Final = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
-    """How objects are read."""
+    """Settings by which objects are read."""
 
     compose: Compose = "off"
     """Whether small objects are composed on the service, and read at once."""

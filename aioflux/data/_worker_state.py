@@ -48,7 +48,7 @@ class WorkerState:
 
     @property
     def num_loads(self) -> int:
-        """How often a state was loaded in the main process."""
+        """Number of states loaded in the main process."""
         return int(self._numbers[_LOADS])
 
     def count_load(self) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(LIMIT_SECONDS + 20)
+pytestmark = [pytest.mark.timeout(LIMIT_SECONDS + 20), pytest.mark.more]
 
 NUM_KEYS = 40
 ROUNDS = os.environ.get("AIOFLUX_TEST_ROUNDS", "")

@@ -13,6 +13,8 @@ from aioflux import checkpoint
 from aioflux.checkpoint._format.commit import find_save_id
 from tests.patience import wait_until_idle
 
+pytestmark = pytest.mark.more
+
 CHILD = """
 import asyncio, sys
 from aioflux import TransferOptions, open_store

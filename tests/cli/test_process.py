@@ -23,6 +23,8 @@ from tests.cli.conftest import FAR_SECONDS, PROGRAM, read_files, write_files
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.more
+
 
 MIB = 1024 * 1024
 

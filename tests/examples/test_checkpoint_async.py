@@ -8,10 +8,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
+
+pytestmark = pytest.mark.more
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "checkpoint_async" / "checkpoint_async.py"

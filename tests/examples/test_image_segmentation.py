@@ -19,7 +19,7 @@ from aioflux.testing.gcs_server import Hook, Request, Response
 from tests.rendezvous import rendezvous_port
 
 # Each test starts three processes that import torch: ten seconds of two idle cores, more when busy.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.more]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "image_segmentation" / "segmentation.py"

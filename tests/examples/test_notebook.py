@@ -14,6 +14,8 @@ from traitlets.config import Config
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.more
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "notebook" / "walkthrough.ipynb"
 

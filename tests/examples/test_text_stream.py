@@ -16,6 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from types import ModuleType
 
+pytestmark = pytest.mark.more
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "text_stream" / "text_stream.py"
 

@@ -8,7 +8,7 @@ import pytest
 
 from perf.memory import MIB, Scenario, measure
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.more]
 
 SCENARIOS = [
     # An allowance of 32 MiB for what lies between two sockets; the rest is the caller's, or bounded

@@ -28,6 +28,8 @@ from tests.faults.gateway import Gateway
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+pytestmark = pytest.mark.more
+
 MIB = 1024 * 1024
 URL = os.environ.get("AIOFLUX_TEST_GCS_URL", "")
 BUCKET = os.environ.get("AIOFLUX_TEST_GCS_BUCKET", "bucket")

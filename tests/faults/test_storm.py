@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NUM_OPERATIONS = int(os.environ.get("AIOFLUX_STORM_OPERATIONS", "500"))
 SEED = int(os.environ.get("AIOFLUX_STORM_SEED", "1")) or random.SystemRandom().randrange(1, 1 << 30)
 
-pytestmark = pytest.mark.timeout(120 + NUM_OPERATIONS // 5)
+pytestmark = [pytest.mark.timeout(120 + NUM_OPERATIONS // 5), pytest.mark.more]
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from perf.scenarios import Match
 
+pytestmark = pytest.mark.more
+
 
 def played(*arguments: str) -> tuple[Match, ...]:
     [scenario] = chosen_scenarios(parser().parse_args(arguments))

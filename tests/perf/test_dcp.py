@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from perf.servers import Server
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.more]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.more
+
 SIZE, COUNT = 5000, 10
 OPERATIONS = {
     "aioflux_data": ("load", "stream"),

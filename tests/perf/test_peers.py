@@ -22,6 +22,8 @@ from perf.work import MIB, Work, body_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.more
+
 SMALL, LARGE = 1000, 7 * MIB + 3
 READS = {"get_many", "get_one", "get_into"}
 OPERATIONS = {

@@ -21,7 +21,7 @@ from perf.servers._nginx import missing
 if TYPE_CHECKING:
     from perf.servers import Server, ServerSpec
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.more]
 
 PEERS = {
     "get-1KiB": ("google",),

@@ -28,6 +28,8 @@ from perf.servers._open import choose
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+pytestmark = pytest.mark.more
+
 MIB = 1 << 20
 SPEC = ServerSpec(objects=((1000, 3), (3 * MIB + 7, 1)))
 needs_nginx = pytest.mark.skipif(bool(missing()), reason=missing() or "nginx is here")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.more
+
 MIB = 1024 * 1024
 BUDGET = 32 * MIB
 NUM_OBJECTS_BYTES = 96 * MIB

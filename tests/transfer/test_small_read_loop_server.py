@@ -24,6 +24,8 @@ from aioflux.testing import GCSServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+pytestmark = pytest.mark.more
+
 
 QUICK = RetryPolicy(initial_seconds=0.001, max_seconds=0.002, budget_retries=1000)
 SMALL = TransferOptions(max_in_flight=4, max_in_flight_bytes=8 * 1024 * 1024)

@@ -3,9 +3,10 @@
     put -> Put Blob                                  create -> If-None-Match: *
     parts -> Put Block (id: upload and number) -> Put Block List, which makes them a blob, whole
 
-The service has no uploads: blocks that belong to no blob yet are in no listing of ours, and are
-deleted after a week. Another write of the key deletes them, so that of two uploads of one key the
-first to end succeeds, and the other one fails. No request deletes them alone: see `abort_upload`.
+The service has no uploads: blocks that belong to no blob yet are not listed here, and the service
+deletes them after a week. Another write of the key deletes them, so that of two uploads of one key
+the first to end succeeds, and the other one fails. No request deletes only them: see
+`abort_upload`.
 
 Bytes sent are verified by the MD5 of each request, which the service compares; bytes read in one
 response, by the MD5 of the blob if it has one (those made of parts have none). Ranges have no

@@ -41,11 +41,11 @@ _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 class GCSControl:
-    """JSON requests on one bucket, each one attempt, each with whole names.
+    """JSON requests on one bucket, by full object names; one call is one attempt.
 
-    gcloud-aio-storage sends them over one aiohttp session with our tokens. Requests that it cannot
-    express (of a generation, with generations of compose sources, with metadata of a composite) are
-    sent over the same session.
+    gcloud-aio-storage sends them over one aiohttp session, with the store's token. Requests that it
+    cannot express (of a generation, with generations of compose sources, with metadata of a
+    composite) are sent over the same session.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GCSControl:
         self._ssl_context = ssl_context
         self._proxy = proxy
         self._api_root = api_root
-        # The response to a read comes at once or not at all; a write may take time before it.
+        # The service responds to a read at once; a write may be processed for some time first.
         self._read_timeout = aiohttp.ClientTimeout(
             sock_connect=timeouts.connect_seconds, sock_read=timeouts.progress_seconds
         )
@@ -91,8 +91,8 @@ class GCSControl:
         )
         # aiohttp follows redirects by default, and gcloud-aio-storage does not change that.
         trace = aiohttp.TraceConfig()
-        trace.on_request_redirect.append(_refuse_redirect)
-        trace.on_request_end.append(_refuse_redirect)
+        trace.on_request_redirect.append(_reject_redirect)
+        trace.on_request_end.append(_reject_redirect)
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -103,7 +103,7 @@ class GCSControl:
 
     @cached_property
     def _session(self) -> AioSession:
-        return AioSession(self._client)  # type: ignore[arg-type]  # its own is one, too
+        return AioSession(self._client)  # type: ignore[arg-type]  # it makes the same one itself
 
     @cached_property
     def _storage(self) -> Storage:
@@ -111,7 +111,7 @@ class GCSControl:
             session=self._client,  # type: ignore[arg-type]  # as above
             token=self._token,
             api_root=self._api_root,
-            # A development API, in its words, gets requests without credentials.
+            # gcloud-aio-storage sends no credentials to what it calls a development API.
             api_is_dev=isinstance(self._token, AnonymousToken),
         )
 
@@ -174,15 +174,15 @@ class GCSControl:
         *,
         uri: str,
     ) -> wire.ObjectResource:
-        """Concatenate objects; `sources` are pairs of whole key and source."""
+        """Concatenate objects; `sources` are pairs of full name and source."""
         destination: dict[str, Any] = {}
         if request.content_type:
             destination["contentType"] = request.content_type
         if request.metadata:
             destination["metadata"] = dict(request.metadata)
         rows = [
-            {"name": whole, **({"generation": source.generation} if source.generation else {})}
-            for whole, source in sources
+            {"name": name, **({"generation": source.generation} if source.generation else {})}
+            for name, source in sources
         ]
         body = json.dumps({"sourceObjects": rows, "destination": destination}).encode()
         url = f"{self._root}/{wire.quote_key(key)}/compose"
@@ -219,13 +219,13 @@ class GCSControl:
         """Run a request; once more with another token, if the service rejects the first."""
         token = await get_token(self._token, action=action, uri=uri)
         try:
-            return await _guard(request, action=action, uri=uri)
+            return await _run_request(request, action=action, uri=uri)
         except PermissionDeniedError as exc:
             if exc.status != 401 or token is None:
                 raise
         self._token.invalidate(token)
         await get_token(self._token, action=action, uri=uri)
-        return await _guard(request, action=action, uri=uri)
+        return await _run_request(request, action=action, uri=uri)
 
     async def _send(
         self, method: str, url: str, *, params: Mapping[str, str], body: bytes | None = None
@@ -267,7 +267,7 @@ class _RedirectError(Exception):
         self.status = status
 
 
-async def _refuse_redirect(
+async def _reject_redirect(
     session: aiohttp.ClientSession,
     context: SimpleNamespace,
     params: aiohttp.TraceRequestRedirectParams | aiohttp.TraceRequestEndParams,
@@ -276,8 +276,8 @@ async def _refuse_redirect(
         raise _RedirectError(params.response.status)
 
 
-async def _guard(request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
-    """Run one request of the control plane, and map its errors to ours."""
+async def _run_request(request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
+    """Run one request of the control plane, and map its errors to those of `errors.py`."""
     error: StorageError
     try:
         return await request()
@@ -311,7 +311,7 @@ async def _guard(request: Callable[[], Awaitable[T]], *, action: str, uri: str) 
 
 
 def _response_error(exc: aiohttp.ClientResponseError, *, action: str, uri: str) -> StorageError:
-    """Return our error for an error response of aiohttp or gcloud-aio."""
+    """Return the error to raise for an error response of aiohttp or gcloud-aio."""
     if isinstance(exc.__cause__, HttpProcessingError):
         # The status is aiohttp's own: the server sent no valid one.
         return TransientError(

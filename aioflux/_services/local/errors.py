@@ -1,4 +1,4 @@
-"""Errors of the file system, mapped to ours."""
+"""Errors of the file system, mapped to those of `errors.py`."""
 
 from __future__ import annotations
 

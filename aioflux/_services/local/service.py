@@ -459,7 +459,7 @@ class LocalService(Service):
 
     @contextmanager
     def _mapped_errors(self, action: str, key: str, *, reading: bool = False) -> Iterator[None]:
-        """Map OSError to ours, naming the object.
+        """Map OSError to a class of `errors.py`, naming the object.
 
         With an object `a/b`, reads of `a` or `a/b/c` find nothing, and writes of them fail.
         """

@@ -2,8 +2,8 @@
 
     Metadata, {its fields, | "storage_data": {index: _StorageInfo, ...}} | BUILD, STOP
 
-Where items are stored is known once they are uploaded, and the process that uploads should not
-need seconds and 200 MB for torch. So the fields and indices are pickled where torch is, and
+Locations of items are known once the items are uploaded, and the process that uploads should not
+need seconds and 200 MB for torch. So the process that has torch pickles the fields and indices, and
 `add_storage_data` joins them by a few opcodes (docs.python.org/3/library/pickletools.html).
 """
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _PROTOCOL: Final = 2
-"""The newest without frames, which could not be continued."""
+"""The newest without frames, to which nothing could be appended."""
 
 _START: Final = bytes([0x80, _PROTOCOL])
 _MODULE: Final = b"torch.distributed.checkpoint.metadata\n"

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 FRAME_SIZE_BYTES: Final = 1024 * 1024
-"""Bytes of memory in a frame: 1 ms of one core, and few to read in vain at the ends of a range.
+"""Bytes of memory in a frame: 1 ms of one core, and few bytes read beyond the ends of a range.
 Larger frames compress no better."""
 
 MAX_FRAME_SIZE_BYTES: Final = 16 * 1024 * 1024

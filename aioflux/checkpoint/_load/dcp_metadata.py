@@ -45,7 +45,7 @@ _MAX_SIZE: Final = 2**62
 
 
 class _Path:
-    """A stand-in for the classes of pathlib, which cannot all be created on every system."""
+    """Replacement for the classes of pathlib, which cannot all be created on every system."""
 
 
 _CLASSES: Final[dict[tuple[str, str], Any]] = {

@@ -2,9 +2,9 @@
 
 torch.load(file) -> io.BufferedReader, 1 MiB: thousands of small reads without a crossing each
                  -> _RawReader: large reads straight into the caller's memory, one crossing each
-                 -> ObjectReader on the event loop: ranges in parallel, ahead, checksums
+                 -> ObjectReader on the event loop: ranges prefetched in parallel, checksums
 
-torch.load(file, mmap=True) -> MappedReader, a path -> MemoryFile: all of the object, verified
+torch.load(file, mmap=True) -> MappedReader with a path -> MemoryFile: the whole object, verified
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class CheckpointReader(io.BufferedReader):
 
 
 class MappedReader(io.BufferedReader):
-    """A file over all of an object, in memory and verified: `open_reader(uri, mmap=True)`.
+    """A file over a whole object, in memory and verified: `open_reader(uri, mmap=True)`.
 
     It has a path, for `torch.load(file, mmap=True)` and other callers that map files: their
     mappings share its memory, and keep it when the file is closed.
@@ -150,14 +150,14 @@ def open_reader(
             `torch.load(file, mmap=True)`, whose tensors refer to the same memory: 1.0 times the
             object in all. `torch.load(file)` would copy it, to 2.0 times; without `mmap` it needs
             1.0 times the object and `TransferOptions.max_buffered_bytes`, and opening costs one
-            request. An object that is overwritten meanwhile is read again with `mmap`; without it,
-            some bytes were returned already, and the next read raises NotFoundError.
+            request. If the object is overwritten while it is read, `mmap` reads it again from the
+            start; without `mmap` the next read raises NotFoundError.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
     Raises:
         NotFoundError: There is no such object.
-        ChecksumError: Its bytes do not match its checksum; with `mmap`.
+        ChecksumError: With `mmap`: the bytes do not match the checksum.
         ValueError: The uri names no object, or a setting has no effect with it.
     """
     root, key = split_object_uri(uri)

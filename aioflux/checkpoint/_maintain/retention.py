@@ -74,7 +74,7 @@ class Retention:
 
     @property
     def has_rules(self) -> bool:
-        """Whether there is any rule."""
+        """Return whether there is any rule."""
         rules = (self.keep_last, self.keep_every, self.keep_best, self.ttl_seconds)
         return any(rule is not None for rule in rules)
 

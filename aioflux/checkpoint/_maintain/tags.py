@@ -1,4 +1,4 @@
-"""Tags: listed, verified, read and removed."""
+"""Operations on tags: list, verify, read and remove."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def read_part(store: Store, tag: StoredTag, name: str) -> MemoryFile:
     except NotFoundError as exc:
         file.close()
         raise CheckpointCorruptError(
-            f"{uri_below(store, tag.prefix + key)} is not there any more; load another tag"
+            f"{uri_below(store, tag.prefix + key)} does not exist any more; load another tag"
         ) from exc
     except BaseException:
         file.close()
@@ -142,7 +142,7 @@ async def keep_newest(store: Store, keep: int) -> None:
 
 
 async def remove_tag(store: Store, tag: str) -> None:
-    """Remove a tag; one that is not there is no error."""
+    """Remove a tag; it is no error if it does not exist."""
     found = await read_tag(store, tag)
     if found is not None:
         await _remove(store, found)

@@ -104,12 +104,12 @@ class Verification:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the checkpoint is complete."""
+        """Return whether the checkpoint is complete."""
         return not self.problems
 
     @property
     def is_committed(self) -> bool:
-        """Whether there is a commit object at all."""
+        """Return whether there is a commit object at all."""
         return all(problem.kind != "no_commit" for problem in self.problems)
 
     def check(self) -> None:

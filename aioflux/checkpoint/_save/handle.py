@@ -68,7 +68,7 @@ class SaveHandle:
 
     @property
     def has_unseen_error(self) -> bool:
-        """Whether it failed, and the error was not read from the handle."""
+        """Return whether it failed, and the error was not read from the handle."""
         return self.done() and not self._is_read and self._failure() is not None
 
     def done(self) -> bool:
@@ -136,7 +136,7 @@ class SaveHandle:
 
     @property
     def is_attached(self) -> bool:
-        """Whether there is an upload, which will set the outcome."""
+        """Return whether there is an upload, which will set the outcome."""
         return self._cancel is not None
 
     def advance(self, num_bytes: int) -> None:

@@ -8,7 +8,7 @@ No clocks of machines are compared. A rank is gone when an observer, by its own 
 seen no new generation for 2.5 heartbeats: at 10 s, an observer that polls (at most 1 s apart)
 notices 26 s after the last beat; the coordinator, while it uploads itself and polls every 5 s,
 after 30 s; another rank that uploads and polls every 10 s, after 40 s. A beat that fails is
-repeated after 0.3 heartbeats, so that the 25 s have room for one failed beat and four repetitions.
+repeated after 0.3 heartbeats, so that the 25 s allow one failed beat and four repetitions.
 Only time in which the observer could poll counts: a service that is unavailable, or an observer
 that is suspended, does not make a rank seem dead. The ranks agree on a save by a collective and
 write heartbeats from then on, so that slow staging or a queue of earlier saves is not taken for the

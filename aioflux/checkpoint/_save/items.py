@@ -185,7 +185,7 @@ def encode_tensor(tensor: torch.Tensor) -> EncodedItem:
         return EncodedItem((data,), len(data))
     if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise ValueError(
-            "only a contiguous tensor on the CPU is encoded as it stands; call .cpu(), "
+            "only a contiguous tensor on the CPU is encoded without a copy; call .cpu(), "
             f".resolve_conj(), .resolve_neg() and .contiguous() first, not on {tensor.device}"
         )
     envelope = _envelope(tensor.dtype, tensor.shape)
@@ -241,7 +241,7 @@ class _StorageStandIn:
 
 
 class _TensorPickler(pickle.Pickler):
-    """Pickles a tensor whose storage has the number 0 and lies in another entry."""
+    """Pickles a tensor whose storage has the number 0 and is in another entry."""
 
     def __init__(self, file: io.BytesIO, kind: type, num_elements: int) -> None:
         super().__init__(file, protocol=2)

@@ -111,7 +111,7 @@ class Manifests:
         ranks = ", ".join(f"rank {rank} for {self.gone[rank]:.0f} s" for rank in self.gone)
         return (
             f"there is no sign of life of {ranks} (of {self.job.world_size} ranks); what uploads "
-            "there was killed, cannot reach the bucket, or stands still as in a debugger"
+            "there was killed, cannot reach the bucket, or is paused, as in a debugger"
         )
 
     async def is_committed(self) -> bool:

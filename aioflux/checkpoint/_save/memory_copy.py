@@ -21,15 +21,15 @@ _MAX_THREADS: Final = 4
 """More do not make memory faster."""
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
-"""A thread copies so much at once: the last one to end is at most that late."""
+"""Bytes that a thread copies at a time: the last thread ends at most one piece later."""
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Less is copied by the caller, which is quicker than passing it to a thread."""
+"""Smaller tensors are copied by the caller: passing one to a thread takes longer."""
 
-_ALONE_BYTES: Final = 4 * 1024 * 1024
-"""So much is copied by the caller alone."""
+_MAX_CALLER_BYTES: Final = 4 * 1024 * 1024
+"""Up to this total the caller copies large tensors, too."""
 
-# ctypes.memmove lets other threads run meanwhile; this one does not, and costs less.
+# ctypes.memmove releases the GIL; this one does not, and costs less.
 _move_small = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
@@ -63,21 +63,21 @@ def copy_all(copies: Sequence[MemoryCopy]) -> None:
             large.append(each)
     num_bytes = sum(each.size for each in large)
     num_threads = min(torch.get_num_threads(), _MAX_THREADS, -(-num_bytes // _PIECE_BYTES))
-    if num_threads <= 1 or num_bytes <= _ALONE_BYTES:
+    if num_threads <= 1 or num_bytes <= _MAX_CALLER_BYTES:
         for each in large:
             ctypes.memmove(*each)
         return
     pieces = _cut(large)
     # Started for each save: takes 0.1 ms, and leaves no thread that a fork would lose.
     with ThreadPoolExecutor(num_threads - 1, thread_name_prefix="aioflux-staging") as threads:
-        others = [threads.submit(_work, pieces) for _ in range(num_threads - 1)]
-        _work(pieces)
+        others = [threads.submit(_copy_pieces, pieces) for _ in range(num_threads - 1)]
+        _copy_pieces(pieces)
         for each_thread in others:
             each_thread.result()
 
 
 def _cut(copies: Sequence[MemoryCopy]) -> list[MemoryCopy]:
-    """Cut what is large into pieces, the last of which comes first."""
+    """Cut copies into pieces, in reverse order: `pop` removes the last one."""
     pieces = [
         MemoryCopy(target + at, source + at, min(_PIECE_BYTES, size - at))
         for target, source, size in copies
@@ -88,7 +88,7 @@ def _cut(copies: Sequence[MemoryCopy]) -> list[MemoryCopy]:
 
 
 def _pop_each(pieces: list[MemoryCopy]) -> Iterator[MemoryCopy]:
-    # `pop` is one step for the interpreter: no piece is taken twice.
+    # `list.pop` is atomic: no two threads get the same piece.
     while pieces:
         try:
             yield pieces.pop()
@@ -96,6 +96,6 @@ def _pop_each(pieces: list[MemoryCopy]) -> Iterator[MemoryCopy]:
             return
 
 
-def _work(pieces: list[MemoryCopy]) -> None:
+def _copy_pieces(pieces: list[MemoryCopy]) -> None:
     for piece in _pop_each(pieces):
         ctypes.memmove(*piece)

@@ -263,6 +263,6 @@ def _get(root: dict[Any, Any], path: _Path) -> Any:
     for step in path:
         is_place = type(node) is list and type(step) is int and 0 <= step < len(node)
         if not is_place and not (type(node) is dict and step in node):
-            raise ValueError("a described path leads nowhere")
+            raise ValueError("a described path does not exist")
         node = node[step]
     return node

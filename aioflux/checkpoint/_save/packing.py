@@ -28,10 +28,10 @@ _MIN_COMPRESSED_BYTES: Final = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class EncodedItem:
-    """What torch.save writes of one tensor or value, in pieces."""
+    """The bytes that torch.save writes of one tensor or value, in pieces."""
 
     segments: tuple[bytes | memoryview, ...]
-    """The pieces in order. With bytes of a tensor: what precedes them, they, what follows them."""
+    """The pieces in order; of a tensor: bytes before its memory, its memory, bytes after it."""
     length: int
     """Bytes of all pieces together."""
     data_start: int = 0
@@ -46,7 +46,7 @@ class Packer:
     """Lays items into one data object.
 
     Attributes:
-        stored: Where each item lies, as far as their bytes were taken.
+        stored: The location of each item whose bytes were read.
     """
 
     def __init__(self, codec: Codec | None = None) -> None:
@@ -108,7 +108,7 @@ async def compressed_pieces(
         job: The save.
         memory: Its arena.
         compression: Settings of the codec.
-        stored: Takes where each item of the job lies, when all bytes were taken.
+        stored: Filled with the location of each item of the job, once all bytes were read.
     """
     # Tied tensors are one item several times, which is written once.
     firsts = {item.offset: number for number, item in reversed([*enumerate(job.items)])}

@@ -158,9 +158,9 @@ class ProcessUploader:
         """Start a process, and send it the store and settings."""
         jobs, its_jobs = socket.socketpair()
         results, its_results = socket.socketpair()
-        with ExitStack() as ours:
-            ours.enter_context(jobs)
-            ours.enter_context(results)
+        with ExitStack() as pipes:
+            pipes.enter_context(jobs)
+            pipes.enter_context(results)
             with its_jobs, its_results:
                 process = subprocess.Popen(  # noqa: S603  our own module
                     [
@@ -177,7 +177,7 @@ class ProcessUploader:
                     stdout=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-            ours.pop_all()  # they stay open with the process
+            pipes.pop_all()  # they stay open with the process
         jobs.settimeout(_SEND_SECONDS)
         results.setblocking(False)
         child = _Child(process, jobs, results)

@@ -1,7 +1,7 @@
 """Ranks: small collectives of the ranks of a training run, over a gloo group of their own.
 
-A rank with an error takes part all the same and reports it: the others never wait for one that
-failed, and for one that is gone no longer than the group's timeout.
+A rank that failed still takes part, and reports its error. So the others never wait for it; for a
+rank whose process ended they wait no longer than the group's timeout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ranks:
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this is the rank that plans and commits."""
+        """Return whether this is the rank that plans and commits."""
         return self.rank == 0
 
     @property
@@ -47,7 +47,7 @@ class Ranks:
         return self._group
 
     def largest(self, values: Sequence[int]) -> list[int]:
-        """Return, of each number, the largest that any rank has; one small all-reduce."""
+        """Return the elementwise maximum of the values of all ranks, by one small all-reduce."""
         if self.world_size == 1:
             return list(values)
         received = torch.tensor(values, dtype=torch.int64)
@@ -90,8 +90,8 @@ class Ranks:
             collective()
         except RuntimeError as exc:
             raise CheckpointError(
-                f"rank {self.rank} of {self.world_size} did not hear of the others for "
-                f"{time.monotonic() - started:.1f} s: one of them died or did not come to the same "
+                f"rank {self.rank} of {self.world_size} received nothing from the others for "
+                f"{time.monotonic() - started:.1f} s: one of them died or did not make the same "
                 f"call of the Checkpointer ({exc})"
             ) from exc
 
@@ -106,7 +106,7 @@ def open_ranks(process_group: Any, timeout_seconds: float) -> Ranks:
     """Return the ranks of a process group, by default of the one that is initialised.
 
     Every rank of the group has to call this. It makes a new group on the CPU, so that its messages
-    are apart from those of the training.
+    are separate from those of the training.
 
     Args:
         process_group: The ranks that save together; None for all, or for this process alone if

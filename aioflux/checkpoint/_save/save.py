@@ -3,8 +3,8 @@
 torch.save -> _StateFile: headers are gathered, tensors borrowed -> a batch of pieces, one crossing
            -> a borrowing writer on the event loop: parts of many pieces, in parallel, no copy
 
-The zip's own crc32 is left out if torch has that setting by context: it takes 0.33 s for each GB,
-and the crc32c of the object replaces it. Files keep it: copies of a file have no crc32c.
+The crc32 of the zip's entries is left out if torch has a setting for one context: it takes 0.33 s
+for each GB, and the crc32c of the object replaces it. On disk it stays: files have no crc32c.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["leave_out_crc32", "save"]
 
 _LEAST_BORROWED_BYTES = 16 * 1024
-"""Less is copied: to send a piece by itself costs as much as a copy of about 16 KiB."""
+"""Smaller views are copied: sending one separately costs as much as copying some 16 KiB."""
 _GATHERED_BYTES = MIB
 """Copies that are gathered before they cross to the event loop."""
 _BATCH_BYTES = 8 * MIB
@@ -50,9 +50,9 @@ def save(
 ) -> ObjectMeta:
     """Write what `torch.save` writes of a state to an object, and return the object's metadata.
 
-    Parts are sent while torch.save runs. Tensors in main memory are sent from where they are, and
-    at most `TransferOptions.max_buffered_bytes` and 1 MiB are buffered besides. The object appears
-    whole when it is stored; an error, a signal or the end of the process leaves the old one.
+    Parts are sent while torch.save runs. Tensors in main memory are sent without a copy; at most
+    `TransferOptions.max_buffered_bytes` and 1 MiB are buffered. The object appears whole when it is
+    stored; after an error, a signal or the end of the process the old one is unchanged.
 
     Args:
         state: Anything that torch.save takes. Its tensors must not change before this returns.
@@ -64,7 +64,7 @@ def save(
             as `aioflux.open_store`.
 
     Raises:
-        StorageError: It could not be stored, and nothing of it is there.
+        StorageError: It could not be stored, and no part of it is visible.
         ValueError: The uri names no object, or a setting has no effect with it.
         ModuleNotFoundError: torch is not installed.
     """
@@ -97,7 +97,7 @@ def save(
 def plan_part_size(num_bytes: int) -> int:
     """Return the size of the parts of a state, in bytes: a 32nd, from 5 to 16 MiB.
 
-    Each part is a connection of its own: a state of five parts has five connections to go through.
+    Each part is sent over its own connection: a state of five parts uses five connections.
     """
     return min(16 * MIB, max(5 * MIB, -(-num_bytes // (32 * MIB)) * MIB))
 
@@ -184,7 +184,7 @@ async def _write_all(writer: ObjectWriter, batch: list[tuple[memoryview, bool]])
 def leave_out_crc32() -> None:
     """Have torch.save leave the crc32 of zip entries out, in this context only.
 
-    Versions of torch whose settings are those of all threads are left as they are.
+    Nothing changes in versions of torch whose settings apply to all threads.
     """
     from torch.utils.serialization import config
 

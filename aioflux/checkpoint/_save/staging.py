@@ -253,7 +253,7 @@ class Stager:
             self._is_new_plan = True
         return known
 
-    def has_room(self, layout: ArenaLayout, pickled_bytes: int = 0) -> bool:
+    def has_memory_for(self, layout: ArenaLayout, pickled_bytes: int = 0) -> bool:
         """Return whether a state fits now; otherwise one that is staged must be uploaded first.
 
         Args:

@@ -66,7 +66,7 @@ class StatePickle(RawBinaryFile):
             copy_all(copies)
 
     def views(self) -> list[memoryview]:
-        """Return everything where it is, in order."""
+        """Return all pieces in order, without a copy."""
         self._flush_small()
         return self._pieces
 

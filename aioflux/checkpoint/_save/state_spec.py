@@ -306,7 +306,7 @@ def _find_leaves(
     flat = planner.state_dict
     leaves = spec.leaves
     is_alike = len(flat) == len(leaves) and all(
-        ours is theirs for ours, theirs in zip(leaves, flat.values(), strict=True)
+        value is other for value, other in zip(leaves, flat.values(), strict=True)
     )
     places = {name: at for at, name in enumerate(flat)} if is_alike else {}
     found = []

@@ -44,7 +44,8 @@ async def commit(
         data: Its bytes.
         new: The commit that they hold.
         replaces: The commit objects that the checkpoint had when the save began. The one of the
-            same key is replaced in the generation that was read; of another layout it is deleted.
+            same key is replaced if it still has the generation that was read; one of the other
+            layout is deleted.
 
     Returns:
         Whether no older commit object is left; objects that could not be deleted are logged.
@@ -86,16 +87,16 @@ async def delete_replaced(
     )
     prefix = key.rpartition("/")[0] + "/" if "/" in key else ""
     named = {each.key for each in new.objects}
-    is_alone = True
+    is_only_commit = True
     for old in replaces:
         if old.commit is None:
             _log.info("the objects of %s are left: aioflux cannot read it", old.meta.uri)
             continue
         if old.meta.key != key and not await delete_logged(store, [old.meta], "another layout"):
-            is_alone = False
+            is_only_commit = False
             continue
         is_pinned = is_home(store, prefix, old.commit)
-        doomed = [
+        obsolete = [
             dataclasses.replace(
                 old.meta,
                 key=prefix + each.key,
@@ -105,8 +106,8 @@ async def delete_replaced(
             for each in old.commit.objects
             if each.key not in named
         ]
-        await delete_logged(store, doomed, "the checkpoint that was replaced")
-    return is_alone
+        await delete_logged(store, obsolete, "the checkpoint that was replaced")
+    return is_only_commit
 
 
 async def delete_logged(store: Store, objects: Iterable[ObjectMeta | str], what: str) -> bool:

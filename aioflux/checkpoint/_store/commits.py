@@ -107,7 +107,7 @@ def uri_below(store: Store, key: str) -> str:
 
 
 def is_home(store: Store, prefix: str, commit: Commit) -> bool:
-    """Return whether a checkpoint is where it was saved, and not a copy with other generations."""
+    """Return whether a checkpoint is at the uri it was saved at: a copy has other generations."""
     try:
         home, here = parse_uri(commit.uri), parse_uri(uri_below(store, prefix))
     except ValueError:

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _SLICE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of checksums between two awaits: 1-2 ms."""
+"""Bytes whose checksums are computed between two awaits: 1-2 ms."""
 
 _MAX_READS: Final = 3
 """Reads of a block whose checksum does not match: it may be damaged in transit only."""
@@ -67,8 +67,8 @@ class BlockDigest:
 
     def update(self, view: memoryview) -> None:
         """Add the bytes of `view`."""
-        if begun := self.size % self.block_size:
-            head = view[: self.block_size - begun]
+        if num_pending := self.size % self.block_size:
+            head = view[: self.block_size - num_pending]
             self._current = crc32c(head, self._current)
             self.size += head.nbytes
             view = view[head.nbytes :]

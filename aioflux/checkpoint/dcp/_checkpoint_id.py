@@ -1,4 +1,4 @@
-"""The checkpoint_id of DCP: a whole uri here."""
+"""The checkpoint_id of DCP, which here is a whole uri."""
 
 from __future__ import annotations
 

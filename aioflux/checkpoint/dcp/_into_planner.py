@@ -4,8 +4,8 @@
     existing state        -> matched with it, key by key -> targets by stored name -> DCP's planner
     loaded values         -> set in the containers of the state
 
-DCP's own planner turns the keys of both states into text, and sets values that are no tensors under
-that text, beside a key that was a number.
+DCP's own planner turns the keys of both states into strings. It would set a value that is no tensor
+under the string "0", and keep the old one under the number 0.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class IntoPlanner(DefaultLoadPlanner):
         is_whole: bool,
     ) -> _DictMatch:
         values = dict(existing.items())
-        # Without containers in the commit, as in checkpoints of stock DCP, numbers were stored as
-        # text: then the keys of the existing state show which.
+        # If the commit has no containers, as in checkpoints of stock DCP, all keys were stored as
+        # strings: the keys of the existing state show which of them are numbers.
         texts = {str(key): key for key in values}
         keys = {key: key if key in values else texts.get(str(key), key) for key in stored}
         if not is_whole and (missing := values.keys() - set(keys.values())):

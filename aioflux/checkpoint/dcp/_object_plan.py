@@ -1,4 +1,4 @@
-"""The plan of data objects: which item goes to which, and what the ranks agree on. Pure."""
+"""The plan of data objects: which item goes to which object, and what each rank receives. Pure."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["RankPlacement", "item_bytes", "plan_objects"]
 class RankPlacement:
     """The storage data of a rank's plan, from the coordinator to the rank.
 
-    A planner that caches its plans returns the same one for every save, with this in it. So it
-    counts its uses, and names another save for each: all ranks count alike.
+    A planner that caches its plans returns the same one, with this in it, for every save. So each
+    use derives a new save id from the number of uses, which is the same on all ranks.
     """
 
     save_id: str
-    """The first save."""
+    """Save id of the first save."""
     rank: int
     layout: RankLayout | None = None
     """In the layout of safetensors only."""
     num_uses: int = 0
-    """Saves with it in this process."""
+    """Saves that used it in this process."""
 
     def use(self) -> str:
-        """Return the name of the save that starts now."""
+        """Return the save id of the save that starts now."""
         number, self.num_uses = self.num_uses, self.num_uses + 1
         if not number:
             return self.save_id

@@ -38,7 +38,7 @@ class UnfinishedSave(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended or failed."""
+        """Return whether it has ended or failed."""
         context = self.context()
         return context is None or context.is_over
 

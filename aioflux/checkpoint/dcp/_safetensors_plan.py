@@ -1,8 +1,8 @@
 """The plan of a save in the layout of safetensors: each tensor whole in one object. Pure.
 
-Tensors that one rank holds whole go to objects of that rank. Those that ranks share are put
-together by the coordinator: composed on the service if the parts are rows, and large; otherwise
-read and written again.
+Tensors that one rank holds whole go to objects of that rank. Those that are sharded are put
+together by the coordinator: large tensors whose parts are rows are composed on the service, others
+are read and written again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MIN_COMPOSED_BYTES: Final = 32 * 1024 * 1024
 
 
 class WriteKind(Enum):
-    """The way of a tensor, or of a part of one, to its object."""
+    """The method by which a tensor, or a part of one, is written to its object."""
 
     WHOLE = "whole"
     """Its rank writes the object."""
@@ -98,7 +98,7 @@ def plan_ranks(plans: Sequence[Sequence[WriteItem]], objects_per_rank: int) -> l
     placements: list[dict[MetadataIndex, ItemPlacement]] = [{} for _ in plans]
     parts: dict[str, list[tuple[int, WriteItem]]] = {}
     num_objects = 0
-    # One rank may hold all rows of a tensor, and the others none of them.
+    # By name: one rank may hold all rows of a sharded tensor, and the others parts without rows.
     cut = {
         item.index.fqn
         for items in plans

@@ -143,7 +143,7 @@ class LocalFiles:
         return self._no_clobber and os.path.lexists(path)
 
     def _write_marker(self, path: str, body: Buffer) -> None:
-        """Create the directory that an empty object with a `/` at the end of its key stands for."""
+        """Create the directory that an empty object with a `/` at the end of its key represents."""
         if len(body):
             raise ValueError(
                 f"{one_line(path)} cannot be a file: the object's name ends in '/', and it is not "

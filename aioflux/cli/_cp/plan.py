@@ -51,7 +51,7 @@ class CopyJob:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is streamed."""
+        """Return whether it is streamed."""
         return not 0 <= self.size <= LARGE_BYTES
 
 

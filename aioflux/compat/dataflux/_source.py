@@ -156,7 +156,7 @@ class Source:
 
 
 class BucketDataset:
-    """What both datasets have in common."""
+    """Base class of both datasets."""
 
     _default_config: Callable[[], SharedConfig]
 

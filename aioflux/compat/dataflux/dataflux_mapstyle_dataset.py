@@ -51,9 +51,9 @@ class Config:
     disable_compose: bool = False
     """Sets `max_composite_object_size` to 0."""
     list_retry_config: Any = DEFAULT_POLICY
-    """When a failed request of the listing is sent again: a `google.api_core.retry.Retry`, an
+    """Retry policy of the listing: a `google.api_core.retry.Retry`, an
     `aioflux.RetryPolicy`, or None for never. By default delays of up to 1 s that grow 1.5-fold up
-    to 30 s, for 100,000 s: a day and more, so set a deadline to learn of a failure earlier."""
+    to 30 s, for 100,000 s; set a deadline if a failure is to be raised within a day."""
     download_retry_config: Any = DEFAULT_POLICY
     """The same for downloads."""
 
@@ -73,8 +73,8 @@ class DataFluxMapStyleDataset(BucketDataset, Dataset[Any]):
     * An object that was deleted or replaced since the listing is a NotFoundError. The old class cut
       composites by the sizes that were listed, and shifted the bytes of all objects behind it.
     * Objects of every storage class are listed; the old class left out all but STANDARD.
-    * A listing that fails raises its own error; the old class could come up with fewer objects,
-      or none.
+    * A listing that fails raises its own error; the old class could return fewer objects, or
+      none.
     * An object stored with `Content-Encoding: gzip` is decompressed, always; the old class left
       it compressed if it was part of a composite.
     * Composites are made if the permissions allow to create and delete them, and if they are faster
@@ -102,16 +102,16 @@ class DataFluxMapStyleDataset(BucketDataset, Dataset[Any]):
         """Read the objects at `indices` at once, in this order; DataLoader calls it for a batch.
 
         Raises:
-            IndexError: There are not so many objects.
-            StorageError: The first object that cannot be read, named.
+            IndexError: An index is out of range.
+            StorageError: An object cannot be read; the error names it.
         """
         return list(self._items([self._checked_index(index) for index in indices]))
 
     def __iter__(self) -> Iterator[Any]:
-        """Read all objects in order, ahead of the consumer."""
+        """Read all objects in order, and prefetch."""
         if type(self).__getitem__ is DataFluxMapStyleDataset.__getitem__:
             return self._items(range(len(self)))
-        # A subclass has items of its own.
+        # A subclass that overrides `__getitem__` defines the items.
         return (self[index] for index in range(len(self)))
 
     def _items(self, indices: Sequence[int]) -> Iterator[Any]:

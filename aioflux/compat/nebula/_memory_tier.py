@@ -88,7 +88,7 @@ class Version:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all parts are there."""
+        """Return whether all parts are there."""
         return bool(self.save_id)
 
     @property

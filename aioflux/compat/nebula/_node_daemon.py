@@ -148,12 +148,12 @@ class NodeDaemon:
 
     @property
     def has_served(self) -> bool:
-        """Whether a trainer has ever connected."""
+        """Return whether a trainer has ever connected."""
         return self._num_connections > 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether no trainer is connected and everything is saved."""
+        """Return whether no trainer is connected and everything is saved."""
         return (
             not self._trainers
             and all(self._next_version(tier) is None for tier in self.tiers)

@@ -77,7 +77,7 @@ class Settings:
 
     @property
     def is_private(self) -> bool:
-        """Whether the store is visible to this process alone."""
+        """Return whether the store is visible to this process alone."""
         return self.uri.startswith("memory://")
 
 

@@ -45,7 +45,7 @@ class _Lines:
             file.close()
 
     def _lines_of(self, file: Any) -> Iterator[Any]:
-        # The loop of a wrapper costs as much as reading a short line.
+        # Without the wrapper, whose loop costs as much as reading a short line.
         source = getattr(file, "file_obj", file)
         is_split = self._strips and isinstance(source, (io.BytesIO, io.BufferedReader))
         lines: Iterator[Any] = split_lines(source) if is_split else iter(source)

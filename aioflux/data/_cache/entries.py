@@ -187,7 +187,7 @@ def _files(directory: str) -> Iterator[Entry]:
         for each in found:
             with suppress(FileNotFoundError):
                 status = each.stat(follow_symlinks=False)
-                # Anything else is not ours, and could not be unlinked.
+                # Anything else is not the cache's, and could not be unlinked.
                 if stat.S_ISREG(status.st_mode):
                     yield status.st_mtime_ns, status.st_size, each.path
 

@@ -34,7 +34,7 @@ class _Parquet:
 
     @property
     def reads_parts(self) -> bool:
-        """Whether it reads parts of an object, so that reading it whole is a waste."""
+        """Return whether it reads parts of an object, so that reading it whole is a waste."""
         return self.columns is not None
 
     def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[Any]:

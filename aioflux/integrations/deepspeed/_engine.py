@@ -77,7 +77,7 @@ class _PendingCheckpoint:
 
     @property
     def is_uploaded(self) -> bool:
-        """Whether all uploads of this rank have finished or failed."""
+        """Return whether all uploads of this rank have finished or failed."""
         return all(upload.done() for upload in self.uploads)
 
 

@@ -31,7 +31,7 @@ from aioflux import _bridge
 from aioflux._store_cache import StoreCache
 from aioflux.errors import AiofluxError, NotFoundError, PermissionDeniedError
 from aioflux.integrations.fsspec._async_file import AsyncFile
-from aioflux.integrations.fsspec._blocking import add_blocking_methods, run_blocking
+from aioflux.integrations.fsspec._blocking_methods import add_blocking_methods, run_blocking
 from aioflux.integrations.fsspec._cat import cat_slices, pair_slices
 from aioflux.integrations.fsspec._compressed_file import CompressedFile
 from aioflux.integrations.fsspec._entries import (
@@ -132,7 +132,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     scheme: ClassVar[str]
     """Scheme of the uris that `aioflux.open_store` is given."""
 
-    # The class has its blocking methods (see `_blocking`), so that fsspec adds none to an instance.
+    # `_blocking_methods` has added blocking methods to the class: fsspec adds none to an instance.
     mirror_sync_methods = False
     transaction_type = Transaction
 

@@ -169,7 +169,7 @@ class ReadFile(io.BufferedReader):
 
     @property
     def closed(self) -> bool:
-        """Whether the file is closed; fsspec's `blockcache` sets it when it has closed the file."""
+        """Return whether the file is closed; `blockcache` of fsspec sets it, too."""
         return self.raw.closed
 
     @closed.setter

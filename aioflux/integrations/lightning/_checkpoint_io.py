@@ -90,7 +90,7 @@ class AiofluxCheckpointIO(CheckpointIO):
 
     @property
     def is_background(self) -> bool:
-        """Whether saving returns before the checkpoint is stored."""
+        """Return whether saving returns before the checkpoint is stored."""
         return self._background is not None
 
     def __repr__(self) -> str:

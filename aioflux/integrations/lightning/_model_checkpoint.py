@@ -143,7 +143,7 @@ class ModelCheckpoint(_LightningModelCheckpoint):
 
     @property
     def _copies_last(self) -> bool:
-        """Whether the last checkpoint is a copy of the one that was stored just before."""
+        """Return whether the last checkpoint is a copy of the one that was stored just before."""
         return self.save_last is True and self._plugin is not None
 
     def _name_last(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> str:

@@ -53,7 +53,7 @@ def media_response(request: Request, record: ObjectRecord) -> Response:
 
 
 def hash_headers(record: ObjectRecord) -> list[tuple[str, str]]:
-    """Write the headers of an XML write by which clients check it."""
+    """Return the response headers by which clients check an XML write."""
     return [
         ("ETag", record.xml_etag),
         ("x-goog-generation", str(record.generation)),

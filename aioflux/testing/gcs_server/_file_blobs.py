@@ -1,4 +1,4 @@
-"""Bytes of objects in files: one per leaf, unchanged once a record names it."""
+"""Bytes of objects in files: one file for each leaf, unchanged once a record refers to it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FileBlob(Blob):
 class FileBlobs(Blobs):
     """Store with a file for each blob.
 
-    `sweep` deletes files that no record names: leftovers of a killed server.
+    `sweep` deletes files to which no record refers: leftovers of a killed server.
 
     Args:
         root: Directory for these files only; created if it is missing.

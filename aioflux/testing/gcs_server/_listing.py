@@ -91,7 +91,7 @@ def position_after(
 
 
 def encode_token(name: str) -> str:
-    """Return the token of the name where a page ended."""
+    """Return the page token for the last name of a page."""
     return base64.urlsafe_b64encode(name.encode()).decode()
 
 

@@ -30,7 +30,7 @@ class Url:
 
     @property
     def is_json(self) -> bool:
-        """Whether the path belongs to the JSON API; every other one is `/bucket/key`."""
+        """Return whether the path belongs to the JSON API; every other one is `/bucket/key`."""
         first = self.segments[0] if self.segments else ""
         return first in _RETRY_ROOTS or (len(self.segments) > 1 and first in _JSON_ROOTS)
 

@@ -1,7 +1,7 @@
 """GCSServer: the server with its thread, and helpers for tests.
 
-The constructor has more than eight parameters because all parts are chosen here; related ones are
-one value (`Network`, `Limits`).
+The constructor has more than eight parameters, because each configures another part of the server;
+related ones are one value (`Network`, `Limits`).
 """
 
 from __future__ import annotations

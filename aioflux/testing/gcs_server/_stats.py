@@ -43,7 +43,7 @@ class OperationStats:
 class Stats(Hook):
     """Counters of a server. Any thread may read them.
 
-    A response is counted before its last byte is sent, so that a client which has it finds it here.
+    A response is counted before its last byte is sent: a client that has received it finds it here.
     Requests of no operation are not counted, and those of a batch count under their own operation.
 
     Args:

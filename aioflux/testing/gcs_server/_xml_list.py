@@ -45,7 +45,7 @@ def list_objects_v2(state: State, request: Request) -> Response:
 
 
 def _page(state: State, request: Request, marker: str) -> tuple[Page, list[str]]:
-    """Return the page behind a marker, and its rows as XML."""
+    """Return the page after a marker, and its rows as XML."""
     check_bucket_query(request)
     query, objects = request.query, state.bucket(request.params["bucket"]).objects
     page = list_page(

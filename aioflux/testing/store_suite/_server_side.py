@@ -44,7 +44,7 @@ class ServerSideContract(SuiteBase):
         assert self.read_back_door("log") == b"122"
 
     async def test_compose_has_a_limit_of_sources(self, store: Store) -> None:
-        """That which the service declares; none, or more, is a ValueError with the limit."""
+        """No source, or more than the service declares, is a ValueError with the limit."""
         self.require("composes")
         most = self.can.max_compose_sources
         count = min(most, 32)

@@ -10,6 +10,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._format.commit import decode_commit
 from aioflux.testing.gcs_server import Hook
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from aioflux.testing import GCSServer
     from aioflux.testing.gcs_server import Request, Response
+
+pytestmark = pytest.mark.more
 
 URI = "gs://bucket/c"
 NUM_KILLS = 9

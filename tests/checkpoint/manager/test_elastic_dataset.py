@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     # torchdata 0.11 takes a name from torch that torch 2.13 has deprecated.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    pytest.mark.more,
 ]
 
 NUM_OBJECTS = 40

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from tests.checkpoint.manager.worker_process import Forks
 
+pytestmark = pytest.mark.more
+
 NUM_ROUNDS = int(os.environ.get("AIOFLUX_TEST_ROUNDS", "1"))
 STEPS = 30
 

@@ -119,7 +119,7 @@ def test_free_memory_is_bounded_too() -> None:
     plan = resolved(planner, {"a": torch.ones(1_000_000)})
     layout = stager.lay_out(plan)
     first = stager.stage(plan, layout)
-    assert not stager.has_room(layout)
+    assert not stager.has_memory_for(layout)
     second = stager.stage(plan, layout)
     for staged in (first, second):
         assert staged.arena is not None

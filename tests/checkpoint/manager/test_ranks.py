@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.checkpoint.manager.worker_process import Forks, Rank
 
+pytestmark = pytest.mark.more
+
 WRITE = "*insert*"
 LONG = 250
 """Seconds for which what is not to be answered is held up."""
@@ -343,7 +345,7 @@ def test_a_rank_that_dies_fails_the_save_in_time(
         first.send("save", step=2)
         ok, kind, text = first.receive()
         assert (ok, kind) == (False, "CheckpointError")
-        assert "did not hear of the others" in text
+        assert "received nothing from the others" in text
     with Checkpointer(uri, endpoint_url=server.url) as checkpointer:
         assert is_state_of(1, checkpointer.load())
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from aioflux.testing import GCSServer
 
+pytestmark = pytest.mark.more
+
 ROOT = Path(__file__).parents[3]
 
 

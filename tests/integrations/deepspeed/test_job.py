@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 URI = "gs://bucket/run"
 
-pytestmark = pytest.mark.skipif(
-    find_spec("deepspeed") is None, reason="deepspeed is not installed; `make test` does it"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("deepspeed") is None, reason="deepspeed is not installed; `make test` does it"
+    ),
+    pytest.mark.more,
+]
 
 
 @pytest.mark.parametrize("kind", ["decoupled", "nebula"])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.integrations.lightning.fork_server import ForkServer
 
 # Two ranks train two dozen times before the first test, and wait for each other all the time.
-pytestmark = [*OF_LIGHTNING, pytest.mark.timeout(900)]
+pytestmark = [*OF_LIGHTNING, pytest.mark.timeout(900), pytest.mark.more]
 
 
 KINDS = ("model-parallel", "fsdp")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aioflux import PermissionDeniedError, sync
 from aioflux.data import IterableDataset
-from aioflux.data._composing import ComposeTrials, fetch_batches, prepare
+from aioflux.data._composed_read import ComposeTrials, fetch_batches, prepare
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server import Network
 from tests.bridge.scripts import finish, line, running
