@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from aioflux._services import memory as _memory
-from aioflux._services.s3 import conditions as _s3_conditions
-from aioflux._transfer import conditions as _conditions
+from tests.servers import process_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,14 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def empty_memory() -> Iterator[None]:
     """Forget at a module's end what it left below `memory://`, which lives as long as a process."""
     yield
-    _memory._buckets.clear()
+    process_state.forget_objects()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_servers() -> None:
     """Forget at a module's beginning what S3 servers compare: one may have another's port."""
-    _conditions.forget_servers()
-    _s3_conditions.unquoted_endpoints.clear()
+    process_state.forget_servers()
 
 
 @pytest.fixture

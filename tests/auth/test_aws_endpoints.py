@@ -9,13 +9,11 @@ import boto3
 import pytest
 
 import aioflux
-from aioflux import S3Access, Timeouts
+from aioflux import S3Access
 from aioflux._services.base import ReadRequest
-from aioflux._services.open import ServiceConfig, open_service
-from aioflux._services.s3.service import S3Service
-from aioflux._values.uri import parse_uri
-from aioflux.testing.gcs_server._tls import make_certificates
+from tests.http.authority import Authority
 from tests.http.scripted import answering, serving
+from tests.service.opening import open_service
 from tests.service.s3_rig import asking, hello
 
 if TYPE_CHECKING:
@@ -95,16 +93,8 @@ def asked_by_boto3(bucket: str) -> str:
     return urls[0].removesuffix("/k")
 
 
-def service_of(uri: str, **settings: Any) -> S3Service:
-    service = open_service(
-        ServiceConfig(location=parse_uri(uri), timeouts=Timeouts(), max_connections=1, **settings)
-    )
-    assert isinstance(service, S3Service)
-    return service
-
-
 async def asked_by_us(bucket: str, credentials: Any = None) -> str:
-    service = service_of(f"s3://{bucket}/", credentials=credentials)
+    service = open_service(f"s3://{bucket}/", credentials=credentials)
     site = await service._sender._open("read", "k")
     await service.aclose()
     return f"{site.origin.scheme}://{site.origin.authority.decode()}{site.root.decode()}"
@@ -138,7 +128,7 @@ async def test_an_endpoint_argument_precedes_all(
     config(BOTH)
     monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://environment:7")
-    service = service_of("s3://data-1/", endpoint_url="http://given:6")
+    service = open_service("s3://data-1/", endpoint_url="http://given:6")
     site = await service._sender._open("read", "k")
     assert site.origin.host == "given"
     await service.aclose()
@@ -164,7 +154,7 @@ async def test_the_region_of_a_bucket_is_found_at_the_same_kind_of_endpoint(
 ) -> None:
     monkeypatch.setenv("AWS_USE_FIPS_ENDPOINT", "true")
     monkeypatch.setenv("AWS_USE_DUALSTACK_ENDPOINT", "true")
-    service = service_of("s3://data-1/", credentials=S3Access(anonymous=True))
+    service = open_service("s3://data-1/", credentials=S3Access(anonymous=True))
     hosts: list[str] = []
 
     class Pool:
@@ -186,14 +176,14 @@ async def test_the_region_of_a_bucket_is_found_at_the_same_kind_of_endpoint(
 async def test_the_authority_of_a_bundle_is_trusted(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    certificates = make_certificates(tmp_path, ["localhost"])
+    authority = Authority(tmp_path)
     if where == "environment":
-        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.ca_file))
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.file))
     else:
-        config(f"[default]\nca_bundle = {certificates.ca_file}\n")
-    async with serving(answering(hello()), tls=certificates.server_context()) as (_, origin):
+        config(f"[default]\nca_bundle = {authority.file}\n")
+    async with serving(answering(hello()), tls=authority.server_context()) as (_, origin):
         url = f"https://localhost:{origin.port}"
-        service = service_of("s3://data-1/", endpoint_url=url, credentials=KEYS["given"])
+        service = open_service("s3://data-1/", endpoint_url=url, credentials=KEYS["given"])
         assert bytes((await service.get(ReadRequest("a"))).data) == b"hello"
         await service.aclose()
 

@@ -434,6 +434,22 @@ async def test_a_provider_may_be_awaited() -> None:
         assert token.get_nowait() == "later"
 
 
+async def test_what_is_ready_of_each_kind_of_token() -> None:
+    from google.oauth2.credentials import Credentials
+
+    assert AnonymousToken().get_nowait() is None
+    provided = ProvidedToken(lambda: "t")
+    assert provided.get_nowait() is NOT_READY
+    assert await provided.get() == "t" == provided.get_nowait()
+    now = [1000.0]
+    token = GoogleToken(Credentials("t"), clock=lambda: now[0])
+    assert token.get_nowait() is NOT_READY
+    assert await token.get() == "t" == token.get_nowait()
+    now[0] += 10_000
+    assert token.get_nowait() is NOT_READY
+    await token.close()
+
+
 def test_a_mapping_is_a_key_file_and_no_error_shows_it() -> None:
     user = {
         "type": "authorized_user",

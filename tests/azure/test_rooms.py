@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import aioflux.sync
-from aioflux.cli._app import run_app
+from tests.command import run_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,14 +39,14 @@ def keys(root: str) -> list[str]:
 def test_the_command_line_copies_and_removes(
     root: str, keys: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_app(["cp", "-r", f"{root}/data", f"{tmp_path}/data"]) == 0
+    assert run_command(["cp", "-r", f"{root}/data", f"{tmp_path}/data"]) == 0
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == keys
-    assert run_app(["cp", f"{root}/data/07", f"{root}/seven"]) == 0
+    assert run_command(["cp", f"{root}/data/07", f"{root}/seven"]) == 0
     capfd.readouterr()
-    assert run_app(["ls", f"{root}/"]) == 0
+    assert run_command(["ls", f"{root}/"]) == 0
     assert capfd.readouterr().out.split() == [f"{root}/data/", f"{root}/seven"]
-    assert run_app(["clean", root]) == 0
-    assert run_app(["rm", "-r", f"{root}/"]) == 0
+    assert run_command(["clean", root]) == 0
+    assert run_command(["rm", "-r", f"{root}/"]) == 0
     with aioflux.sync.open_store(root) as store:
         assert store.list_all() == []
 
@@ -58,5 +58,5 @@ def test_the_command_reads_public_containers(
     with azurite.client() as client:
         client.create_container(name, public_access="container").upload_blob("a", b"1")
     options = ["--anonymous", "--endpoint-url", azurite.url]
-    assert run_app(["cat", *options, f"az://{azurite.account}/{name}/a"]) == 0
+    assert run_command(["cat", *options, f"az://{azurite.account}/{name}/a"]) == 0
     assert capfd.readouterr().out == "1"

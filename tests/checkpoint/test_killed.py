@@ -9,11 +9,8 @@ import sys
 
 import pytest
 
-from aioflux import checkpoint, open_store
+from aioflux import checkpoint
 from aioflux.checkpoint._format.commit import find_save_id
-from aioflux.checkpoint._maintain.orphans import clean_store
-from aioflux.checkpoint._maintain.verify import latest, verify_steps
-from aioflux.checkpoint._store.commits import list_steps
 from tests.patience import wait_until_idle
 
 pytestmark = pytest.mark.more
@@ -57,19 +54,20 @@ async def test_what_a_killed_save_leaves_is_found(server, seed) -> None:
     """Parts, uploads, objects that no commit names, and those that an overwrite replaced."""
     await asyncio.to_thread(kill_a_save, seed)
     await asyncio.to_thread(wait_until_idle, server)  # what it asked for at last is done
-    async with open_store("gs://bucket") as bucket, open_store("gs://bucket/run") as root:
-        assert await latest(root, deep=True) is not None
-        steps = await list_steps(root)
-        result = await clean_store(bucket, older_than_seconds=0, dry_run=True)
-        done = await clean_store(bucket, older_than_seconds=0)
+    with checkpoint.Checkpointer("gs://bucket/run") as manager:
+        assert manager.latest(deep=True) is not None
+        steps = manager.steps()
+        result = checkpoint.clean("gs://bucket", older_than_seconds=0, dry_run=True)
+        done = checkpoint.clean("gs://bucket", older_than_seconds=0)
         assert done == result
         assert not server.state.multipart_uploads
-        assert all(each.is_valid for each in await verify_steps(root, deep=True))
-        assert await list_steps(root) == steps
+        found = {step: manager.verify(step, deep=True) for step in steps}
+        assert all(each.is_valid for each in found.values())
+        assert manager.steps() == steps
         named = {
             f"run/step-{step:08d}/{each.key}"
             for step in steps
-            for each in checkpoint.verify(f"{root.uri}step-{step:08d}").found.commit.objects
+            for each in found[step].found.commit.objects
         }
         left = {key for key in server.keys("bucket") if find_save_id(key)}
         assert left == named

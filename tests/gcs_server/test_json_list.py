@@ -348,3 +348,20 @@ def test_globs_match_what_their_regular_expression_does(pieces, name):
     glob = "".join(pieces)
     pattern = "".join(PIECES[piece] for piece in pieces)
     assert compile_glob(glob).matches(name) == bool(re.fullmatch(pattern, name, re.DOTALL))
+
+
+def test_a_glob_matches_names_of_any_number_of_characters():
+    glob = compile_glob("**/a")
+    name = "".join(map(chr, range(0x4E00, 0x4E00 + 17_000)))
+    assert glob.matches(f"{name}/a")
+    assert not glob.matches(f"{name}/b")
+
+
+def test_a_range_of_characters_that_runs_backwards_is_rejected():
+    with pytest.raises(APIError):
+        compile_glob("[z-a]")
+
+
+def test_a_mask_leaves_scalars_and_is_merged_with_a_wider_one():
+    assert select(1, parse_fields("a")) == 1
+    assert select({"a": {"b": 1, "c": 2}}, parse_fields("a(b),a")) == {"a": {"b": 1, "c": 2}}

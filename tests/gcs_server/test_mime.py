@@ -54,3 +54,12 @@ def test_header_names_have_no_case():
     request = Request("POST", b"/", [HEADER], [b"--xy\r\nCONTENT-type: a\r\n\r\nb\r\n--xy--\r\n"])
     (part,) = split_body(request)
     assert (dict(part.headers), bytes(part.data)) == ({"content-type": "a"}, b"b")
+
+
+def test_a_part_without_a_blank_line_has_no_data():
+    assert split(b"--xy\r\nA: b\r\n--xy--") == [b""]
+
+
+def test_a_body_may_be_a_view():
+    request = Request("POST", b"/", [HEADER], [memoryview(b"--xy\n\na\n--xy--")])
+    assert [bytes(part.data) for part in split_body(request)] == [b"a"]

@@ -11,8 +11,8 @@ import urllib.request
 
 import pytest
 
-from aioflux.cli._app import run_app
 from aioflux.testing import GCSServer, GCSServerProcess
+from tests.command import run_command
 
 COMMAND = [sys.executable, "-m", "aioflux", "serve"]
 
@@ -81,7 +81,7 @@ def test_port_in_use_is_one_line_and_status_1():
     ids=" ".join,
 )
 def test_wrong_usage_is_status_2(arguments, capfd):
-    assert run_app(["serve", *arguments]) == 2
+    assert run_command(["serve", *arguments]) == 2
     assert capfd.readouterr().out == ""
 
 
@@ -100,7 +100,7 @@ def test_process_that_cannot_start_says_why():
 def test_a_root_in_use_is_one_line_and_status_1(tmp_path, capfd):
     """Two servers on one directory are no crash."""
     with GCSServer(root=tmp_path):
-        assert run_app(["serve", "--port", "0", "--root", str(tmp_path)]) == 1
+        assert run_command(["serve", "--port", "0", "--root", str(tmp_path)]) == 1
     printed = capfd.readouterr()
     assert printed.out == ""
     assert "another server uses" in printed.err
@@ -113,7 +113,7 @@ def test_a_damaged_root_is_one_line_and_status_1(tmp_path, capfd):
         server.put("bucket", "key", b"data")
     [generations] = tmp_path.rglob("generation*")
     generations.write_bytes(b"{")
-    assert run_app(["serve", "--port", "0", "--root", str(tmp_path)]) == 1
+    assert run_command(["serve", "--port", "0", "--root", str(tmp_path)]) == 1
     printed = capfd.readouterr()
     assert printed.out == ""
     assert str(tmp_path) in printed.err

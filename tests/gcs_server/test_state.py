@@ -33,3 +33,13 @@ def test_names_are_in_utf8_order(changes):
         if look:
             assert names.ordered() == sorted(model, key=str.encode)
     assert names.ordered() == sorted(model, key=str.encode)
+
+
+def test_many_names_are_removed_at_once():
+    names: SortedNames[int] = SortedNames()
+    for at in range(200):
+        names.put(f"{at:03}", at)
+    assert len(names.ordered()) == 200
+    for at in range(100):
+        names.remove(f"{at:03}")
+    assert names.ordered() == [f"{at:03}" for at in range(100, 200)]

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._tls import make_certificates
+from tests.http.authority import Authority
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,8 @@ def test_a_client_that_leaves_before_its_answer_is_no_warning(server, caplog):
 
 
 def test_given_certificate(tmp_path):
-    made = make_certificates(tmp_path, ["localhost"])
-    with GCSServer(tls=(made.certificate_file, made.key_file)) as server:
+    made = Authority(tmp_path)
+    with GCSServer(tls=(made.leaf_file, made.leaf_file)) as server:
         context = made.client_context()
         with (
             socket.create_connection((server.host, server.port), timeout=60) as sock,

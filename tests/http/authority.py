@@ -46,6 +46,11 @@ class Authority:
         """The authority's own certificate."""
         return self._folder / "ca.pem"
 
+    @property
+    def leaf_file(self) -> Path:
+        """The certificate for localhost, and its key."""
+        return self._folder / "leaf.pem"
+
     def client_context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=self.file)
 

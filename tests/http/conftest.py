@@ -10,9 +10,8 @@ import pytest
 import uvloop
 
 from aioflux._http import Pool
-from aioflux._http.aiohttp_pool import AiohttpPool
 from tests.http.authority import Authority
-from tests.http.pools import PATIENT
+from tests.http.pools import PATIENT, AiohttpPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

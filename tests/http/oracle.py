@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 from hypothesis import strategies as st
 
-from aioflux._http import TransportError
-from aioflux._http.connection import Connection
+from aioflux._http import Connection, TransportError
 
 if TYPE_CHECKING:
     import random

@@ -7,10 +7,22 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from aioflux._http import Pool
+from aioflux._http.aiohttp_pool import AiohttpPool
 from aioflux.options import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+__all__ = [
+    "FAR_SECONDS",
+    "MIB",
+    "PATIENT",
+    "SHORT",
+    "STALL_SECONDS",
+    "AiohttpPool",
+    "opening",
+    "until",
+]
 
 # A machine that is blocked for some seconds must not look like a server that is.
 PATIENT = Timeouts(connect_seconds=60, progress_seconds=60, idle_seconds=60)

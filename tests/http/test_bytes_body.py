@@ -7,7 +7,7 @@ import ctypes
 
 import pytest
 
-from aioflux._http.connection import Connection
+from aioflux._http import Connection
 from aioflux._http.memory import BytesBuffer
 from tests.http.oracle import Transport
 

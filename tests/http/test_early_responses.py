@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._http import ConnectionLostError
-from aioflux._http.connection import Connection
+from aioflux._http import Connection, ConnectionLostError
 from tests.http.oracle import Transport
 from tests.http.pools import MIB, opening
 from tests.http.scripted import Peer, echoing, ok, serving

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from aioflux._http.connection import Connection
-from aioflux._http.errors import ConnectionLostError
+from aioflux._http import Connection, ConnectionLostError
 from tests.http.oracle import Transport
 
 RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"

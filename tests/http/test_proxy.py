@@ -8,7 +8,6 @@ import traceback
 import pytest
 
 from aioflux._http import Origin, Pool, TransportError, open_pool, proxy_for
-from aioflux._http.aiohttp_pool import AiohttpPool
 from tests.http.pools import PATIENT
 from tests.http.scripted import Peer, answering, ok, serving
 
@@ -82,7 +81,7 @@ async def test_the_transport_depends_on_the_proxy(monkeypatch: pytest.MonkeyPatc
     options = {"max_connections": 1, "timeouts": PATIENT}
     assert isinstance(open_pool(GOOGLE, **options), Pool)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    assert isinstance(open_pool(GOOGLE, **options), AiohttpPool)
+    assert not isinstance(open_pool(GOOGLE, **options), Pool)
     assert isinstance(open_pool(Origin("https", "localhost", 1), **options), Pool)
 
 
@@ -129,7 +128,9 @@ async def test_an_emulator_on_this_machine_is_reached_without_it(
         (None, "InvalidURL"),
     ],
 )
-async def test_no_error_contains_its_password(reply: bytes | None, says: str) -> None:
+async def test_no_error_contains_its_password(
+    monkeypatch: pytest.MonkeyPatch, reply: bytes | None, says: str
+) -> None:
     """Errors of aiohttp have the whole url of the proxy in their texts."""
 
     async def script(peer: Peer) -> None:
@@ -139,8 +140,9 @@ async def test_no_error_contains_its_password(reply: bytes | None, says: str) ->
 
     async with serving(script) as (_, origin):
         port = "none" if reply is None else origin.port
-        proxy, target = f"http://user:planted@127.0.0.1:{port}", b"/a?token=planted"
-        pool = AiohttpPool(max_connections=1, timeouts=PATIENT, proxy=proxy)
+        target = b"/a?token=planted"
+        monkeypatch.setenv("HTTPS_PROXY", f"http://user:planted@127.0.0.1:{port}")
+        pool = open_pool(GOOGLE, max_connections=1, timeouts=PATIENT)
         with pytest.raises(TransportError, match=says) as error:
             await pool.request(GOOGLE, b"GET", target)
         await pool.aclose()

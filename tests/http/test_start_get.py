@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux._http import ConnectionLostError, FixedHeaders, ProtocolError, StalledError
-from aioflux._http.aiohttp_pool import AiohttpPool
-from tests.http.pools import MIB, PATIENT, SHORT, opening, until
+from tests.http.pools import MIB, PATIENT, SHORT, AiohttpPool, opening, until
 from tests.http.scripted import Peer, answering, ok, serving
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perf.readability import class_collisions, idiom_lines, main, read_modules
+from perf.readability import class_collisions, idiom_lines, main, private_imports, read_modules
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +47,32 @@ def test_class_names_collide_within_a_package_whatever_their_underscores(root: P
 
 def test_lines_with_idioms_are_found_with_their_place(root: Path) -> None:
     assert list(idiom_lines(root, read_modules(root))) == ["aioflux/_http/pool.py:3"]
+
+
+def test_seams_and_public_names_may_be_imported_by_tests(root: Path) -> None:
+    (root / "Makefile").write_text(
+        "PURE := $(addprefix aioflux/,_http/codec.py \\\n\t_values/uri.py)\n", encoding="utf-8"
+    )
+    (root / "aioflux" / "_http" / "connection.py").touch()
+    tests = root / "tests"
+    tests.mkdir()
+    for name, line in {
+        "public": "from aioflux.errors import StorageError",
+        "pure": "from aioflux._values.uri import parse_uri",
+        "pool": "from aioflux._http import Pool",
+        "seam": "from aioflux._services.base import Service",
+        "module": "from aioflux._http import pool, connection",
+        "private": "from aioflux._transfer.session import Session",
+        "package": "import aioflux._http.connection",
+        "name": "from aioflux.errors import _quoted",
+    }.items():
+        (tests / f"test_{name}.py").write_text(f"{line}\n", encoding="utf-8")
+    assert {path.stem for path in private_imports(root)} == {
+        "test_module",
+        "test_private",
+        "test_package",
+        "test_name",
+    }
 
 
 def test_a_folder_without_the_package_is_refused(

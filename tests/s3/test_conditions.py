@@ -19,10 +19,9 @@ from aioflux import (
     TransferOptions,
     UnsupportedError,
 )
-from aioflux._services.s3 import conditions as _s3_conditions
-from aioflux._transfer import conditions as _conditions
 from aioflux.integrations.fsspec import S3FileSystem
 from aioflux.testing.faults import Fault, FlakyStore
+from tests.servers.process_state import forget_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,10 +34,8 @@ IGNORED = "ignore:.* does not compare .* when it writes:RuntimeWarning"
 
 
 @pytest.fixture(autouse=True)
-def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    _conditions.forget_servers()
-    _s3_conditions.unquoted_endpoints.clear()
-    monkeypatch.setattr(_s3_conditions, "_warned", set())
+def _forget() -> None:
+    forget_servers()
 
 
 class Door:

@@ -8,6 +8,7 @@ import pytest
 
 import aioflux
 from aioflux import TransferOptions
+from tests.command import run_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,22 +63,20 @@ async def test_keys_that_do_not_match_are_refused(prefix: Prefix) -> None:
 def test_the_command_takes_uris_of_s3(
     prefix: Prefix, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from aioflux.cli._app import run_app
-
     source = tmp_path / "in"
     (source / "d").mkdir(parents=True)
     (source / "a").write_bytes(b"1")
     (source / "d" / "b").write_bytes(b"22")
-    assert run_app(["cp", "-r", f"{source}", f"{prefix.uri}/up"]) == 0
+    assert run_command(["cp", "-r", f"{source}", f"{prefix.uri}/up"]) == 0
     assert prefix.keys() == ["up/a", "up/d/b"]
-    assert run_app(["ls", f"{prefix.uri}/up/"]) == 0
+    assert run_command(["ls", f"{prefix.uri}/up/"]) == 0
     assert "up/a" in capfd.readouterr().out
-    assert run_app(["cp", "-r", f"{prefix.uri}/up", f"{tmp_path / 'out'}"]) == 0
+    assert run_command(["cp", "-r", f"{prefix.uri}/up", f"{tmp_path / 'out'}"]) == 0
     assert (tmp_path / "out" / "d" / "b").read_bytes() == b"22"
-    assert run_app(["rm", "-r", f"{prefix.uri}/up"]) == 0
+    assert run_command(["rm", "-r", f"{prefix.uri}/up"]) == 0
     assert prefix.keys() == []
-    assert run_app(["clean", prefix.uri]) == 0
-    assert run_app(["ls", "--anonymous", "file:///tmp"]) != 0
+    assert run_command(["clean", prefix.uri]) == 0
+    assert run_command(["ls", "--anonymous", "file:///tmp"]) != 0
     assert "--anonymous has an effect on gs://, s3://" in capfd.readouterr().err
 
 

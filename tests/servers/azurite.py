@@ -12,7 +12,7 @@ import pytest
 from tests.servers.process import ServerProcess, free_ports
 
 if TYPE_CHECKING:
-    from aioflux.testing.gcs_server._tls import Certificates
+    from tests.http.authority import Authority
 
 __all__ = ["ACCOUNT", "KEY", "Azurite"]
 
@@ -42,13 +42,13 @@ class Azurite(ServerProcess):
     key = KEY
 
     def __init__(
-        self, *, containers: tuple[str, ...] = ("container",), tls: Certificates | None = None
+        self, *, containers: tuple[str, ...] = ("container",), tls: Authority | None = None
     ) -> None:
         """Configure a server.
 
         Args:
             containers: Created at the start.
-            tls: Certificates of a server with TLS, which then accepts access tokens.
+            tls: Issuer of the certificate of a server with TLS, which then accepts access tokens.
         """
         self._containers = containers
         self._tls = tls
@@ -71,7 +71,7 @@ class Azurite(ServerProcess):
             f"--blobPort={self._port}",
         ]
         if self._tls is not None:
-            arguments += [f"--cert={self._tls.certificate_file}", f"--key={self._tls.key_file}"]
+            arguments += [f"--cert={self._tls.leaf_file}", f"--key={self._tls.leaf_file}"]
             arguments.append("--oauth=basic")
         return arguments
 
@@ -108,7 +108,7 @@ class Azurite(ServerProcess):
         """Return a client of the SDK: the back door of tests."""
         from azure.storage.blob import BlobServiceClient
 
-        verify = True if self._tls is None else str(self._tls.ca_file)
+        verify = True if self._tls is None else str(self._tls.file)
         return BlobServiceClient(
             f"{self.url}/{ACCOUNT}", credential=KEY, connection_verify=verify, logging_enable=False
         )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from aioflux import Timeouts
+from google.auth.credentials import AnonymousCredentials
+
 from aioflux._services.base import Precondition
-from aioflux._services.gcs.service import GCSService
 from aioflux.testing.gcs_server import Hook
+from tests.service.opening import opened_service
 from tests.service.operations import operations
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
 
     from aioflux.testing.gcs_server import Request, Response
 
@@ -21,21 +22,9 @@ ANY = Precondition()
 OPERATIONS = operations("delete_page")
 
 
-@asynccontextmanager
-async def opened(url: str, **settings: Any) -> AsyncIterator[GCSService]:
-    service = GCSService(
-        "bucket",
-        "p/",
-        endpoint_url=url,
-        emulator="credentials" not in settings,
-        timeouts=Timeouts(),
-        max_connections=4,
-        **settings,
-    )
-    try:
-        yield service
-    finally:
-        await service.aclose()
+def opened(url: str, **settings: Any) -> AbstractAsyncContextManager[Any]:
+    settings = {"credentials": AnonymousCredentials(), "endpoint_url": url, **settings}
+    return opened_service("gs://bucket/p/", **settings)
 
 
 class Answering(Hook):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.credentials import Credentials
 
-from aioflux import S3Access, Timeouts
+from aioflux import S3Access
 from aioflux._services.base import Precondition
-from aioflux._services.s3.service import S3Service
 from tests.http.scripted import serving
+from tests.service.opening import opened_service
 from tests.service.operations import operations
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ async def asking(
     access: S3Access | None = None,
     probed: Probed | None = None,
     **settings: Any,
-) -> AsyncIterator[tuple[S3Service, list[Asked]]]:
+) -> AsyncIterator[tuple[Any, list[Asked]]]:
     """A service whose n-th request gets the n-th answer, and all others the last one.
 
     Requests of probes are answered by `Probed`.
@@ -120,17 +120,13 @@ async def asking(
                 peer.writer.close()
                 return
 
-    async with serving(script) as (_, origin):
-        service = S3Service(
-            "bucket",
-            "p/",
-            access=access or S3Access(credentials=Credentials("AKID", "hush-secret")),
+    async with (
+        serving(script) as (_, origin),
+        opened_service(
+            "s3://bucket/p/",
+            credentials=access or S3Access(credentials=Credentials("AKID", "hush-secret")),
             endpoint_url=f"http://127.0.0.1:{origin.port}",
-            timeouts=Timeouts(),
-            max_connections=4,
             **settings,
-        )
-        try:
-            yield service, asked
-        finally:
-            await service.aclose()
+        ) as service,
+    ):
+        yield service, asked

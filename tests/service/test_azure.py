@@ -11,7 +11,7 @@ import pickle
 import re
 import time
 import traceback
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,21 +26,21 @@ from aioflux import (
     PreconditionFailedError,
     RetryPolicy,
     StorageError,
-    Timeouts,
     TransferOptions,
     TransientError,
 )
-from aioflux._services.azure.service import AzureService
 from aioflux._services.azure.wire import root_path
 from aioflux._services.base import Precondition, ReadRequest, Source, WriteRequest
-from aioflux.testing.gcs_server._tls import make_certificates
+from tests.http.authority import Authority
 from tests.http.scripted import Peer, answering, ok, serving
+from tests.service.opening import opened_service
 from tests.service.operations import operations
 from tests.service.test_gcs_begin_get import begin, told
 from tests.store.azure_place import AzurePlace, account_sas
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from tests.servers.azurite import Azurite
@@ -54,24 +54,9 @@ OPERATIONS = operations("compose", "initiate", "permissions")
 each_operation = pytest.mark.parametrize("operation", OPERATIONS)
 
 
-@asynccontextmanager
-async def opened(
-    url: str, *, account: str = "acct", **settings: Any
-) -> AsyncIterator[AzureService]:
-    settings = {"credentials": KEY, **settings}
-    service = AzureService(
-        account,
-        "container",
-        "p/",
-        endpoint_url=url,
-        timeouts=Timeouts(),
-        max_connections=4,
-        **settings,
-    )
-    try:
-        yield service
-    finally:
-        await service.aclose()
+def opened(url: str, *, account: str = "acct", **settings: Any) -> AbstractAsyncContextManager[Any]:
+    settings = {"credentials": KEY, "endpoint_url": url, **settings}
+    return opened_service(f"az://{account}/container/p/", **settings)
 
 
 @pytest.fixture
@@ -81,10 +66,8 @@ def place(azurite: Azurite) -> Iterator[AzurePlace]:
     place.close()
 
 
-def service_of(store: aioflux.Store) -> AzureService:
-    service = store._sessions.current().service
-    assert isinstance(service, AzureService)
-    return service
+def service_of(store: aioflux.Store) -> Any:
+    return store._sessions.current().service
 
 
 # --- reads -------------------------------------------------------------------------------
@@ -664,7 +647,7 @@ async def test_access_tokens_are_taken_over_tls(tmp_path: Path) -> None:
     """By a credential, as azure-identity has them, and by a function; copies too."""
     from tests.servers.azurite import Azurite
 
-    certificates = make_certificates(tmp_path, ("127.0.0.1", "localhost"))
+    certificates = Authority(tmp_path)
 
     class Credential:
         def get_token(self, scope: str) -> AccessToken:
@@ -762,9 +745,9 @@ async def test_no_credential_appears_anywhere(
 
 async def test_an_upload_may_be_conditional(place: AzurePlace) -> None:
     """Without a detour: the request that makes the blob honours the condition."""
-    assert AzureService.capabilities.conditional_complete
     data = bytes(11 * MIB)
     async with place.open(transfer=TransferOptions(part_size_bytes=5 * MIB)) as store:
+        assert service_of(store).capabilities.conditional_complete
         await store.put("a", data, mode="create")
         with pytest.raises(AlreadyExistsError):
             await store.put("a", data, mode="create")

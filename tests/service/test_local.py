@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import posixpath
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,57 +15,58 @@ from hypothesis import strategies as st
 
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, StorageError
 from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
-from aioflux._services.local.service import LocalService, check_key
-from aioflux._services.local.walk import modified
+from tests.service.opening import open_service
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
     from pathlib import Path
 
     from aioflux import ObjectMeta
+    from aioflux._services.base import Service
 
 ANY = Precondition()
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> LocalService:
-    return LocalService(str(tmp_path / "root"))
+def service(tmp_path: Path) -> Service:
+    return open_service((tmp_path / "root").as_uri())
 
 
 def temporaries(directory: Path) -> list[Path]:
     return list(directory.rglob(".aioflux-*"))
 
 
-async def put(service: LocalService, key: str, data: bytes = b"1") -> ObjectMeta:
+async def put(service: Service, key: str, data: bytes = b"1") -> ObjectMeta:
     return await service.put(WriteRequest(key), data, crc32c=None)
 
 
 @given(st.text(alphabet=st.sampled_from("a./\\\0-~ :") | st.characters(codec="utf-8")))
-def test_a_key_that_passes_stays_below_the_directory(key: str) -> None:
+async def test_a_key_that_passes_stays_below_the_directory(key: str) -> None:
     try:
-        check_key(key)
+        await open_service("file:///srv/dir").head(key)
+    except StorageError:
+        pass  # no file has this key
     except ValueError as exc:
         assert repr(key) in str(exc)  # noqa: PT017  hypothesis and raises do not mix here
         return
-    path = os.path.normpath(os.path.join("/srv/dir", key))
-    assert path == "/srv/dir/" + key
+    assert posixpath.normpath(f"/srv/dir/{key}") == "/srv/dir/" + key
 
 
 @pytest.mark.parametrize(
     "key",
     ["", "/", "/a", "a/", "a//b", ".", "..", "a/..", "../a", "a/./b", "a\0b", "a/.aioflux-x/b"],
 )
-def test_a_key_that_leaves_the_directory_is_refused(key: str) -> None:
+async def test_a_key_that_leaves_the_directory_is_refused(service: Service, key: str) -> None:
     with pytest.raises(ValueError, match="cannot be a file"):
-        check_key(key)
+        await service.head(key)
 
 
 @pytest.mark.parametrize("key", ["...", "..a", "a..", ".a/b.c", "a b", "~", "*"])
-def test_other_keys_are_taken(key: str) -> None:
-    check_key(key)
+async def test_other_keys_are_taken(service: Service, key: str) -> None:
+    assert (await put(service, key)).key == key
 
 
-async def test_every_operation_checks_the_key(service: LocalService) -> None:
+async def test_every_operation_checks_the_key(service: Service) -> None:
     calls = [
         service.head("../a"),
         service.get(ReadRequest("../a")),
@@ -80,7 +82,7 @@ async def test_every_operation_checks_the_key(service: LocalService) -> None:
             await call
 
 
-async def test_a_write_under_way_is_in_no_listing(service: LocalService, tmp_path: Path) -> None:
+async def test_a_write_under_way_is_in_no_listing(service: Service, tmp_path: Path) -> None:
     upload = await service.initiate_upload(WriteRequest("d/a"))
     await service.put_part("d/a", upload, 1, (b"12",), offset=0, crc32c=None)
     assert len(temporaries(tmp_path)) == 1
@@ -94,7 +96,7 @@ async def test_a_write_under_way_is_in_no_listing(service: LocalService, tmp_pat
     assert temporaries(tmp_path) == []
 
 
-async def test_parts_may_arrive_in_any_order_and_again(service: LocalService) -> None:
+async def test_parts_may_arrive_in_any_order_and_again(service: Service) -> None:
     upload = await service.initiate_upload(WriteRequest("a"))
     second = await service.put_part("a", upload, 2, (b"cd", b"ef"), offset=2, crc32c=None)
     await service.put_part("a", upload, 1, (b"xx",), offset=0, crc32c=None)
@@ -107,7 +109,7 @@ async def test_parts_may_arrive_in_any_order_and_again(service: LocalService) ->
 
 @pytest.mark.parametrize("operation", ["put", "compose", "complete"])
 async def test_a_condition_that_fails_leaves_nothing(
-    service: LocalService, tmp_path: Path, operation: str
+    service: Service, tmp_path: Path, operation: str
 ) -> None:
     await put(service, "d/old", b"old")
     upload = await service.initiate_upload(WriteRequest("e/f/a"))
@@ -126,9 +128,7 @@ async def test_a_condition_that_fails_leaves_nothing(
     assert not tmp_path.joinpath("root/e").exists()
 
 
-async def test_a_delete_takes_empty_directories_along(
-    service: LocalService, tmp_path: Path
-) -> None:
+async def test_a_delete_takes_empty_directories_along(service: Service, tmp_path: Path) -> None:
     await put(service, "a/b/c/d")
     await put(service, "a/x")
     await service.delete("a/b/c/d")
@@ -138,7 +138,7 @@ async def test_a_delete_takes_empty_directories_along(
     assert (tmp_path / "root").exists()
 
 
-async def test_neighbours_may_come_and_go(service: LocalService) -> None:
+async def test_neighbours_may_come_and_go(service: Service) -> None:
     async def come_and_go(name: str) -> None:
         for _ in range(60):
             await put(service, f"a/b/{name}", name.encode())
@@ -149,12 +149,12 @@ async def test_neighbours_may_come_and_go(service: LocalService) -> None:
     assert list((await service.list_page(ListRequest(""))).objects) == []
 
 
-async def test_generations_never_repeat(service: LocalService) -> None:
+async def test_generations_never_repeat(service: Service) -> None:
     seen = [(await put(service, "a", bytes([at % 3]))).generation for at in range(100)]
     assert len(set(seen)) == 100
 
 
-async def test_an_object_above_or_below_another_cannot_be_written(service: LocalService) -> None:
+async def test_an_object_above_or_below_another_cannot_be_written(service: Service) -> None:
     await put(service, "a/b")
     for key in ("a", "a/b/c"):
         with pytest.raises(StorageError, match="/a"):
@@ -167,13 +167,13 @@ async def test_an_object_above_or_below_another_cannot_be_written(service: Local
     assert [meta.key for meta in page.objects] == ["a/b"]
 
 
-async def test_a_directory_that_is_not_there_is_an_empty_store(service: LocalService) -> None:
+async def test_a_directory_that_is_not_there_is_an_empty_store(service: Service) -> None:
     assert list((await service.list_page(ListRequest(""))).objects) == []
     with pytest.raises(NotFoundError):
         await service.head("a")
 
 
-async def test_a_delimiter_groups_keys(service: LocalService) -> None:
+async def test_a_delimiter_groups_keys(service: Service) -> None:
     for key in ("a", "b/1", "b/2", "c/d/e", "f"):
         await put(service, key)
     pages = []
@@ -190,14 +190,14 @@ async def test_a_delimiter_groups_keys(service: LocalService) -> None:
     assert [name for _, prefixes in pages for name in prefixes] == ["b/", "c/"]
 
 
-async def test_a_listing_starts_and_ends_where_it_is_told(service: LocalService) -> None:
+async def test_a_listing_starts_and_ends_where_it_is_told(service: Service) -> None:
     for at in range(10):
         await put(service, f"d{at}/k")
     page = await service.list_page(ListRequest("d", start_offset="d3", end_offset="d6/k"))
     assert [meta.key for meta in page.objects] == ["d3/k", "d4/k", "d5/k"]
 
 
-async def test_metadata_is_refused_rather_than_lost(service: LocalService) -> None:
+async def test_metadata_is_refused_rather_than_lost(service: Service) -> None:
     with pytest.raises(StorageError, match="metadata"):
         await service.put(WriteRequest("a", metadata={"label": "cat"}), b"", crc32c=None)
     with pytest.raises(NotFoundError):
@@ -205,21 +205,34 @@ async def test_metadata_is_refused_rather_than_lost(service: LocalService) -> No
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-async def test_a_file_without_permission_is_denied(service: LocalService, tmp_path: Path) -> None:
+async def test_a_file_without_permission_is_denied(service: Service, tmp_path: Path) -> None:
     await put(service, "a")
     (tmp_path / "root/a").chmod(0)
     with pytest.raises(PermissionError):
         await service.get(ReadRequest("a"))
 
 
-def test_any_time_that_a_file_system_keeps_is_a_time() -> None:
+async def test_any_time_that_a_file_system_keeps_is_a_time(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Years before 1 and above 9999 are those that a calendar ends with."""
-    for seconds, year in ((99_999_999_999_999, 9999), (-(10**14), 1), (0, 1970)):
-        status = os.stat_result((0o100644, 1, 1, 1, 0, 0, 0, 0, seconds, 0))
-        assert modified(status).year == year
-    assert modified(os.stat_result((0o100644, 1, 1, 1, 0, 0, 0, 0, 60, 0))) == datetime(
-        1970, 1, 1, 0, 1, tzinfo=UTC
-    )
+    await put(service, "a")
+    lstat = os.lstat
+    for seconds, year in (
+        (99_999_999_999_999, 9999),
+        (-(10**14), 1),
+        (60, 1970),
+    ):
+
+        def aged(path: str, *, seconds: int = seconds) -> os.stat_result:
+            fields = {"st_mtime": float(seconds), "st_mtime_ns": seconds * 10**9}
+            return os.stat_result((*tuple(lstat(path))[:8], seconds, 0), fields)
+
+        monkeypatch.setattr(os, "lstat", aged)
+        updated = (await service.head("a")).updated
+        assert updated is not None
+        assert updated.year == year
+    assert updated == datetime(1970, 1, 1, 0, 1, tzinfo=UTC)
 
 
 WHOLE = 0xE3069283
@@ -245,7 +258,7 @@ def attributes(tmp_path: Path) -> None:
         pytest.skip("the file system keeps no extended attributes of users")
 
 
-async def write(service: LocalService, way: str) -> ObjectMeta:
+async def write(service: Service, way: str) -> ObjectMeta:
     """Write b"123456789" to "a"."""
     if way == "put":
         return await put(service, "a", b"123456789")
@@ -263,7 +276,7 @@ async def write(service: LocalService, way: str) -> ObjectMeta:
 
 @pytest.mark.usefixtures("attributes")
 @pytest.mark.parametrize("way", ["put", "parts", "compose"])
-async def test_a_written_file_has_a_crc32c(service: LocalService, way: str) -> None:
+async def test_a_written_file_has_a_crc32c(service: Service, way: str) -> None:
     """Writes return it, and so do `head` and reads, of a part too."""
     meta = await write(service, way)
     body = await service.get(ReadRequest("a", start=2, end=3))
@@ -274,7 +287,7 @@ async def test_a_written_file_has_a_crc32c(service: LocalService, way: str) -> N
 
 @pytest.mark.usefixtures("attributes")
 async def test_a_file_changed_by_another_program_has_no_crc32c(
-    service: LocalService, tmp_path: Path
+    service: Service, tmp_path: Path
 ) -> None:
     """The crc32c is of the size and modification time that were recorded with it."""
     path = tmp_path / "root" / "a"
@@ -288,7 +301,7 @@ async def test_a_file_changed_by_another_program_has_no_crc32c(
 
 
 @pytest.mark.usefixtures("attributes")
-async def test_a_damaged_file_is_not_composed(service: LocalService, tmp_path: Path) -> None:
+async def test_a_damaged_file_is_not_composed(service: Service, tmp_path: Path) -> None:
     """The copy would get a crc32c of the wrong bytes."""
     await write(service, "put")
     path = tmp_path / "root" / "a"
@@ -302,7 +315,7 @@ async def test_a_damaged_file_is_not_composed(service: LocalService, tmp_path: P
 
 @pytest.mark.parametrize("way", ["put", "part"])
 async def test_bytes_that_do_not_match_their_crc32c_are_not_written(
-    service: LocalService, tmp_path: Path, way: str
+    service: Service, tmp_path: Path, way: str
 ) -> None:
     writing: Awaitable[object]
     if way == "put":
@@ -318,7 +331,7 @@ async def test_bytes_that_do_not_match_their_crc32c_are_not_written(
 @pytest.mark.skipif(not hasattr(os, "setxattr"), reason="the system has no extended attributes")
 @pytest.mark.parametrize("code", [errno.ENOTSUP, errno.EPERM, errno.ENOSPC])
 async def test_a_file_system_without_attributes_is_written_to(
-    service: LocalService, monkeypatch: pytest.MonkeyPatch, code: int
+    service: Service, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(*args: object) -> None:
         raise OSError(code, os.strerror(code))

@@ -15,15 +15,18 @@ import pytest
 
 from aioflux import NotFoundError, PermissionDeniedError, StorageError, TransientError
 from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
-from aioflux._services.local.service import LocalService
-from aioflux._services.local.threads import BLOCK_BYTES
+from tests.service.opening import open_service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from aioflux._services.base import Service
+
 ANY = Precondition()
 CREATE = Precondition(if_absent=True)
 NOBODY = 65534
+LARGE_BYTES = 32 * 1024 * 1024
+"""Two blocks, each of which is read or written by one call."""
 
 
 @pytest.fixture
@@ -43,11 +46,11 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture
-def service(root: Path) -> LocalService:
-    return LocalService(str(root))
+def service(root: Path) -> Service:
+    return open_service(root.as_uri())
 
 
-async def put(service: LocalService, key: str, data: bytes = b"1") -> None:
+async def put(service: Service, key: str, data: bytes = b"1") -> None:
     await service.put(WriteRequest(key), data, crc32c=None)
 
 
@@ -60,7 +63,7 @@ def everything(root: Path) -> list[str]:
     )
 
 
-async def test_a_directory_that_may_not_be_written_to(root: Path, service: LocalService) -> None:
+async def test_a_directory_that_may_not_be_written_to(root: Path, service: Service) -> None:
     await put(service, "d/a")
     (root / "d").chmod(0o500)
     for call in (
@@ -79,7 +82,7 @@ async def test_a_directory_that_may_not_be_written_to(root: Path, service: Local
     (root / "d").chmod(0o700)
 
 
-async def test_what_may_not_be_read(root: Path, service: LocalService) -> None:
+async def test_what_may_not_be_read(root: Path, service: Service) -> None:
     """It is denied, and not taken for missing: a listing that leaves it out would lie."""
     await put(service, "a")
     await put(service, "d/b")
@@ -92,14 +95,14 @@ async def test_what_may_not_be_read(root: Path, service: LocalService) -> None:
         service.list_page(ListRequest("d/")),
         service.compose(WriteRequest("c"), [Source(key="a")]),
     ):
-        with pytest.raises(PermissionDeniedError, match=f"file://{root}"):
+        with pytest.raises(PermissionDeniedError, match=root.as_uri()):
             await call
     (root / "d").chmod(0o700)
     assert everything(root) == ["a", "d", "d/b"]
 
 
 async def test_a_listing_tells_what_comes_before_what_may_not_be_read(
-    root: Path, service: LocalService
+    root: Path, service: Service
 ) -> None:
     for key in ("a", "b/c", "d/e", "f"):
         await put(service, key)
@@ -107,7 +110,7 @@ async def test_a_listing_tells_what_comes_before_what_may_not_be_read(
     page = await service.list_page(ListRequest(""))
     assert [meta.key for meta in page.objects] == ["a", "b/c"]
     # From the same walk, and from another that goes on by the token.
-    for following in (service, LocalService(str(root))):
+    for following in (service, open_service(root.as_uri())):
         with pytest.raises(PermissionDeniedError, match=f"directory {root}/d$"):
             await following.list_page(ListRequest("", page_token=page.next_token))
     page = await service.list_page(ListRequest("", delimiter="/"))
@@ -128,7 +131,7 @@ LONG = "n" * 256
 
 
 @pytest.mark.parametrize("key", [LONG, f"d/{LONG}", f"d/e/{LONG}/x", "/".join(["n" * 200] * 25)])
-async def test_a_name_that_is_too_long(root: Path, service: LocalService, key: str) -> None:
+async def test_a_name_that_is_too_long(root: Path, service: Service, key: str) -> None:
     for call in (put(service, key), service.compose(WriteRequest(key), [])):
         with pytest.raises(StorageError, match="too long") as failure:
             await call
@@ -153,7 +156,7 @@ def little_room() -> Iterator[int]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-async def test_a_disk_that_is_full(root: Path, service: LocalService, little_room: int) -> None:
+async def test_a_disk_that_is_full(root: Path, service: Service, little_room: int) -> None:
     await put(service, "a", b"old")
     await put(service, "half", bytes(little_room))
     too_much = bytes(little_room + 1)
@@ -173,7 +176,7 @@ async def test_a_disk_that_is_full(root: Path, service: LocalService, little_roo
 
 
 async def test_a_file_that_is_changed_in_place_is_not_read(
-    root: Path, service: LocalService, monkeypatch: pytest.MonkeyPatch
+    root: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No store does that, but others may: two contents are never mixed."""
     read = os.preadv
@@ -218,10 +221,10 @@ async def cancel(task: asyncio.Task[Any], halting: Halting) -> None:
 
 
 async def test_a_cancelled_write_is_never_published(
-    root: Path, service: LocalService, monkeypatch: pytest.MonkeyPatch
+    root: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bytes are the caller's memory, which may change from then on."""
-    data = bytearray(2 * BLOCK_BYTES)
+    data = bytearray(LARGE_BYTES)
     write = os.pwrite
     for key in ("a", "d/b"):
         halting = Halting(write)
@@ -235,10 +238,10 @@ async def test_a_cancelled_write_is_never_published(
 
 
 async def test_a_cancelled_read_leaves_the_callers_memory_alone(
-    service: LocalService, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the cancellation is over, so is the reading."""
-    size = 2 * BLOCK_BYTES
+    size = LARGE_BYTES
     await put(service, "a", b"\1" * size)
     halting = Halting(os.preadv)
     monkeypatch.setattr(os, "preadv", halting)
@@ -249,4 +252,4 @@ async def test_a_cancelled_read_leaves_the_callers_memory_alone(
     assert await asyncio.wait([task], timeout=0.05) == (set(), {task})
     await cancel(task, halting)
     assert halting.num_made == 1
-    assert buffer.find(b"\0") == BLOCK_BYTES
+    assert 0 < buffer.find(b"\0") < size

@@ -16,10 +16,10 @@ import pytest
 from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, StorageError
 from aioflux import sync as blocking
 from aioflux._services.base import ListRequest, Precondition, WriteRequest
-from aioflux._services.local.service import LocalService
 from aioflux._services.local.threads import Stop
 from aioflux._services.local.walk import TEMPORARY, temporaries
 from aioflux._services.local.write import link_new, locked, replace_file
+from tests.service.opening import open_service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ def run(work: Any, uri: str) -> dict[int, list[int]]:
 
 
 def test_one_of_many_creators_wins(tmp_path: Path) -> None:
-    won = run(create, f"file://{tmp_path}")
+    won = run(create, tmp_path.as_uri())
     assert sorted(at for each in won.values() for at in each) == list(range(NUM_ROUNDS))
     for number, rounds in won.items():
         for at in rounds:
@@ -91,7 +91,7 @@ def test_one_of_many_creators_wins(tmp_path: Path) -> None:
 
 def test_no_update_is_lost(tmp_path: Path) -> None:
     (tmp_path / "counter").write_bytes(b"0")
-    won = run(increment, f"file://{tmp_path}")
+    won = run(increment, tmp_path.as_uri())
     total = NUM_PROCESSES * NUM_ROUNDS
     assert sorted(count for each in won.values() for count in each) == list(range(1, total + 1))
     assert (tmp_path / "counter").read_bytes() == b"%d" % total
@@ -100,7 +100,7 @@ def test_no_update_is_lost(tmp_path: Path) -> None:
 
 async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
     """Where every other writer has none, too."""
-    service = LocalService(str(tmp_path))
+    service = open_service(tmp_path.as_uri())
     first = await service.put(WriteRequest("a"), b"0", crc32c=None)
     last = first.generation
     for _ in range(30):
@@ -159,7 +159,7 @@ def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path) -> None:
 
 
 async def write_after(directory: Path, release: Callable[[], None]) -> None:
-    service = LocalService(str(directory))
+    service = open_service(f"file://{directory}")
     create_only = Precondition(if_absent=True)
     writing = asyncio.create_task(service.put(WriteRequest("a", create_only), b"1", crc32c=None))
     assert await asyncio.wait([writing], timeout=0.2) == (set(), {writing})
@@ -207,7 +207,7 @@ def test_a_lock_that_stays_held_holds_no_process(
     (tmp_path / "a").write_bytes(b"0")
     with locked(tmp_path / "a", Stop()):
         before = sorted(os.listdir(tmp_path))
-        with python(script.replace("{call}", call), f"file://{tmp_path}") as waiting:
+        with python(script.replace("{call}", call), tmp_path.as_uri()) as waiting:
             assert waiting.stdout is not None
             assert waiting.stdout.readline() == b"waiting\n"
             if sent is not None:
@@ -244,7 +244,7 @@ def test_locks_do_not_pile_up(tmp_path: Path) -> None:
 
 
 async def test_an_object_in_the_way_is_told_from_a_condition(tmp_path: Path) -> None:
-    service = LocalService(str(tmp_path))
+    service = open_service(tmp_path.as_uri())
     await service.put(WriteRequest("a"), b"1", crc32c=None)
     create_only = Precondition(if_absent=True)
     with pytest.raises(PreconditionFailedError, match="/a "):

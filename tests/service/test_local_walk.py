@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from aioflux import NotFoundError, PermissionDeniedError, StorageError
 from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
-from aioflux._services.local.service import LocalService
-from aioflux._services.local.walk import Walk, temporaries
+from tests.service.opening import open_service
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from aioflux._services.base import Service
 
 ANY = Precondition()
 CREATE = Precondition(if_absent=True)
@@ -34,8 +35,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def service(root: Path) -> LocalService:
-    return LocalService(str(root))
+def service(root: Path) -> Service:
+    return open_service(root.as_uri())
 
 
 def write(root: Path, *keys: str) -> None:
@@ -44,11 +45,21 @@ def write(root: Path, *keys: str) -> None:
         (root / key).write_bytes(key.encode())
 
 
+def temporaries(directory: Path) -> dict[str, int]:
+    """Return the sizes of the temporary files of writers, by path."""
+    hexadecimal = "[0-9a-f]" * 32
+    found = [
+        *directory.rglob(f".aioflux-{hexadecimal}"),
+        *directory.rglob(f".aioflux-lock-{hexadecimal}"),
+    ]
+    return {str(path.relative_to(directory)): path.stat().st_size for path in found}
+
+
 def names_in(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
 
 
-async def keys(service: LocalService, prefix: str = "", **options: str) -> list[str]:
+async def keys(service: Service, prefix: str = "", **options: str) -> list[str]:
     names: list[str] = []
     token = ""
     while True:
@@ -100,7 +111,7 @@ def test_a_listing_is_the_sorted_keys(
         write(Path(directory), *names)
 
         async def take() -> list[str]:
-            service = LocalService(directory)
+            service = open_service(f"file://{directory}")
             got: list[str] = []
             token = ""
             while True:
@@ -120,13 +131,13 @@ def test_a_listing_is_the_sorted_keys(
                 if not token:
                     return got
                 if forget:
-                    service = LocalService(directory)
+                    service = open_service(f"file://{directory}")
 
         assert asyncio.run(take()) == listed(sorted(names), prefix, start, end, delimiter)
 
 
 async def test_each_directory_is_read_once(
-    root: Path, service: LocalService, monkeypatch: pytest.MonkeyPatch
+    root: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many pages there are."""
     write(root, *(f"{a}/{b:02}" for a in "xyz" for b in range(30)))
@@ -146,9 +157,7 @@ async def test_each_directory_is_read_once(
     assert read == [str(root), str(root / "z")]
 
 
-async def test_two_listings_at_once_do_not_disturb_each_other(
-    root: Path, service: LocalService
-) -> None:
+async def test_two_listings_at_once_do_not_disturb_each_other(root: Path, service: Service) -> None:
     write(root, *(f"{at:02}" for at in range(10)))
     first = await service.list_page(ListRequest("", page_size=4))
     again = await service.list_page(ListRequest("", page_size=4))
@@ -161,7 +170,7 @@ async def test_two_listings_at_once_do_not_disturb_each_other(
     }
 
 
-async def test_deep_directories_are_no_deep_recursion(root: Path, service: LocalService) -> None:
+async def test_deep_directories_are_no_deep_recursion(root: Path, service: Service) -> None:
     key = "/".join(["d"] * 1010) + "/k"
     await service.put(WriteRequest(key), b"1", crc32c=None)
     assert await keys(service) == [key]
@@ -170,7 +179,7 @@ async def test_deep_directories_are_no_deep_recursion(root: Path, service: Local
 
 
 async def test_a_link_below_the_directory_stands_for_what_it_leads_to(
-    root: Path, service: LocalService
+    root: Path, service: Service
 ) -> None:
     write(root, "data/a", "data/b")
     (root / "data/c").symlink_to("a")
@@ -184,7 +193,7 @@ async def test_a_link_below_the_directory_stands_for_what_it_leads_to(
     assert await keys(service, prefix="more/b") == ["more/b"]
 
 
-async def test_a_link_is_replaced_and_deleted_itself(root: Path, service: LocalService) -> None:
+async def test_a_link_is_replaced_and_deleted_itself(root: Path, service: Service) -> None:
     write(root, "a")
     for name in ("l1", "l2", "nowhere"):
         (root / name).symlink_to("a" if name != "nowhere" else "gone")
@@ -195,7 +204,7 @@ async def test_a_link_is_replaced_and_deleted_itself(root: Path, service: LocalS
     assert await keys(service) == ["a", "l1", "nowhere"]
 
 
-async def test_links_never_lead_out(root: Path, service: LocalService, tmp_path: Path) -> None:
+async def test_links_never_lead_out(root: Path, service: Service, tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/s").write_bytes(b"secret")
     # A neighbour whose path begins like the directory's is outside, too.
@@ -227,7 +236,7 @@ async def test_links_never_lead_out(root: Path, service: LocalService, tmp_path:
     assert names_in(tmp_path / "secret") == ["s"]
 
 
-async def test_links_never_lead_around(root: Path, service: LocalService) -> None:
+async def test_links_never_lead_around(root: Path, service: Service) -> None:
     write(root, "x/a", "y/b")
     for name, target in {
         "itself": "itself",
@@ -249,14 +258,14 @@ async def test_links_never_lead_around(root: Path, service: LocalService) -> Non
 async def test_a_root_that_is_a_link_is_followed(root: Path, tmp_path: Path) -> None:
     write(root, "d/a")
     (tmp_path / "link").symlink_to("root")
-    service = LocalService(str(tmp_path / "link"))
+    service = open_service((tmp_path / "link").as_uri())
     (root / "again").symlink_to("d")
     assert await keys(service) == ["again/a", "d/a"]
     await service.put(WriteRequest("again/b"), b"1", crc32c=None)
     assert (root / "d/b").exists()
 
 
-async def test_what_is_no_file_is_not_there(root: Path, service: LocalService) -> None:
+async def test_what_is_no_file_is_not_there(root: Path, service: Service) -> None:
     """Pipes, sockets, devices and directories: not listed, not found, never waited for."""
     write(root, "a")
     os.mkfifo(root / "pipe")
@@ -284,18 +293,14 @@ async def test_what_is_no_file_is_not_there(root: Path, service: LocalService) -
     assert names_in(root) == sorted(["a", *names])
 
 
-async def test_names_that_are_not_utf8_are_listed_and_read(
-    root: Path, service: LocalService
-) -> None:
+async def test_names_that_are_not_utf8_are_listed_and_read(root: Path, service: Service) -> None:
     (root / os.fsdecode(b"caf\xe9")).write_bytes(b"latin")
     [key] = await keys(service)
     assert os.fsencode(key) == b"caf\xe9"
     assert bytes((await service.get(ReadRequest(key))).data) == b"latin"
 
 
-async def test_what_killed_writers_left_is_found_and_removed(
-    root: Path, service: LocalService
-) -> None:
+async def test_what_killed_writers_left_is_found_and_removed(root: Path, service: Service) -> None:
     """Hidden from listings; each is aborted by its own path and name, from any process."""
     write(root, "d/e/a")
     upload = await service.initiate_upload(WriteRequest("d/e/b"))
@@ -305,11 +310,11 @@ async def test_what_killed_writers_left_is_found_and_removed(
     for name in ("mine", "0" * 31, "g" * 32):
         (root / f".aioflux-{name}").touch()
     assert await keys(service) == ["d/e/a"]
-    left = dict(temporaries(str(root)))
+    left = temporaries(root)
     assert {path.rpartition("/")[0] for path in left} == {"", "d/e", "new"}
-    assert left[f"d/e/{upload}"].st_size == 1
+    assert left[f"d/e/{upload}"] == 1
     assert [each.key for each in await service.list_uploads("d/e/b")] == ["d/e/b"]
-    cleaner = LocalService(str(root))
+    cleaner = open_service(root.as_uri())
     found = await cleaner.list_uploads("")
     assert [each.key for each in found] == sorted(left)
     assert all(abs(each.initiated.timestamp() - time.time()) < 60 for each in found)
@@ -317,7 +322,7 @@ async def test_what_killed_writers_left_is_found_and_removed(
     assert await cleaner.list_uploads("d/e/a") == []
     for each in found:
         await cleaner.abort_upload(each.key, each.upload_id)
-    assert dict(temporaries(str(root))) == {}
+    assert temporaries(root) == {}
     assert sorted(names_in(root)) == [
         f".aioflux-{'0' * 31}",
         f".aioflux-{'g' * 32}",
@@ -330,7 +335,7 @@ async def test_what_killed_writers_left_is_found_and_removed(
 
 @pytest.mark.parametrize("upload_id", ["a", "../a", "", ".aioflux-x", "d/e", ".aioflux-../a"])
 async def test_an_abort_removes_nothing_but_writes_under_way(
-    root: Path, service: LocalService, upload_id: str
+    root: Path, service: Service, upload_id: str
 ) -> None:
     write(root, "a", "d/e")
     await service.abort_upload("d/x", upload_id)
@@ -338,12 +343,13 @@ async def test_an_abort_removes_nothing_but_writes_under_way(
     assert await keys(service) == ["a", "d/e"]
 
 
-def test_what_comes_and_goes_during_a_walk_is_no_error(root: Path) -> None:
+async def test_what_comes_and_goes_during_a_walk_is_no_error(root: Path, service: Service) -> None:
     write(root, "a/1", "b/1", "c/1", "d")
-    walk = Walk(str(root), "", "")
-    assert walk.read_page(1, end="", delimiter="")[2] == "b/1"
+    page = await service.list_page(ListRequest("", page_size=1))
+    assert [meta.key for meta in page.objects] == ["a/1"]
     for name in ("b/1", "c/1", "d"):
         (root / name).unlink()
     (root / "c").rmdir()
     (root / "d").mkdir()
-    assert walk.read_page(9, end="", delimiter="") == ([], [], "")
+    page = await service.list_page(ListRequest("", page_token=page.next_token))
+    assert (list(page.objects), page.next_token) == ([], "")

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import socket
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux import Timeouts, TransientError
+from aioflux import TransientError
 from aioflux._services.base import Precondition, ReadRequest, Source, WriteRequest
-from aioflux._services.gcs.service import GCSService
 from aioflux._values.checksums import crc32c
 from aioflux.testing import GCSServer
+from tests.service.opening import opened_service
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+    from aioflux._services.base import Service
 
 ANY = Precondition()
-WRITES: dict[str, Callable[[GCSService], Awaitable[object]]] = {
+WRITES: dict[str, Callable[[Service], Awaitable[object]]] = {
     "put": lambda service: service.put(WriteRequest("b"), b"1", crc32c=None),
     "delete": lambda service: service.delete("a"),
     "compose": lambda service: service.compose(WriteRequest("b"), [Source(key="a")]),
@@ -36,15 +38,8 @@ def server() -> Iterator[GCSServer]:
         yield running
 
 
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[GCSService]:
-    service = GCSService(
-        "bucket", "", endpoint_url=url, emulator=True, timeouts=Timeouts(), max_connections=4
-    )
-    try:
-        yield service
-    finally:
-        await service.aclose()
+def opened(url: str) -> AbstractAsyncContextManager[Any]:
+    return opened_service("gs://bucket", endpoint_url=url)
 
 
 @each_write
@@ -65,7 +60,7 @@ async def opened(url: str) -> AsyncIterator[GCSService]:
 )
 async def test_no_failure_that_passes_says_that_nothing_was_done(
     server: GCSServer,
-    write: Callable[[GCSService], Awaitable[object]],
+    write: Callable[[Service], Awaitable[object]],
     fault: dict[str, int | bool],
 ) -> None:
     async with opened(server.url) as service:
@@ -77,7 +72,7 @@ async def test_no_failure_that_passes_says_that_nothing_was_done(
 
 @each_write
 async def test_what_was_never_sent_was_not_done(
-    write: Callable[[GCSService], Awaitable[object]],
+    write: Callable[[Service], Awaitable[object]],
 ) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

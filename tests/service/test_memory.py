@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pytest
 
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError
 from aioflux._services.base import ListRequest, Precondition, ReadRequest, WriteRequest
-from aioflux._services.memory import MemoryService
 from aioflux.testing import GCSServer
+from tests.service.opening import open_service
+
+if TYPE_CHECKING:
+    from aioflux._services.base import Service
 
 ANY = Precondition()
 
 
 @pytest.fixture
-def service() -> MemoryService:
-    return MemoryService(uuid.uuid4().hex, "p/")
+def service() -> Service:
+    return open_service(f"memory://{uuid.uuid4().hex}/p/")
 
 
-async def test_wrong_bytes_are_refused(service: MemoryService) -> None:
+async def test_wrong_bytes_are_refused(service: Service) -> None:
     with pytest.raises(ChecksumError, match="p/a"):
         await service.put(WriteRequest("a"), b"1", crc32c=0)
     upload = await service.initiate_upload(WriteRequest("a"))
@@ -31,7 +35,7 @@ async def test_wrong_bytes_are_refused(service: MemoryService) -> None:
         await service.head("a")
 
 
-async def test_an_upload_belongs_to_its_key(service: MemoryService) -> None:
+async def test_an_upload_belongs_to_its_key(service: Service) -> None:
     upload = await service.initiate_upload(WriteRequest("a"))
     with pytest.raises(NotFoundError, match="no upload"):
         await service.put_part("b", upload, 1, (b"1",), offset=0, crc32c=None)
@@ -41,7 +45,7 @@ async def test_an_upload_belongs_to_its_key(service: MemoryService) -> None:
     assert await service.list_uploads("b") == []
 
 
-async def test_a_condition_of_a_completion_is_judged(service: MemoryService) -> None:
+async def test_a_condition_of_a_completion_is_judged(service: Service) -> None:
     await service.put(WriteRequest("a"), b"old", crc32c=None)
     upload = await service.initiate_upload(WriteRequest("a"))
     part = await service.put_part("a", upload, 1, (b"1",), offset=0, crc32c=None)
@@ -52,7 +56,7 @@ async def test_a_condition_of_a_completion_is_judged(service: MemoryService) -> 
     assert bytes((await service.get(ReadRequest("a"))).data) == b"old"
 
 
-async def test_a_delimiter_groups_keys_over_pages(service: MemoryService) -> None:
+async def test_a_delimiter_groups_keys_over_pages(service: Service) -> None:
     for key in ("a", "b/1", "b/2", "c/d/e", "f", "g/h"):
         await service.put(WriteRequest(key), b"", crc32c=None)
     names: list[str] = []
@@ -68,7 +72,7 @@ async def test_a_delimiter_groups_keys_over_pages(service: MemoryService) -> Non
     assert sorted(names) == ["a", "b/", "c/", "f", "g/"]
 
 
-async def test_a_listing_starts_and_ends_where_it_is_told(service: MemoryService) -> None:
+async def test_a_listing_starts_and_ends_where_it_is_told(service: Service) -> None:
     for at in range(10):
         await service.put(WriteRequest(f"d{at}"), b"", crc32c=None)
     page = await service.list_page(ListRequest("d", start_offset="d3", end_offset="d6"))
@@ -113,7 +117,7 @@ async def test_both_services_refuse_the_same_names(key: str) -> None:
 
 async def test_a_name_is_judged_whole() -> None:
     """With the store's prefix: a dot below it is a name like another."""
-    service = MemoryService(uuid.uuid4().hex, "p/")
+    service = open_service(f"memory://{uuid.uuid4().hex}/p/")
     for key in ("..", ".", "k" * 1022, ".well-known/acme-challenge/x"):
         await service.put(WriteRequest(key), b"1", crc32c=None)
     with pytest.raises(ValueError, match="1025 bytes"):

@@ -20,7 +20,6 @@ from aioflux import (
     PreconditionFailedError,
     S3Access,
     StorageError,
-    Timeouts,
     TransientError,
     open_store,
 )
@@ -34,9 +33,8 @@ from aioflux._services.base import (
     UploadedPart,
     WriteRequest,
 )
-from aioflux._services.http import DELETE_SECONDS
 from aioflux._services.s3.endpoint import Endpoint
-from aioflux._services.s3.service import S3Service
+from tests.service.opening import open_service
 from tests.service.s3_rig import (
     ANY,
     ETAG,
@@ -607,7 +605,8 @@ async def test_a_request_that_deletes_many_is_given_time() -> None:
 
         service._sender.send = sending  # type: ignore[method-assign]
         assert await service.delete_page([Source(key="a", generation=PIN)]) == {}
-    assert given == [DELETE_SECONDS]
+    assert given[0] >= 30
+    assert len(given) == 1
 
 
 async def test_names_with_ends_of_lines_are_names_of_s3() -> None:
@@ -644,9 +643,7 @@ async def test_a_profile_may_tell_an_endpoint_without_tls(
             "aws_access_key_id = AKID\naws_secret_access_key = hush\n"
         )
         monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-        service = S3Service(
-            "bucket", "p/", access=S3Access(profile="w"), timeouts=Timeouts(), max_connections=1
-        )
+        service = open_service("s3://bucket/p/", credentials=S3Access(profile="w"))
         assert not service.capabilities.guarded_transport
         await service.get(ReadRequest("a"))
         assert not service.capabilities.guarded_transport
@@ -793,7 +790,7 @@ async def test_an_upload_whose_key_xml_cannot_hold_keeps_no_other_from_being_fou
 
 async def test_keys_that_come_late_sign_for_no_region_that_was_left() -> None:
     """Kept, such a signature would be refused for ever: the region told is the one in use."""
-    begun: list[S3Service] = []
+    begun: list[Any] = []
 
     async def late() -> tuple[str, str]:
         begun[0]._sender._move("eu-west-3")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 import aioflux
@@ -15,11 +17,13 @@ from aioflux import (
     UnsupportedError,
 )
 from aioflux._services.base import Precondition, WriteRequest
-from aioflux._services.s3 import conditions as _s3_conditions
 from aioflux._services.s3.endpoint import is_amazon
-from aioflux._services.s3.service import S3Service
-from aioflux._transfer import conditions as _conditions
+from tests.servers.process_state import forget_servers
+from tests.service.opening import open_service
 from tests.service.s3_rig import PIN, Asked, Cut, Probed, answer, asking, hello, service_error
+
+if TYPE_CHECKING:
+    from aioflux._services.base import Service
 
 MATCH = Precondition(if_generation_match=PIN)
 REFUSED = service_error(412, "PreconditionFailed")
@@ -31,16 +35,15 @@ SOON = RetryPolicy(max_attempts=4, initial_seconds=1e-3, max_seconds=2e-3)
 
 @pytest.fixture(autouse=True)
 def _forget() -> None:
-    _conditions.forget_servers()
-    _s3_conditions.unquoted_endpoints.clear()
+    forget_servers()
 
 
-def opened(service: S3Service) -> aioflux.Store:
+def opened(service: Service) -> aioflux.Store:
     url = service._sender._endpoint_url
     return aioflux.open_store("s3://bucket/p/", endpoint_url=url, credentials=KEYS, retry=SOON)
 
 
-async def put(service: S3Service, precondition: Precondition = MATCH) -> None:
+async def put(service: Service, precondition: Precondition = MATCH) -> None:
     await service.put(WriteRequest("a", precondition), b"1", crc32c=None)
 
 
@@ -123,14 +126,7 @@ async def test_a_pinned_head_notices_a_server_that_ignores_the_pin() -> None:
 async def test_aws_alone_is_trusted(url: str, trusted: bool) -> None:
     """Nothing is sent to find out, and no delete is preceded by a look."""
     assert is_amazon(url) == trusted
-    service = S3Service(
-        "bucket",
-        "",
-        access=KEYS,
-        endpoint_url=url,
-        timeouts=aioflux.Timeouts(),
-        max_connections=1,
-    )
+    service = open_service("s3://bucket", credentials=KEYS, endpoint_url=url)
     assert bool(await service.unprobed_server()) != trusted
     assert service.conditions_known == trusted
     assert await service.compares_deletes() == trusted

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aioflux import NotFoundError, PermissionDeniedError, PreconditionFailedError
+from aioflux import ChecksumError, NotFoundError, PermissionDeniedError, PreconditionFailedError
 from aioflux._services.base import Precondition
 from aioflux._services.s3 import endpoint as sites
 from aioflux._services.s3 import list_page as listing
@@ -376,3 +376,8 @@ def test_an_unknown_code_is_an_error_of_its_object() -> None:
     error = deletion_error("Strange", "so it is", uri="s3://b/k")
     assert error.uri == "s3://b/k"
     assert "Strange" in str(error)
+
+
+def test_a_body_that_was_damaged_on_its_way_is_a_wrong_checksum() -> None:
+    error = service_error(400, action="write", uri="s3://b/k", code="XAmzContentSHA256Mismatch")
+    assert isinstance(error, ChecksumError)

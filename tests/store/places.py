@@ -24,8 +24,8 @@ from botocore.credentials import Credentials
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
-from aioflux._services.memory import memory_bucket
 from aioflux.testing.faults import FlakyStore, random_faults
+from tests.servers.process_state import memory_bucket
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,15 @@ def pattern(size: int, seed: int = 1) -> bytes:
     return (step * (size // 65_521 + 1))[:size]
 
 
+def store_of(session: Session) -> aioflux.Store:
+    """Return a store whose calls on the running loop use a session."""
+    store = aioflux.open_store(
+        session.service.uri(""), transfer=session.options, retry=session.retry
+    )
+    store._sessions._by_loop[asyncio.get_running_loop()] = session
+    return store
+
+
 class ScriptedService:
     """A flaky memory service, its bucket, and a session."""
 
@@ -40,6 +50,15 @@ class ScriptedService:
         self.bucket = memory_bucket(name)
         self.service = FlakyService(service or MemoryService(name, ""))
         self.session = self.new_session()
+
+    @property
+    def store(self) -> aioflux.Store:
+        """A store over the session; it needs no end."""
+        return store_of(self.session)
+
+    def new_store(self, **options: Any) -> aioflux.Store:
+        """Return a store over a session of its own."""
+        return store_of(self.new_session(**options))
 
     def new_session(self, *, retry: aioflux.RetryPolicy = RETRY, **options: Any) -> Session:
         chosen = replace(OPTIONS, **options)

@@ -8,7 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import (
@@ -21,29 +21,59 @@ from aioflux import (
     TransientError,
 )
 from aioflux._services.base import Body, ReadRequest, WriteRequest
-from aioflux._services.memory import MemoryService, memory_bucket
-from aioflux._transfer.get import fetch, fetch_into, fetch_range, plan_ranges
-from aioflux._transfer.get_many import fetch_many
 from aioflux.testing.faults import Fault
-from tests.transfer.scripted_service import MIB, OPTIONS, REFUSE, ScriptedService, pattern
+from tests.transfer.scripted_service import (
+    MIB,
+    OPTIONS,
+    REFUSE,
+    MemoryService,
+    ScriptedService,
+    memory_bucket,
+    pattern,
+    store_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from aioflux._transfer.session import Session
+    import aioflux
     from tests.transfer.clock import Clock
 
 DATA = pattern(3500)  # four ranges
 
 
-@given(st.integers(0, 10**12), st.integers(0, 10**6), st.integers(1, 10**6))
+def requested(scripted: ScriptedService) -> list[tuple[int, int]]:
+    """Return a list that takes the ranges of the requests to come."""
+    asked: list[tuple[int, int]] = []
+    inner = scripted.service.get
+
+    async def get(request: ReadRequest, **settings: object) -> object:
+        asked.append((request.start, request.end))
+        return await inner(request, **settings)
+
+    scripted.service.get = get
+    return asked
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**4), st.integers(1, 10**4), st.integers(1, 10**4))
 def test_a_plan_covers_every_byte_once(start: int, size: int, step: int) -> None:
-    step = max(step, size // 1000 + 1)
-    plan = plan_ranges(start, start + size, step)
-    assert sum(end - begin for begin, end in plan) == size
-    edges = [start, *(end for _, end in plan)]
-    assert [begin for begin, _ in plan] == edges[:-1]
-    assert all(0 < end - begin <= step for begin, end in plan)
+    step = max(step, size // 50 + 1)
+
+    async def run() -> None:
+        scripted = ScriptedService("ranges")
+        meta = scripted.put("a", pattern(20_000))
+        asked = requested(scripted)
+        store = scripted.new_store(range_size_bytes=step)
+        data = await store.get_range(meta, start=start, end=start + size)
+        assert data == pattern(20_000)[start : start + size]
+        plan = sorted(asked)
+        edges = [start, *(end for _, end in plan)]
+        assert edges[-1] == start + size
+        assert [begin for begin, _ in plan] == edges[:-1]
+        assert all(0 < end - begin <= step for begin, end in plan)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -54,8 +84,7 @@ async def test_a_broken_body_is_resumed_where_it_stopped(
     meta = scripted.put("a", DATA)
     cut = Fault(kind="cut", num_bytes=num_bytes)
     scripted.service.fail("get", None, cut, cut)
-    fetched = await fetch(scripted.session, "a", meta if is_known else None)
-    assert fetched.data == DATA
+    assert await scripted.store.get(meta if is_known else "a") == DATA
     assert scripted.is_clean()
 
 
@@ -69,7 +98,7 @@ async def test_only_the_rest_of_a_large_broken_body_is_asked_for(
 ) -> None:
     data = pattern(size)
     meta = scripted.put("a", data)
-    session = scripted.new_session(range_size_bytes=2 * MIB)
+    store = scripted.new_store(range_size_bytes=2 * MIB)
     asked: list[tuple[int, int]] = []
     inner = scripted.service.get
 
@@ -81,7 +110,7 @@ async def test_only_the_rest_of_a_large_broken_body_is_asked_for(
     scripted.service.fail(
         "get", Fault(kind="cut", num_bytes=1200), Fault(kind="cut", num_bytes=300)
     )
-    assert (await fetch(session, "a", meta)).data == data
+    assert await store.get(meta) == data
     assert asked == [(begin, size) for begin in begins]
 
 
@@ -91,7 +120,7 @@ async def test_what_may_be_large_begins_with_little(
 ) -> None:
     data = pattern(19 * MIB)
     scripted.put("a", data)
-    session = scripted.new_session(range_size_bytes=16 * MIB)
+    store = scripted.new_store(range_size_bytes=16 * MIB)
     asked: list[tuple[int, int]] = []
     inner = scripted.service.get
 
@@ -101,15 +130,15 @@ async def test_what_may_be_large_begins_with_little(
 
     scripted.service.get = get
     if room is None:
-        assert (await fetch(session, "a")).data == data
+        assert await store.get("a") == data
         assert asked == [(0, 2), (2, 18), (18, 19)]
         # What is known to be large does, too.
         asked.clear()
-        assert (await fetch(session, "a")).data == data
+        assert await store.get("a") == data
         assert asked == [(0, 2), (2, 18), (18, 19)]
         return
     view = memoryview(bytearray(room))
-    num_bytes = await fetch_into(session, "a", view, start=0, meta=None)
+    num_bytes = await store.get_into("a", view)
     assert view[:num_bytes] == data[:num_bytes]
     if room > 16 * MIB:
         assert asked == [(0, 2), (2, 18), (18, 19)]
@@ -122,23 +151,23 @@ async def test_a_body_that_is_short_without_a_word_is_not_believed(
 ) -> None:
     meta = scripted.put("a", DATA)
     short = Fault(kind="short", num_bytes=500)
-    for known in (None, meta):
+    store = scripted.store
+    for known in ("a", meta):
         scripted.service.fail("get", short, short)
-        assert (await fetch(scripted.session, "a", known)).data == DATA
+        assert await store.get(known) == DATA
         scripted.service.fail("get", short, short)
         buffer = bytearray(3500)
-        await fetch_into(scripted.session, "a", memoryview(buffer), start=0, meta=known)
+        await scripted.store.get_into(known, memoryview(buffer))
         assert buffer == DATA
         scripted.service.fail("get", short)
-        assert await fetch_range(scripted.session, "a", start=5, end=905, meta=known) == DATA[5:905]
+        assert await store.get_range(known, start=5, end=905) == DATA[5:905]
 
 
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_wrong_bytes_are_read_again(scripted: ScriptedService, *, is_known: bool) -> None:
     meta = scripted.put("a", DATA)
     scripted.service.fail("get", Fault(kind="flip", num_bytes=7), None, Fault(kind="flip"))
-    fetched = await fetch(scripted.session, "a", meta if is_known else None)
-    assert fetched.data == DATA
+    assert await scripted.store.get(meta if is_known else "a") == DATA
     assert scripted.service.count("get") == 8
 
 
@@ -149,7 +178,7 @@ async def test_bytes_that_stay_wrong_are_an_error(
     meta = scripted.put("a", DATA)
     scripted.service.fail("get", *[Fault(kind="flip", num_bytes=7)] * 12)
     with pytest.raises(ChecksumError, match="3 times") as raised:
-        await fetch(scripted.session, "a", meta if is_known else None)
+        await scripted.store.get(meta if is_known else "a")
     assert raised.value.uri.endswith("/a")
     assert scripted.is_clean()
 
@@ -160,28 +189,28 @@ async def test_get_into_verifies_a_whole_object(
 ) -> None:
     meta = scripted.put("a", DATA)
     buffer = bytearray(4000)
-    known = meta if is_known else None
+    known = meta if is_known else "a"
     scripted.service.fail("get", Fault(kind="flip", num_bytes=3))
-    assert await fetch_into(scripted.session, "a", memoryview(buffer), start=0, meta=known) == 3500
+    assert await scripted.store.get_into(known, memoryview(buffer)) == 3500
     assert buffer[:3500] == DATA
     scripted.service.fail("get", *[Fault(kind="flip", num_bytes=3)] * 12)
     with pytest.raises(ChecksumError, match="3 times"):
-        await fetch_into(scripted.session, "a", memoryview(buffer), start=0, meta=known)
+        await scripted.store.get_into(known, memoryview(buffer))
 
 
 async def test_verification_can_be_switched_off(scripted: ScriptedService) -> None:
     scripted.put("a", DATA)
     scripted.service.fail("get", Fault(kind="flip", num_bytes=0))
-    fetched = await fetch(scripted.new_session(verify=False), "a")
-    assert fetched.data != DATA
-    assert fetched.data[1:] == DATA[1:]
+    data = await scripted.new_store(verify=False).get("a")
+    assert data != DATA
+    assert data[1:] == DATA[1:]
 
 
 async def test_attempts_run_out(scripted: ScriptedService) -> None:
     scripted.put("a", DATA)
     scripted.service.fail("get", *[REFUSE] * 4)
     with pytest.raises(TransientError, match=r"/a.*4 attempts"):
-        await fetch(scripted.session, "a")
+        await scripted.store.get("a")
     assert scripted.service.count("get") == 4
     assert scripted.is_clean()
 
@@ -192,11 +221,11 @@ async def test_one_range_that_fails_ends_the_others(scripted: ScriptedService) -
     error = StorageError("no", uri="memory://x/a")
     scripted.service.fail("get", None, *hangs, Fault(kind="refuse", error=error))
     with pytest.raises(StorageError, match="no"):
-        await fetch(scripted.session, "a")
+        await scripted.store.get("a")
     assert scripted.is_clean()
 
 
-@pytest.mark.parametrize("call", ["fetch", "fetch_into"])
+@pytest.mark.parametrize("call", ["get", "get_into"])
 async def test_an_object_that_changes_under_a_read_is_read_anew(
     scripted: ScriptedService, call: str
 ) -> None:
@@ -205,16 +234,15 @@ async def test_an_object_that_changes_under_a_read_is_read_anew(
     hang = Fault(kind="hang")
     scripted.service.fail("get", None, hang)
     buffer = bytearray(3500)
-    if call == "fetch":
-        reading = asyncio.create_task(fetch(scripted.session, "a"))
+    if call == "get":
+        reading = asyncio.create_task(scripted.store.get("a"))
     else:
-        into = fetch_into(scripted.session, "a", memoryview(buffer), start=0, meta=None)
-        reading = asyncio.create_task(into)
+        reading = asyncio.create_task(scripted.store.get_into("a", memoryview(buffer)))
     await hang.reached.wait()
     scripted.put("a", changed)
     hang.released.set()
     result = await reading
-    assert (result.data if call == "fetch" else buffer) == changed
+    assert (result if call == "get" else buffer) == changed
 
 
 async def test_an_object_that_never_stands_still_is_an_error(scripted: ScriptedService) -> None:
@@ -222,26 +250,26 @@ async def test_an_object_that_never_stands_still_is_an_error(scripted: ScriptedS
     gone = Fault(kind="refuse", error=NotFoundError("gone", uri="memory://x/a"))
     scripted.service.fail("get", *[None, gone, gone, gone] * 4)
     with pytest.raises(PreconditionFailedError, match="replaced while it was read, 4 times"):
-        await fetch(scripted.new_session(max_in_flight=1), "a")
+        await scripted.new_store(max_in_flight=1).get("a")
 
 
-async def get(session: Session) -> bytes:
-    return (await fetch(session, "a")).data
+async def get(store: aioflux.Store) -> bytes:
+    return await store.get("a")
 
 
-async def get_into(session: Session) -> bytes:
+async def get_into(store: aioflux.Store) -> bytes:
     buffer = bytearray(len(DATA))
-    await fetch_into(session, "a", memoryview(buffer), start=0, meta=None)
+    await store.get_into("a", memoryview(buffer))
     return bytes(buffer)
 
 
-async def get_range(session: Session) -> bytes:
-    return await fetch_range(session, "a", start=0, end=len(DATA), meta=None)
+async def get_range(store: aioflux.Store) -> bytes:
+    return await store.get_range("a", start=0, end=len(DATA))
 
 
-async def get_many(session: Session) -> bytes:
-    [[[_, fetched]]] = [batch async for batch in fetch_many(session, ["a"], ordered=True)]
-    return fetched.data
+async def get_many(store: aioflux.Store) -> bytes:
+    [(_, data)] = [pair async for pair in store.get_many(["a"])]
+    return data
 
 
 class Restless(MemoryService):
@@ -279,14 +307,14 @@ class Restless(MemoryService):
 
 @pytest.mark.parametrize("read", [get, get_into, get_range, get_many])
 async def test_a_read_by_name_of_what_is_replaced_often_pauses_between_its_tries(
-    clock: Clock, read: Callable[[Session], Awaitable[bytes]]
+    clock: Clock, read: Callable[[aioflux.Store], Awaitable[bytes]]
 ) -> None:
     service = Restless(clock)
     scripted = ScriptedService("unused", service=service)
     await service.put(WriteRequest("a"), DATA, crc32c=None)
     session = scripted.new_session(retry=RetryPolicy(initial_seconds=1.0))
     session.limits.unknown_size.add(1)
-    assert await read(session) == DATA
+    assert await read(store_of(session)) == DATA
     waits = [after - before for before, after in itertools.pairwise(service.times)]
     assert len(waits) == service.num_replaced
     assert all(0 < wait <= 2.0**at for at, wait in enumerate(waits))
@@ -296,35 +324,35 @@ async def test_a_pinned_read_of_what_is_gone_is_not_begun_again(scripted: Script
     meta = scripted.put("a", DATA)
     scripted.put("a", pattern(3500, seed=9))
     with pytest.raises(NotFoundError):
-        await fetch(scripted.session, "a", meta)
+        await scripted.store.get(meta)
 
 
 async def test_cancelling_a_read_gives_every_place_back(scripted: ScriptedService) -> None:
     meta = scripted.put("a", DATA)
     hangs = [Fault(kind="hang") for _ in range(4)]
     scripted.service.fail("get", *hangs)
-    reading = asyncio.create_task(fetch(scripted.session, "a", meta))
+    reading = asyncio.create_task(scripted.store.get(meta))
     for hang in hangs:
         await hang.reached.wait()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert scripted.is_clean()
-    assert (await fetch(scripted.session, "a", meta)).data == DATA
+    assert (await scripted.store.get(meta)) == DATA
 
 
 async def test_no_more_ranges_than_the_limit_are_under_way(scripted: ScriptedService) -> None:
     meta = scripted.put("a", pattern(20_000))
     hangs = [Fault(kind="hang") for _ in range(20)]
     scripted.service.fail("get", *hangs)
-    reading = asyncio.create_task(fetch(scripted.session, "a", meta))
+    reading = asyncio.create_task(scripted.store.get(meta))
     for hang in hangs[: OPTIONS.max_in_flight]:
         await hang.reached.wait()
     await asyncio.sleep(0)
     assert scripted.service.count("get") == OPTIONS.max_in_flight
     for hang in hangs:
         hang.released.set()
-    assert (await reading).data == pattern(20_000)
+    assert (await reading) == pattern(20_000)
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 3500])
@@ -332,5 +360,5 @@ async def test_an_object_costs_as_few_requests_as_ranges(
     scripted: ScriptedService, size: int
 ) -> None:
     scripted.put("a", pattern(size))
-    assert (await fetch(scripted.session, "a")).data == pattern(size)
+    assert (await scripted.store.get("a")) == pattern(size)
     assert len(scripted.service.calls) == max(1, -(-size // 1000))

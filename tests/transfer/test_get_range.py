@@ -12,39 +12,30 @@ import pytest
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, TransientError
 from aioflux._services.base import Body, ReadRequest
-from aioflux._transfer.get import (
-    fetch,
-    fetch_into,
-    fetch_range,
-    first_range_bytes,
-)
-from aioflux._transfer.get_range import reads_twice
-from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.retry import with_retry
 from aioflux.options import MIB
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
-from tests.transfer.scripted_service import OPTIONS, PART, ScriptedService, pattern
+from tests.transfer.scripted_service import PART, ScriptedService, pattern, store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from aioflux._transfer.session import Session
 
 DATA = pattern(3500)  # four ranges
 FLIP = Fault(kind="flip", num_bytes=2)
 
 
-async def into(session: Session, meta: aioflux.ObjectMeta | None, start: int, size: int) -> bytes:
+async def into(store: aioflux.Store, key: str | aioflux.ObjectMeta, start: int, size: int) -> bytes:
     buffer = bytearray(size)
-    num_read = await fetch_into(session, "a", memoryview(buffer), start=start, meta=meta)
+    num_read = await store.get_into(key, memoryview(buffer), start=start)
     return bytes(buffer[:num_read])
 
 
 def span(call: str, start: int, end: int) -> Any:
     if call == "get_range":
-        return lambda session, meta: fetch_range(session, "a", start=start, end=end, meta=meta)
-    return lambda session, meta: into(session, meta, start, end - start)
+        return lambda store, key: store.get_range(key, start=start, end=end)
+    return lambda store, key: into(store, key, start, end - start)
 
 
 PARTIAL = [
@@ -71,7 +62,7 @@ async def test_a_wrong_byte_in_a_part_of_an_object_is_mended(
 ) -> None:
     meta = plain.put("a", DATA)
     plain.service.fail("get", *[None] * place, FLIP)
-    assert await read(plain.session, meta if is_known else None) == DATA[part]
+    assert await read(plain.store, meta if is_known else "a") == DATA[part]
     assert plain.is_clean()
 
 
@@ -84,7 +75,7 @@ async def test_bytes_that_never_agree_are_an_error(
     flips = [Fault(kind="flip", num_bytes=3 * at % 90) for at in range(90)]
     plain.service.fail("get", *flips)
     with pytest.raises(ChecksumError, match=r"bytes \[\d+, \d+\) of memory://.*/a") as raised:
-        await read(plain.session, meta if is_known else None)
+        await read(plain.store, meta if is_known else "a")
     assert raised.value.uri.endswith("/a")
     assert plain.is_clean()
 
@@ -97,7 +88,7 @@ async def test_the_same_place_of_both_answers_is_not_the_same_byte(
     meta = plain.put("a", DATA)
     plain.service.fail("get", *[Fault(kind="flip", num_bytes=7)] * 2)
     with pytest.raises(ChecksumError, match=r"bytes \[100, 600\) of .* three different contents"):
-        await span(call, 100, 600)(plain.session, meta if is_known else None)
+        await span(call, 100, 600)(plain.store, meta if is_known else "a")
 
 
 @each_partial
@@ -106,7 +97,7 @@ async def test_a_guarded_transport_is_trusted(
     scripted: ScriptedService, read: Any, part: slice, *, is_known: bool
 ) -> None:
     meta = scripted.put("a", DATA)
-    assert await read(scripted.session, meta if is_known else None) == DATA[part]
+    assert await read(scripted.store, meta if is_known else "a") == DATA[part]
     ranges = -(-len(DATA[part]) // 1000)
     assert scripted.service.count("get") <= ranges + 1
 
@@ -133,11 +124,10 @@ async def test_the_option_decides(
     scripted.service.capabilities = replace(
         scripted.service.capabilities, guarded_transport=guarded
     )
-    session = scripted.new_session(verify_ranges=option, verify=verify)
-    assert reads_twice(session) == (expected and verify)
+    store = scripted.new_store(verify_ranges=option, verify=verify)
     meta = scripted.put("a", DATA)
     scripted.service.fail("get", FLIP)
-    got = await fetch_range(session, "a", start=0, end=500, meta=meta)
+    got = await store.get_range(meta, start=0, end=500)
     assert (got == DATA[:500]) == (expected and verify)
 
 
@@ -152,11 +142,11 @@ async def test_a_whole_object_is_read_once(
     plain: ScriptedService, call: str, *, is_known: bool
 ) -> None:
     meta = plain.put("a", DATA)
-    known = meta if is_known else None
+    known = meta if is_known else "a"
     if call == "get":
-        got = (await fetch(plain.session, "a", known)).data
+        got = await plain.store.get(known)
     else:
-        got = await span(call, 0, 9000)(plain.session, known)
+        got = await span(call, 0, 9000)(plain.store, known)
     assert got == DATA
     assert plain.service.count("get") == 4
 
@@ -169,10 +159,10 @@ async def test_a_range_that_is_the_whole_object_is_verified(
     meta = scripted.put("a", DATA[:700])
     scripted.service.fail("get", FLIP)
     read = span(call, 0, 900)
-    assert await read(scripted.session, meta if is_known else None) == DATA[:700]
+    assert await read(scripted.store, meta if is_known else "a") == DATA[:700]
     scripted.service.fail("get", *[FLIP] * 3)
     with pytest.raises(ChecksumError, match="3 times"):
-        await read(scripted.session, meta if is_known else None)
+        await read(scripted.store, meta if is_known else "a")
 
 
 @pytest.mark.parametrize("size", [0, 1, 700, 3500])
@@ -184,9 +174,9 @@ async def test_an_object_without_a_checksum_is_read_twice(
     stored = plain.bucket.objects["a"]
     meta = replace(stored.meta, crc32c=None)
     plain.bucket.objects["a"] = replace(stored, meta=meta)
-    known = meta if is_known else None
+    known = meta if is_known else "a"
     plain.service.fail("get", *[Fault(kind="flip")] * (size > 0))
-    assert (await fetch(plain.session, "a", known)).data == DATA[:size]
+    assert await plain.store.get(known) == DATA[:size]
 
 
 @pytest.mark.parametrize("call", ["get_range", "get_into"])
@@ -194,7 +184,7 @@ async def test_two_copies_are_of_one_generation(plain: ScriptedService, call: st
     plain.put("a", DATA)
     hang = Fault(kind="hang")
     plain.service.fail("get", None, hang)
-    reading = asyncio.create_task(span(call, 100, 600)(plain.session, None))
+    reading = asyncio.create_task(span(call, 100, 600)(plain.store, "a"))
     await hang.reached.wait()
     changed = pattern(3500, seed=9)
     plain.put("a", changed)
@@ -208,9 +198,9 @@ async def test_the_second_copy_is_within_the_byte_budget(
     plain: ScriptedService, call: str, *, is_known: bool
 ) -> None:
     meta = plain.put("a", pattern(20_000))
-    session = plain.new_session(max_in_flight_bytes=3000)
+    store = plain.new_store(max_in_flight_bytes=3000)
     peak = PeakBytes(plain)
-    await span(call, 100, 19_000)(session, meta if is_known else None)
+    await span(call, 100, 19_000)(store, meta if is_known else "a")
     assert 1000 < peak.peak <= 3000
 
 
@@ -220,9 +210,7 @@ async def test_an_object_that_is_replaced_under_a_large_range_is_read_anew(
     scripted.put("a", DATA)
     hang = Fault(kind="hang_after")
     scripted.service.fail("head", hang)
-    reading = asyncio.create_task(
-        fetch_range(scripted.session, "a", start=100, end=3000, meta=None)
-    )
+    reading = asyncio.create_task(scripted.store.get_range("a", start=100, end=3000))
     await hang.reached.wait()
     changed = pattern(3500, seed=9)
     scripted.put("a", changed)
@@ -233,13 +221,11 @@ async def test_an_object_that_is_replaced_under_a_large_range_is_read_anew(
 @is_known
 async def test_a_part_beyond_the_end_is_empty(scripted: ScriptedService, *, is_known: bool) -> None:
     meta = scripted.put("a", DATA)
-    known = meta if is_known else None
+    known = meta if is_known else "a"
     for start in (3500, 3501, 9000):
-        assert (
-            await fetch_range(scripted.session, "a", start=start, end=start + 9, meta=known) == b""
-        )
-        assert await into(scripted.session, known, start, 9) == b""
-    assert await into(scripted.session, known, 0, 0) == b""
+        assert await scripted.store.get_range(known, start=start, end=start + 9) == b""
+        assert await into(scripted.store, known, start, 9) == b""
+    assert await into(scripted.store, known, 0, 0) == b""
 
 
 @pytest.mark.parametrize("call", ["get_range", "get_into"])
@@ -255,7 +241,7 @@ async def test_a_part_beyond_the_end_may_come_without_a_generation(
         return replace(body, generation="") if request.start >= len(DATA) else body
 
     plain.service.get = get
-    assert await span(call, 3500, 3600)(plain.session, None) == b""
+    assert await span(call, 3500, 3600)(plain.store, "a") == b""
 
 
 @is_known
@@ -265,21 +251,19 @@ async def test_a_part_beyond_the_end_of_nothing_is_not_found(
     meta = scripted.put("a", DATA)
     scripted.bucket.remove("a")
     with pytest.raises(NotFoundError):
-        await fetch_range(
-            scripted.session, "a", start=9000, end=9001, meta=meta if is_known else None
-        )
+        await scripted.store.get_range(meta if is_known else "a", start=9000, end=9001)
     with pytest.raises(NotFoundError):
-        await into(scripted.session, meta if is_known else None, 9000, 9)
+        await into(scripted.store, meta if is_known else "a", 9000, 9)
 
 
 # --- broken bodies of reads by name --------------------------------------------------------
 
 
 BY_NAME = [
-    pytest.param(lambda session: fetch(session, "a"), id="get"),
-    pytest.param(lambda session: span("get_range", 0, 3500)(session, None), id="get_range"),
-    pytest.param(lambda session: span("get_range", 0, 900)(session, None), id="small get_range"),
-    pytest.param(lambda session: span("get_into", 0, 3500)(session, None), id="get_into"),
+    pytest.param(lambda store: store.get("a"), id="get"),
+    pytest.param(lambda store: span("get_range", 0, 3500)(store, "a"), id="get_range"),
+    pytest.param(lambda store: span("get_range", 0, 900)(store, "a"), id="small get_range"),
+    pytest.param(lambda store: span("get_into", 0, 3500)(store, "a"), id="get_into"),
 ]
 
 
@@ -291,13 +275,12 @@ async def test_a_read_by_name_goes_on_in_the_generation_it_began_with(
     scripted.put("a", DATA)
     hang = Fault(kind="hang")
     scripted.service.fail("get", Fault(kind="cut", num_bytes=600), hang)
-    reading = asyncio.create_task(read(scripted.session))
+    reading = asyncio.create_task(read(scripted.store))
     await hang.reached.wait()
     changed = pattern(3500, seed=9)
     scripted.put("a", changed)
     hang.released.set()
     got = await reading
-    got = got if isinstance(got, bytes) else got.data
     assert got == changed[: len(got)]
 
 
@@ -308,7 +291,7 @@ async def test_an_object_that_goes_away_under_a_broken_read_is_not_found(
     scripted.put("a", DATA)
     hang = Fault(kind="hang")
     scripted.service.fail("get", Fault(kind="cut", num_bytes=600), hang)
-    reading = asyncio.create_task(read(scripted.session))
+    reading = asyncio.create_task(read(scripted.store))
     await hang.reached.wait()
     scripted.bucket.remove("a")
     hang.released.set()
@@ -323,7 +306,7 @@ async def test_a_read_that_is_cut_short_each_time_does_not_mix_either(
     gone = Fault(kind="refuse", error=NotFoundError("gone", uri="memory://x/a"))
     scripted.service.fail("get", *[Fault(kind="cut", num_bytes=600), gone] * 4)
     with pytest.raises(PreconditionFailedError, match="replaced while it was read"):
-        await fetch(scripted.session, "a")
+        await scripted.store.get("a")
 
 
 @is_known
@@ -333,11 +316,11 @@ async def test_a_body_that_breaks_often_arrives_all_the_same(
     """An attempt that moved bytes does not count: there are 4 attempts, and 15 breaks."""
     meta = scripted.put("a", DATA)
     scripted.service.fail("get", *[Fault(kind="cut", num_bytes=50)] * 15)
-    session = scripted.new_session(range_size_bytes=4000)
-    assert (await fetch(session, "a", meta if is_known else None)).data == DATA
+    store = scripted.new_store(range_size_bytes=4000)
+    assert await store.get(meta if is_known else "a") == DATA
     scripted.service.fail("get", *[Fault(kind="cut", num_bytes=0)] * 4)
     with pytest.raises(TransientError, match="4 attempts"):
-        await fetch(session, "a", meta if is_known else None)
+        await store.get(meta if is_known else "a")
 
 
 async def test_bytes_that_cannot_be_kept_do_not_count_as_moved() -> None:
@@ -366,8 +349,8 @@ async def test_without_generations_a_broken_range_is_read_from_its_beginning(
 
     scripted.service.get = get
     scripted.service.fail("get", Fault(kind="cut", num_bytes=300))
-    session = scripted.new_session(range_size_bytes=4000)
-    assert (await fetch(session, "a", meta)).data == DATA
+    store = scripted.new_store(range_size_bytes=4000)
+    assert await store.get(meta) == DATA
     assert asked == [0, 0]
 
 
@@ -375,7 +358,7 @@ async def test_without_generations_a_broken_range_is_read_from_its_beginning(
 async def test_either_copy_may_break_off(plain: ScriptedService, place: int) -> None:
     meta = plain.put("a", DATA)
     plain.service.fail("get", *[None] * place, Fault(kind="cut", num_bytes=300))
-    assert await fetch_range(plain.session, "a", start=5, end=905, meta=meta) == DATA[5:905]
+    assert await plain.store.get_range(meta, start=5, end=905) == DATA[5:905]
 
 
 # --- memory --------------------------------------------------------------------------------
@@ -424,21 +407,32 @@ async def test_reads_by_name_stay_within_the_byte_budget(scripted: ScriptedServi
         scripted.put(f"small {at}", pattern(100))
     for at in range(40):
         scripted.put(f"large {at}", pattern(15_000 + 500 * at))
-    peak = PeakBytes(scripted)
-    await asyncio.gather(*(fetch(session, f"small {at}") for at in range(200)))
+    peak, store = PeakBytes(scripted), store_of(session)
+    await asyncio.gather(*(store.get(f"small {at}") for at in range(200)))
     assert session.limits.unknown_size.num_bytes < 1000
-    got = await asyncio.gather(*(fetch(session, f"large {at}") for at in range(40)))
-    assert [len(each.data) for each in got] == [15_000 + 500 * at for at in range(40)]
+    got = await asyncio.gather(*(store.get(f"large {at}") for at in range(40)))
+    assert [len(each) for each in got] == [15_000 + 500 * at for at in range(40)]
     assert 32_000 < peak.peak <= 64_000
 
 
-def test_small_objects_do_not_wait_for_each_other() -> None:
-    options = replace(OPTIONS, max_in_flight=64, max_in_flight_bytes=256 * MIB)
-    options = replace(options, range_size_bytes=16 * MIB)
-    assert first_range_bytes(1000, options) == 2 * MIB
-    assert first_range_bytes(8 * MIB, options) == 10 * MIB
-    assert first_range_bytes(100 * MIB, options) == 16 * MIB
-    assert first_range_bytes(0, replace(options, max_in_flight_bytes=1)) == 1
+@pytest.mark.parametrize(("estimate", "expected"), [(1000, 2 * MIB), (8 * MIB, 10 * MIB)])
+async def test_small_objects_do_not_wait_for_each_other(
+    scripted: ScriptedService, estimate: int, expected: int
+) -> None:
+    options = {"max_in_flight_bytes": 256 * MIB, "range_size_bytes": 16 * MIB}
+    session = scripted.new_session(max_in_flight=64, **options)
+    session.limits.unknown_size.add(estimate)
+    scripted.put("a", DATA)
+    asked: list[int] = []
+    inner = scripted.service.get
+
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        asked.append(request.end)
+        return await inner(request, **settings)
+
+    scripted.service.get = get
+    await store_of(session).get("a")
+    assert asked == [expected]
 
 
 # --- on the wire ---------------------------------------------------------------------------
@@ -571,7 +565,7 @@ async def test_an_empty_object_that_is_filled_while_it_is_read_is_read_anew(
         return answers.pop() if answers else await inner(request, **settings)
 
     scripted.service.get = get
-    assert (await fetch(scripted.session, "a")).data == DATA
+    assert await scripted.store.get("a") == DATA
 
 
 # --- streams -------------------------------------------------------------------------------
@@ -591,8 +585,8 @@ async def test_a_reader_that_nobody_reads_from_fetches_no_more_than_its_window(
             assert server.stats.operation("objects.get").bytes_out <= 16 * MIB + 10_000
 
 
-def small_window(scripted: ScriptedService, **options: Any) -> Session:
-    return scripted.new_session(range_size_bytes=PART, max_buffered_bytes=2 * PART, **options)
+def small_window(scripted: ScriptedService, **options: Any) -> aioflux.Store:
+    return scripted.new_store(range_size_bytes=PART, max_buffered_bytes=2 * PART, **options)
 
 
 LONG = pattern(4 * PART + 1000)
@@ -600,7 +594,7 @@ LONG = pattern(4 * PART + 1000)
 
 async def test_a_stream_from_beginning_to_end_is_read_once(plain: ScriptedService) -> None:
     meta = plain.put("a", LONG)
-    async with ObjectReader(small_window(plain), meta) as reader:
+    async with small_window(plain).open_reader(meta) as reader:
         while await reader.read(MIB):
             pass
     assert plain.service.count("get") == 5
@@ -608,7 +602,7 @@ async def test_a_stream_from_beginning_to_end_is_read_once(plain: ScriptedServic
 
 async def test_after_a_jump_every_range_is_sure(plain: ScriptedService) -> None:
     meta = plain.put("a", LONG)
-    async with ObjectReader(small_window(plain), meta) as reader:
+    async with small_window(plain).open_reader(meta) as reader:
         reader.seek(2 * PART)
         plain.service.fail("get", Fault(kind="flip", num_bytes=3))
         assert await reader.read(PART) == LONG[2 * PART : 3 * PART]
@@ -621,7 +615,7 @@ async def test_what_was_fetched_ahead_before_a_jump_is_not_believed_after_it(
     plain: ScriptedService,
 ) -> None:
     meta = plain.put("a", LONG)
-    async with ObjectReader(small_window(plain), meta) as reader:
+    async with small_window(plain).open_reader(meta) as reader:
         plain.service.fail("get", None, Fault(kind="flip", num_bytes=70))
         assert await reader.read(9) == LONG[:9]
         await until(lambda: plain.service.count("get") == 2)
@@ -631,9 +625,9 @@ async def test_what_was_fetched_ahead_before_a_jump_is_not_believed_after_it(
 
 async def test_what_was_handed_out_before_a_jump_is_confirmed(plain: ScriptedService) -> None:
     meta = plain.put("a", LONG)
-    session = plain.new_session(range_size_bytes=PART, max_buffered_bytes=PART)
+    store = plain.new_store(range_size_bytes=PART, max_buffered_bytes=PART)
     plain.service.fail("get", Fault(kind="flip", num_bytes=3))
-    async with ObjectReader(session, meta) as reader:
+    async with store.open_reader(meta) as reader:
         assert await reader.read(9) != LONG[:9]
         for _ in range(2):
             reader.seek(2 * PART)
@@ -644,8 +638,8 @@ async def test_what_was_handed_out_before_a_jump_is_confirmed(plain: ScriptedSer
 
 async def test_a_second_read_that_is_wrong_itself_is_no_error(plain: ScriptedService) -> None:
     meta = plain.put("a", LONG)
-    session = plain.new_session(range_size_bytes=PART, max_buffered_bytes=PART)
-    async with ObjectReader(session, meta) as reader:
+    store = plain.new_store(range_size_bytes=PART, max_buffered_bytes=PART)
+    async with store.open_reader(meta) as reader:
         assert await reader.read(9) == LONG[:9]
         plain.service.fail("get", Fault(kind="flip", num_bytes=3))
         reader.seek(2 * PART)
@@ -654,11 +648,11 @@ async def test_a_second_read_that_is_wrong_itself_is_no_error(plain: ScriptedSer
 
 async def test_a_reader_that_is_left_early_confirms_what_it_gave(plain: ScriptedService) -> None:
     meta = plain.put("a", LONG)
-    session = plain.new_session(range_size_bytes=PART, max_buffered_bytes=PART)
+    store = plain.new_store(range_size_bytes=PART, max_buffered_bytes=PART)
     plain.service.fail("get", Fault(kind="flip", num_bytes=3))
 
     async def leave_early() -> None:
-        async with ObjectReader(session, meta) as reader:
+        async with store.open_reader(meta) as reader:
             await reader.read(9)
 
     with pytest.raises(ChecksumError, match="returned"):
@@ -671,7 +665,7 @@ async def test_a_reader_that_cannot_confirm_tells_and_does_not_fail(
     plain: ScriptedService, caplog: pytest.LogCaptureFixture
 ) -> None:
     meta = plain.put("a", LONG)
-    async with ObjectReader(small_window(plain), meta) as reader:
+    async with small_window(plain).open_reader(meta) as reader:
         await reader.read(9)
         plain.put("a", b"another")
     assert "could not be verified" in caplog.text
@@ -679,10 +673,10 @@ async def test_a_reader_that_cannot_confirm_tells_and_does_not_fail(
 
 async def test_an_error_in_the_body_is_not_kept_waiting(plain: ScriptedService) -> None:
     meta = plain.put("a", LONG)
-    session = plain.new_session(range_size_bytes=PART, max_buffered_bytes=PART)
+    store = plain.new_store(range_size_bytes=PART, max_buffered_bytes=PART)
 
     async def fail() -> None:
-        async with ObjectReader(session, meta) as reader:
+        async with store.open_reader(meta) as reader:
             await reader.read(9)
             raise KeyError("of the body")
 
@@ -693,7 +687,7 @@ async def test_an_error_in_the_body_is_not_kept_waiting(plain: ScriptedService) 
 
 async def test_a_verified_object_may_be_read_again_at_any_place(plain: ScriptedService) -> None:
     meta = plain.put("a", LONG)
-    async with ObjectReader(small_window(plain), meta) as reader:
+    async with small_window(plain).open_reader(meta) as reader:
         assert await reader.read() == LONG
         count = plain.service.count("get")
         reader.seek(0)
@@ -704,7 +698,7 @@ async def test_a_verified_object_may_be_read_again_at_any_place(plain: ScriptedS
 
 async def test_a_range_larger_than_the_buffer_is_cut(scripted: ScriptedService) -> None:
     meta = scripted.put("a", LONG)
-    session = scripted.new_session(range_size_bytes=100 * MIB, max_buffered_bytes=PART)
+    store = scripted.new_store(range_size_bytes=100 * MIB, max_buffered_bytes=PART)
     asked: list[int] = []
     inner = scripted.service.get
 
@@ -713,6 +707,6 @@ async def test_a_range_larger_than_the_buffer_is_cut(scripted: ScriptedService) 
         return await inner(request, **settings)
 
     scripted.service.get = get
-    async with ObjectReader(session, meta) as reader:
+    async with store.open_reader(meta) as reader:
         assert await reader.read() == LONG
     assert max(asked) == PART

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from aioflux import StorageError
 from aioflux._services.base import MAX_EMPTY_PAGES, ListRequest, Page
 from aioflux._transfer.glob import compile_glob, literal_prefix
-from aioflux._transfer.list import list_all, list_pages
 from tests.transfer.scripted_service import LOSE, REFUSE, refused_for_good
 
 if TYPE_CHECKING:
-    from aioflux._transfer.session import Session
+    import aioflux
     from tests.transfer.scripted_service import ScriptedService
 
 
@@ -43,8 +42,8 @@ class Pages:
 
 async def listed(scripted: ScriptedService) -> str:
     # One after the other: these pages are of no keys that could be cut.
-    session = scripted.new_session(max_in_flight=1)
-    pages = [page async for page in list_pages(session, "p/")]
+    store = scripted.new_store(max_in_flight=1)
+    pages = [page async for page in store.list_pages("p/")]
     return "".join(meta.key for page in pages for meta in page)
 
 
@@ -127,8 +126,8 @@ async def test_a_listing_is_sorted_and_complete_and_asked_for_at_once(
 ) -> None:
     keys = filled(scripted)
     gauge = Gauge(scripted)
-    session = scripted.new_session(max_in_flight=8)
-    listing = await list_all(session, "p/")
+    store = scripted.new_store(max_in_flight=8)
+    listing = await store.list_all("p/")
     assert list(listing.keys) == keys
     assert gauge.num_most > 4
     assert gauge.num_all <= 1.2 * 10 + 2 * 8
@@ -138,14 +137,14 @@ async def test_a_listing_is_sorted_and_complete_and_asked_for_at_once(
 async def test_ten_objects_cost_one_request(scripted: ScriptedService) -> None:
     filled(scripted, 10)
     gauge = Gauge(scripted)
-    assert len(await list_all(scripted.new_session(max_in_flight=64), "")) == 10
+    assert len(await scripted.new_store(max_in_flight=64).list_all("")) == 10
     assert gauge.num_all == 1
 
 
 async def test_who_takes_the_first_page_has_asked_for_no_other(scripted: ScriptedService) -> None:
     filled(scripted)
     gauge = Gauge(scripted)
-    pages = list_pages(scripted.session, "p/")
+    pages = scripted.store.list_pages("p/")
     assert len(await anext(pages)) == 1000
     await pages.aclose()
     assert gauge.num_all == 1
@@ -154,7 +153,7 @@ async def test_who_takes_the_first_page_has_asked_for_no_other(scripted: Scripte
 async def test_failures_of_some_ranges_are_mended(scripted: ScriptedService) -> None:
     keys = filled(scripted)
     scripted.service.fail("list_page", None, REFUSE, LOSE, None, REFUSE, LOSE)
-    assert list((await list_all(scripted.session, "")).keys) == keys
+    assert list((await scripted.store.list_all("")).keys) == keys
     assert scripted.is_clean()
 
 
@@ -165,7 +164,7 @@ async def test_a_range_that_fails_fails_the_listing_and_ends_the_others(
     scripted.service.fail("list_page", None, None, refused_for_good())
     gauge = Gauge(scripted)
     with pytest.raises(StorageError, match="no"):
-        await list_all(scripted.session, "")
+        await scripted.store.list_all("")
     assert gauge.num_now == 0
     assert scripted.is_clean()
 
@@ -176,7 +175,7 @@ async def test_nothing_is_under_way_after_a_listing_was_left(
 ) -> None:
     filled(scripted)
     gauge = Gauge(scripted)
-    pages = list_pages(scripted.session, "p/")
+    pages = scripted.store.list_pages("p/")
     await anext(pages)
     gauge.gate.clear()
     waiting = asyncio.ensure_future(anext(pages))
@@ -196,7 +195,7 @@ async def test_what_is_there_all_along_is_listed_once_while_others_come_and_go(
     stays = set(keys[::2])
     found: list[str] = []
     turns = count()
-    async for page in list_pages(scripted.session, ""):
+    async for page in scripted.store.list_pages(""):
         found += page.keys
         for at in range(next(turns) % 4, len(keys), 8):
             if keys[at] in stays:
@@ -219,23 +218,23 @@ async def test_a_service_that_begins_elsewhere_is_an_error(scripted: ScriptedSer
 
     scripted.service.list_page = list_page
     with pytest.raises(StorageError, match="does not continue after the page"):
-        await list_all(scripted.session, "")
+        await scripted.store.list_all("")
     assert scripted.is_clean()
 
 
 @pytest.fixture
-def nested_session(scripted: ScriptedService) -> Session:
+async def nested_store(scripted: ScriptedService) -> aioflux.Store:
     for key in ("a", "b/1", "b/2", "b/c/3", "d/4", "e", ".aioflux-uploads/5", "x[y]/z.jpg"):
         scripted.put(key, b"")
-    return scripted.session
+    return scripted.store
 
 
-async def test_one_level_has_keys_and_prefixes(nested_session: Session) -> None:
-    listing = await list_all(nested_session, "", delimiter="/")
+async def test_one_level_has_keys_and_prefixes(nested_store: aioflux.Store) -> None:
+    listing = await nested_store.list_all("", delimiter="/")
     assert (list(listing.keys), listing.prefixes) == (["a", "e"], ["b/", "d/", "x[y]/"])
-    listing = await list_all(nested_session, "b/", delimiter="/")
+    listing = await nested_store.list_all("b/", delimiter="/")
     assert (list(listing.keys), listing.prefixes) == (["b/1", "b/2"], ["b/c/"])
-    listing = await list_all(nested_session, ".aioflux-uploads/", delimiter="/")
+    listing = await nested_store.list_all(".aioflux-uploads/", delimiter="/")
     assert list(listing.keys) == [".aioflux-uploads/5"]
 
 
@@ -266,7 +265,7 @@ async def test_one_level_is_listed_by_ranges(scripted: ScriptedService, name: st
     for key in keys:
         scripted.put(key, b"")
     gauge = Gauge(scripted)
-    listing = await list_all(scripted.new_session(max_in_flight=8), "p/", delimiter="/")
+    listing = await scripted.new_store(max_in_flight=8).list_all("p/", delimiter="/")
     expected = level_of(scripted, "/", "p/")
     assert (list(listing.keys), listing.prefixes) == expected
     num_entries = len(expected[0]) + len(expected[1])
@@ -290,7 +289,7 @@ async def test_of_a_page_of_one_level_a_range_takes_what_is_its_own(
         return replace(page, next_token="") if end_offset and last >= end_offset else page
 
     scripted.service.list_page = list_page
-    listing = await list_all(scripted.new_session(max_in_flight=8), "p/", delimiter="/")
+    listing = await scripted.new_store(max_in_flight=8).list_all("p/", delimiter="/")
     assert (list(listing.keys), listing.prefixes) == level_of(scripted, "/", "p/")
 
 
@@ -301,7 +300,7 @@ async def test_one_level_is_whole_while_others_come_and_go(scripted: ScriptedSer
     stays = {key for at, key in enumerate(keys) if at % 4 < 2}
     found: list[str] = []
     turns = count()
-    async for page in list_pages(scripted.session, "p/", delimiter="/"):
+    async for page in scripted.store.list_pages("p/", delimiter="/"):
         found += sorted([*page.keys, *page.prefixes])
         for at in range(next(turns) % 8, len(keys), 8):
             if keys[at] in stays:
@@ -327,7 +326,7 @@ async def test_a_beginning_that_comes_again_with_the_next_page_is_told_once(
         return next(pages)
 
     scripted.service.list_page = list_page
-    listing = await list_all(scripted.new_session(max_in_flight=1), "p/", delimiter="/")
+    listing = await scripted.new_store(max_in_flight=1).list_all("p/", delimiter="/")
     assert (list(listing.keys), listing.prefixes) == (["p/a", "p/c"], ["p/b/", "p/d/"])
 
 
@@ -338,12 +337,12 @@ async def test_a_pattern_is_listed_by_ranges_of_what_it_begins_with(
     for at in range(3_000):
         scripted.put(f"a/{at}.7", b"")
     gauge = Gauge(scripted)
-    listing = await list_all(scripted.new_session(max_in_flight=8), "", match_glob="p/*7")
+    listing = await scripted.new_store(max_in_flight=8).list_all("", match_glob="p/*7")
     assert list(listing.keys) == [key for key in keys if key.endswith("7")]
     assert gauge.num_most > 4
     assert gauge.num_all <= 1.2 * 20 + 2 * 8
     assert gauge.prefixes == {"p/"}
-    assert len(await list_all(scripted.session, "p/01", match_glob="p/*7")) == 1_000
+    assert len(await scripted.store.list_all("p/01", match_glob="p/*7")) == 1_000
     assert gauge.prefixes == {"p/", "p/01"}
 
 
@@ -372,9 +371,9 @@ def test_what_fits_a_pattern_begins_with_what_it_begins_with(pattern: str, key: 
     ],
 )
 async def test_a_pattern_leaves_keys_out(
-    nested_session: Session, pattern: str, expected: str
+    nested_store: aioflux.Store, pattern: str, expected: str
 ) -> None:
-    listing = await list_all(nested_session, "", match_glob=pattern)
+    listing = await nested_store.list_all("", match_glob=pattern)
     assert list(listing.keys) == expected.split()
 
 

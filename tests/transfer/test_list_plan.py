@@ -297,3 +297,11 @@ def test_a_gallop_is_sorted_and_inside(first: str, last: str, end: str) -> None:
 def test_a_gallop_goes_far_quickly() -> None:
     points = gallop("train/0000000.jpg", "train/0004999.jpg", "", "")
     assert points == ["train/0005", "train/001", "train/01", "train/1", "train0", "u"]
+
+
+def test_keys_before_the_range_that_was_asked_for_are_rejected() -> None:
+    plan = ListingPlan("", max_in_flight=4, page_size=1000, delimiter="")
+    [request] = plan.next_requests(may_prefetch=True)[:1]
+    request.range.start = "m"
+    with pytest.raises(ValueError, match="though keys from 'm' on were asked for"):
+        plan.received(request, 1, ["a"].__getitem__, "")

@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, TransientError
-from aioflux._transfer.reader import ObjectReader
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import PART, REFUSE, ScriptedService, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioflux._transfer.session import Session
+    import aioflux
 
 DATA = pattern(10_000)
 LONG = pattern(2 * PART + 1000)
@@ -35,15 +34,15 @@ def test_it_reads_as_bytesio_does(moves: list[tuple[str, int]]) -> None:
     asyncio.run(compare(moves))
 
 
-def one_range_ahead(scripted: ScriptedService, **options: object) -> Session:
-    return scripted.new_session(range_size_bytes=PART, max_buffered_bytes=PART, **options)
+def one_range_ahead(scripted: ScriptedService, **options: object) -> aioflux.Store:
+    return scripted.new_store(range_size_bytes=PART, max_buffered_bytes=PART, **options)
 
 
 async def compare(moves: list[tuple[str, int]]) -> None:
     scripted = ScriptedService("reader")
     meta = scripted.put("a", DATA)
     model = io.BytesIO(DATA)
-    async with ObjectReader(scripted.session, meta) as reader:
+    async with scripted.store.open_reader(meta) as reader:
         for move, number in moves:
             if move == "read":
                 assert await reader.read(number) == model.read(number)
@@ -66,9 +65,9 @@ async def test_it_fetches_no_more_than_its_window_while_nobody_reads(
     scripted: ScriptedService,
 ) -> None:
     step = PART
-    session = scripted.new_session(range_size_bytes=step)  # two ranges are held
+    store = scripted.new_store(range_size_bytes=step)  # two ranges are held
     meta = scripted.put("a", pattern(4 * step))
-    async with ObjectReader(session, meta) as reader:
+    async with store.open_reader(meta) as reader:
         await reader.read(1)
         await reach(lambda: scripted.service.count("get") == 2)
         await reader.read(step)
@@ -76,9 +75,9 @@ async def test_it_fetches_no_more_than_its_window_while_nobody_reads(
 
 
 async def test_a_prefetch_asks_for_the_window_that_is_read_then(scripted: ScriptedService) -> None:
-    session = scripted.new_session(range_size_bytes=PART)  # two ranges are held
+    store = scripted.new_store(range_size_bytes=PART)  # two ranges are held
     meta = scripted.put("a", pattern(4 * PART))
-    async with ObjectReader(session, meta) as reader:
+    async with store.open_reader(meta) as reader:
         await reader.prefetch()
         await reach(lambda: scripted.service.count("get") == 2)
         assert reader.tell() == 0
@@ -90,7 +89,7 @@ async def test_a_prefetch_asks_for_the_window_that_is_read_then(scripted: Script
 
 async def test_a_read_after_a_failed_one_gives_the_same_bytes(scripted: ScriptedService) -> None:
     meta = scripted.put("a", LONG)
-    async with ObjectReader(one_range_ahead(scripted), meta) as reader:
+    async with one_range_ahead(scripted).open_reader(meta) as reader:
         assert await reader.read(PART) == LONG[:PART]
         scripted.service.fail("get", *[REFUSE] * 4)
         with pytest.raises(TransientError):
@@ -104,7 +103,7 @@ async def test_a_cancelled_read_loses_nothing(scripted: ScriptedService) -> None
     meta = scripted.put("a", DATA)
     hang = Fault(kind="hang")
     scripted.service.fail("get", None, hang)
-    async with ObjectReader(scripted.session, meta) as reader:
+    async with scripted.store.open_reader(meta) as reader:
         reading = asyncio.create_task(reader.read())
         await hang.reached.wait()
         await reach(lambda: not reading.done())
@@ -119,7 +118,7 @@ async def test_a_cancelled_read_loses_nothing(scripted: ScriptedService) -> None
 async def test_wrong_bytes_are_an_error_before_the_end(scripted: ScriptedService) -> None:
     meta = scripted.put("a", LONG)
     scripted.service.fail("get", Fault(kind="flip", num_bytes=3))
-    async with ObjectReader(one_range_ahead(scripted), meta) as reader:
+    async with one_range_ahead(scripted).open_reader(meta) as reader:
         assert len(await reader.read(2 * PART)) == 2 * PART
         for _ in range(2):  # also where the error was not taken for the end
             with pytest.raises(ChecksumError, match="/a"):
@@ -133,14 +132,14 @@ async def test_wrong_bytes_that_nobody_has_yet_are_read_again(
 ) -> None:
     meta = scripted.put("a", DATA[:size])
     scripted.service.fail("get", Fault(kind="flip", num_bytes=3))
-    async with ObjectReader(scripted.session, meta) as reader:
+    async with scripted.store.open_reader(meta) as reader:
         assert await reader.read() == DATA[:size]
 
 
 async def test_the_last_range_is_read_again_where_it_is_wrong(scripted: ScriptedService) -> None:
     meta = scripted.put("a", LONG)
     scripted.service.fail("get", None, None, Fault(kind="flip"), Fault(kind="flip"))
-    async with ObjectReader(one_range_ahead(scripted), meta) as reader:
+    async with one_range_ahead(scripted).open_reader(meta) as reader:
         assert await reader.read() == LONG
     assert scripted.service.count("get") == 5
 
@@ -149,7 +148,7 @@ async def test_a_range_that_is_fetched_again_must_be_what_was_handed_out(
     scripted: ScriptedService,
 ) -> None:
     meta = scripted.put("a", LONG)
-    async with ObjectReader(one_range_ahead(scripted), meta) as reader:
+    async with one_range_ahead(scripted).open_reader(meta) as reader:
         for faults, matches in (
             ([None], True),
             ([Fault(kind="flip")] * 2, True),
@@ -173,7 +172,7 @@ async def test_a_broken_body_is_resumed(scripted: ScriptedService) -> None:
     scripted.service.fail(
         "get", Fault(kind="cut", num_bytes=300), Fault(kind="short", num_bytes=300)
     )
-    async with ObjectReader(scripted.session, meta) as reader:
+    async with scripted.store.open_reader(meta) as reader:
         assert await reader.read() == DATA
 
 
@@ -181,7 +180,7 @@ async def test_closing_ends_what_is_fetched_ahead(scripted: ScriptedService) -> 
     meta = scripted.put("a", DATA)
     before = asyncio.all_tasks()
     scripted.service.fail("get", None, *[Fault(kind="hang") for _ in range(9)])
-    async with ObjectReader(scripted.session, meta) as reader:
+    async with scripted.store.open_reader(meta) as reader:
         assert await reader.read(10) == DATA[:10]
     await reader.aclose()
     assert asyncio.all_tasks() == before
@@ -190,7 +189,7 @@ async def test_closing_ends_what_is_fetched_ahead(scripted: ScriptedService) -> 
 
 async def test_a_position_before_the_first_byte_is_refused(scripted: ScriptedService) -> None:
     meta = scripted.put("a", DATA)
-    async with ObjectReader(scripted.session, meta) as reader:
+    async with scripted.store.open_reader(meta) as reader:
         with pytest.raises(ValueError, match="-1"):
             reader.seek(-1)
         with pytest.raises(ValueError, match="whence"):
@@ -205,9 +204,9 @@ async def test_always_reads_every_range_twice_from_the_start() -> None:
     scripted = ScriptedService("reader-always")
     data = pattern(5_000)
     meta = scripted.put("a", data)
-    session = scripted.new_session(verify_ranges="always")
+    store = scripted.new_store(verify_ranges="always")
     scripted.service.fail("get", Fault(kind="flip", num_bytes=7))
-    async with ObjectReader(session, meta) as reader:
+    async with store.open_reader(meta) as reader:
         assert await reader.read(1_000) == data[:1_000]
         assert await reader.read() == data[1_000:]
     assert scripted.service.count("get") >= 10

@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
+import aioflux
 from aioflux import ChecksumError, NotFoundError, TransientError
-from aioflux._transfer.get import fetch, fetch_into, fetch_range
-from aioflux._transfer.reader import ObjectReader
 from tests.transfer.scripted_service import ScriptedService, pattern
 
 if TYPE_CHECKING:
-    import aioflux
     from aioflux._services.base import ReadRequest
-    from aioflux._transfer.session import Session
 
 DATA = pattern(3500)
 
 
-async def get(session: Session, meta: aioflux.ObjectMeta | None) -> bytes:
-    return (await fetch(session, "a", meta)).data
+Key: TypeAlias = "str | aioflux.ObjectMeta"
 
 
-async def get_range(session: Session, meta: aioflux.ObjectMeta | None) -> bytes:
-    return await fetch_range(session, "a", start=100, end=3500, meta=meta)
+async def get(store: aioflux.Store, key: Key) -> bytes:
+    return await store.get(key)
 
 
-async def get_into(session: Session, meta: aioflux.ObjectMeta | None) -> bytes:
+async def get_range(store: aioflux.Store, key: Key) -> bytes:
+    return await store.get_range(key, start=100, end=3500)
+
+
+async def get_into(store: aioflux.Store, key: Key) -> bytes:
     buffer = bytearray(3400)
-    num_read = await fetch_into(session, "a", memoryview(buffer), start=100, meta=meta)
+    num_read = await store.get_into(key, memoryview(buffer), start=100)
     return bytes(buffer[:num_read])
 
 
-async def stream(session: Session, meta: aioflux.ObjectMeta) -> bytes:
-    async with ObjectReader(session, meta) as reader:
+async def stream(store: aioflux.Store, key: Key) -> bytes:
+    async with store.open_reader(key) as reader:
         return await reader.read()
 
 
-async def stream_part(session: Session, meta: aioflux.ObjectMeta) -> bytes:
-    async with ObjectReader(session, meta) as reader:
+async def stream_part(store: aioflux.Store, key: Key) -> bytes:
+    async with store.open_reader(key) as reader:
         reader.seek(50)
         return await reader.read()
 
@@ -59,7 +59,7 @@ async def test_a_listed_size_that_is_wrong_is_never_a_short_read(
     with pytest.raises(
         ChecksumError, match=rf"/a.* has {size} bytes in its metadata, but 3500"
     ) as raised:
-        await read(scripted.session, meta)
+        await read(scripted.store, meta)
     assert raised.value.uri.endswith("/a")
     assert scripted.is_clean()
 
@@ -74,7 +74,7 @@ async def test_a_size_that_a_look_before_the_read_told_wrong_is_an_error(
 
     scripted.service.head = head
     with pytest.raises(ChecksumError, match=r"1500 bytes in its metadata, but 3500"):
-        await get_range(scripted.session, None)
+        await get_range(scripted.store, "a")
 
 
 def answer_sizes(scripted: ScriptedService, *sizes: int, generation: str | None = None) -> None:
@@ -95,9 +95,9 @@ async def test_one_answer_with_another_size_is_asked_for_again(
     scripted: ScriptedService, read: Any
 ) -> None:
     meta = scripted.put("a", DATA)
-    expected = await read(scripted.session, meta)
+    expected = await read(scripted.store, meta)
     answer_sizes(scripted, 9500)
-    assert await read(scripted.session, meta) == expected
+    assert await read(scripted.store, meta) == expected
 
 
 async def test_answers_that_never_agree_give_up(scripted: ScriptedService) -> None:
@@ -105,7 +105,7 @@ async def test_answers_that_never_agree_give_up(scripted: ScriptedService) -> No
     # The first answer, which tells a size that was not listed, is one that is read again.
     answer_sizes(scripted, 901, 902, 903, 904, 905)
     with pytest.raises(TransientError, match=r"900 bytes .* 905 .*4 attempts"):
-        await get(scripted.session, meta)
+        await get(scripted.store, meta)
 
 
 async def test_without_generations_another_size_means_another_object(
@@ -113,10 +113,10 @@ async def test_without_generations_another_size_means_another_object(
 ) -> None:
     meta = replace(scripted.put("a", DATA), generation="", size=3400)
     with pytest.raises(NotFoundError, match="replaced"):
-        await get(scripted.session, meta)
+        await get(scripted.store, meta)
 
 
 async def test_without_generations_a_read_by_name_begins_again(scripted: ScriptedService) -> None:
     scripted.put("a", DATA)
     answer_sizes(scripted, 3400, generation="")
-    assert await get(scripted.session, None) == DATA
+    assert await get(scripted.store, "a") == DATA

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from aioflux._services.base import Body
 
+from tests.transfer.scripted_service import store_of
+
 is_ordered = pytest.mark.parametrize("ordered", [True, False], ids=["in order", "as they come"])
 by = pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by meta"])
 
@@ -755,11 +757,9 @@ async def test_answers_in_the_turn_of_a_cancellation_begin_nothing(fake: FakeSer
 
 
 async def test_leaving_the_loop_early_drops_what_is_under_way(fake: FakeService) -> None:
-    from aioflux._transfer.get_many import fetch_many
-
     stored = filled(fake, (f"k{at:03}" for at in range(20)))
     session = fake.open()
-    batches = fetch_many(session, list(stored), ordered=True)
+    batches = store_of(session).get_batches(list(stored))
     first = asyncio.create_task(anext(batches))
     await settle()
     fake.answer("k000")

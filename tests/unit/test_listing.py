@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
+from array import array
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -257,3 +259,51 @@ def test_a_pickled_listing_takes_less_than_150_bytes_an_object() -> None:
         for number in range(1_000)
     )
     assert len(pickle.dumps(listing)) < 150 * len(listing)
+
+
+def test_a_pickled_listing_is_the_same_on_a_machine_of_the_other_byte_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listing = Listing()
+    listing.extend([ObjectMeta(key="a", uri="gs://b/a", size=7, etag="e", generation="1")])
+    monkeypatch.setattr(sys, "byteorder", "big")
+    assert pickle.loads(pickle.dumps(listing)) == listing
+
+
+def test_a_listing_equals_sequences_alone_and_says_what_it_holds() -> None:
+    listing = Listing()
+    assert listing != 1
+    assert repr(listing) == "<Listing of 0 objects below nothing>"
+
+
+def test_times_are_added_as_texts_behind_numbers_too() -> None:
+    times = TimeColumn()
+    times.append(datetime(2026, 1, 1, tzinfo=UTC))
+    assert times.add_texts(["2026-01-02T00:00:00.000Z"])
+    assert [times[0], times[1]] == [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2)]
+
+
+def test_equal_strings_have_equal_checksums() -> None:
+    assert KeyColumn(["a", "b"]).checksum() == KeyColumn(["a", "b"]).checksum()
+    assert KeyColumn(["a", "b"]).checksum() != KeyColumn(["ab"]).checksum()
+
+
+def test_a_page_without_objects_adds_none() -> None:
+    listing = Listing()
+    listing.extend_columns(
+        "gs://b/",
+        keys=[],
+        sizes=[],
+        etags=[],
+        generations=[],
+        crc32c=array("q"),
+        updated=TimeColumn(),
+    )
+    assert len(listing) == 0
+
+
+def test_a_saved_listing_of_another_version_is_rejected() -> None:
+    saved = bytearray(Listing().to_bytes())
+    saved[len(b"aioflux listing\n")] = 99
+    with pytest.raises(ValueError, match="of version 99"):
+        Listing.from_bytes(saved)

@@ -265,6 +265,12 @@ CONTRADICTIONS = {
     "object without a name": metadata(key=""),
     "tensor too large": changed(size=torch.Size((2**40, 2**40))),
     "tensor of text": changed(chunks=["x"]),
+    "parts that overlap": changed(
+        chunks=[
+            ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            for offsets, sizes in (((0, 0), (2, 2)), ((0, 2), (2, 2)), ((1, 1), (1, 1)))
+        ]
+    ),
     "field of another kind": changed(size=(4, 6)),
     "value of another kind": described({"a": 1}),
     "tensor without fields": described({"a": bare(TensorStorageMetadata)}),

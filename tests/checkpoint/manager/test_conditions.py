@@ -14,13 +14,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import aioflux
 from aioflux import RetryPolicy, S3Access, UnsupportedError
-from aioflux._services.s3 import conditions as _s3_conditions
-from aioflux._transfer import conditions as _conditions
 from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter
 from tests.checkpoint.dcp.states import no_warnings, save
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 from tests.checkpoint.manager.worker_process import Ranks
+from tests.servers.process_state import forget_servers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +35,7 @@ IGNORED = "ignore:.* does not compare .* when it writes:RuntimeWarning"
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch, moto: Moto) -> None:
-    _conditions.forget_servers()
-    _s3_conditions.unquoted_endpoints.clear()
+    forget_servers()
     moto.sign_in(monkeypatch)
 
 
