@@ -51,7 +51,7 @@ class Handover(NamedTuple):
     prior: PriorAttempt
 
 
-class _SlotWaiter:
+class _LoopWaiter:
     """Waits for a slot among the requests in flight."""
 
     __slots__ = ("_loop",)
@@ -103,7 +103,7 @@ class SmallReadLoop:
         self._small_bytes = small_bytes(session.options)
         self._ends: dict[int, int] = {}
         self._exchange: Exchange | None = None
-        self._slot_waiter: _SlotWaiter | None = None
+        self._slot_waiter: _LoopWaiter | None = None
         self.started_at = 0.0
         self._handover: asyncio.Future[tuple[int, Handover] | None] | None = None
 
@@ -234,7 +234,7 @@ class SmallReadLoop:
                 return None
             session.limits.release(end)
         else:
-            waiter = _SlotWaiter(self)
+            waiter = _LoopWaiter(self)
             if session.limits.add_waiter(waiter, end):
                 self._slot_waiter = waiter
                 self.started_at = session.clock()

@@ -78,8 +78,10 @@ def test_each_loader_takes_every_object_once(server: Server) -> None:
     for work, result in zip(works, told, strict=True):
         assert result["num_bytes"] == COUNT * SIZE, work
         assert 0 < result["waited_seconds"] <= result["seconds"], work
-        # What is listed is listed before; google's client asks about the bucket, and may ask again.
-        assert COUNT <= result["num_requests"] <= COUNT + 3 * (work.peer == "direct"), work
+        # Listed before. Other clients may repeat a request on a busy machine, and google's looks up
+        # the bucket.
+        may_repeat = not work.peer.startswith("aioflux")
+        assert COUNT <= result["num_requests"] <= COUNT + 3 * may_repeat, work
 
 
 @pytest.mark.parametrize("name", ["dataflux", "litdata"])

@@ -77,7 +77,7 @@ def test_the_command_takes_uris_of_s3(
     assert prefix.keys() == []
     assert run_command(["clean", prefix.uri]) == 0
     assert run_command(["ls", "--anonymous", "file:///tmp"]) != 0
-    assert "--anonymous has an effect on gs://, s3://" in capfd.readouterr().err
+    assert "--anonymous needs a gs://, s3://" in capfd.readouterr().err
 
 
 async def test_a_large_object_is_verified_without_being_read_twice(prefix: Prefix) -> None:

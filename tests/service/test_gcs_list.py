@@ -38,7 +38,7 @@ def resources(draw: st.DrawFn) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in missing}
 
 
-def page_of(items: list[dict[str, Any]]) -> listing.ListPage:
+def page_of(items: list[dict[str, Any]]) -> listing.ObjectsPage:
     return listing.decode_page(msgspec.json.encode({"kind": "storage#objects", "items": items}))
 
 

@@ -125,8 +125,8 @@ def test_a_damaged_checksum_is_no_checksum(text: str) -> None:
     assert decode_crc32c("") is None
 
 
-def page(*names: str, prefixes: tuple[str, ...] = (), token: str = "") -> listing.ListPage:
-    return listing.ListPage(
+def page(*names: str, prefixes: tuple[str, ...] = (), token: str = "") -> listing.ObjectsPage:
+    return listing.ObjectsPage(
         kind="storage#objects",
         items=[listing.ListedObject(name=name) for name in names],
         prefixes=list(prefixes),
@@ -135,7 +135,7 @@ def page(*names: str, prefixes: tuple[str, ...] = (), token: str = "") -> listin
 
 
 def check(
-    found: listing.ListPage, prefix: str = "", start: str = "", end: str = "", token: str = ""
+    found: listing.ObjectsPage, prefix: str = "", start: str = "", end: str = "", token: str = ""
 ) -> None:
     listing.check_page(found, prefix=prefix, start_offset=start, end_offset=end, page_token=token)
 

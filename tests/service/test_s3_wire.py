@@ -329,7 +329,7 @@ def test_a_page_is_read_in_any_form(form: dict[str, str], rows: list[tuple[str, 
 
 
 def test_objects_of_several_classes_and_times() -> None:
-    page = listing.ListPage(
+    page = listing.BucketPage(
         names=["p/a", "p/b"],
         sizes=[1, 2],
         etags=["x", "y"],

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIST_FIELDS",
-    "ListPage",
     "ListedObject",
+    "ObjectsPage",
     "check_page",
     "decode_page",
     "escape_glob",
@@ -72,7 +72,7 @@ class ListedObject(msgspec.Struct, rename="camel", gc=False):
     """Kind of all objects of the class, if it is known."""
 
 
-class ListPage(msgspec.Struct, rename="camel"):
+class ObjectsPage(msgspec.Struct, rename="camel"):
     """One page of `objects.list`."""
 
     kind: str = ""
@@ -82,12 +82,12 @@ class ListPage(msgspec.Struct, rename="camel"):
 
 
 # Not strict, because sizes are JSON strings.
-_page_decoder = msgspec.json.Decoder(ListPage, strict=False)
+_page_decoder = msgspec.json.Decoder(ObjectsPage, strict=False)
 _names = attrgetter("name")
 
 
 @lru_cache(maxsize=8)
-def _decoder_of(kind: Kind) -> msgspec.json.Decoder[ListPage]:
+def _decoder_of(kind: Kind) -> msgspec.json.Decoder[ObjectsPage]:
     """Return the decoder for pages of one kind, which raises ValidationError for others."""
     shared = dict(zip(("content_type", "content_encoding", "storage_class"), kind, strict=False))
     literal: Any = Literal
@@ -110,12 +110,14 @@ def _decoder_of(kind: Kind) -> msgspec.json.Decoder[ListPage]:
         namespace={"kind": kind, "__annotations__": {"kind": ClassVar[Any]}},
     )
     page = msgspec.defstruct(
-        "ListPageOfKind", [("items", listed[item], [])], bases=(ListPage,), rename="camel"
+        "ObjectsPageOfKind", [("items", listed[item], [])], bases=(ObjectsPage,), rename="camel"
     )
     return msgspec.json.Decoder(page, strict=False)
 
 
-def decode_page(data: bytes | bytearray | memoryview, *, expected: Kind | None = None) -> ListPage:
+def decode_page(
+    data: bytes | bytearray | memoryview, *, expected: Kind | None = None
+) -> ObjectsPage:
     """Parse a page of a listing.
 
     Args:
@@ -125,7 +127,7 @@ def decode_page(data: bytes | bytearray | memoryview, *, expected: Kind | None =
     Raises:
         ValueError: It is malformed. An empty object would end the listing without an error.
     """
-    page: ListPage | None = None
+    page: ObjectsPage | None = None
     if expected is not None:
         with suppress(msgspec.ValidationError):
             page = _decoder_of(expected).decode(data)
@@ -137,7 +139,7 @@ def decode_page(data: bytes | bytearray | memoryview, *, expected: Kind | None =
 
 
 def check_page(
-    page: ListPage, *, prefix: str, start_offset: str, end_offset: str, page_token: str
+    page: ObjectsPage, *, prefix: str, start_offset: str, end_offset: str, page_token: str
 ) -> None:
     """Check that a page is the requested one, in order.
 
@@ -201,7 +203,7 @@ def listing_of(items: Sequence[ListedObject], *, prefix: str, root: str) -> List
     return listing
 
 
-def expected_kind(page: ListPage) -> Kind | None:
+def expected_kind(page: ObjectsPage) -> Kind | None:
     """Return the kind that objects of the next page probably are of; None if unknown."""
     return _shared_kind(page.items) if len(page.items) >= _MANY else None
 

@@ -21,7 +21,7 @@ from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 
 __all__ = [
-    "ListPage",
+    "BucketPage",
     "after",
     "cut",
     "decode_page",
@@ -45,7 +45,7 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 @dataclass(slots=True)
-class ListPage:
+class BucketPage:
     """One page as columns, with whole names."""
 
     names: list[str] = field(default_factory=list)
@@ -56,14 +56,14 @@ class ListPage:
     prefixes: list[str] = field(default_factory=list)
     next_token: str = ""
 
-    def extend(self, other: ListPage) -> None:
+    def extend(self, other: BucketPage) -> None:
         """Append another page."""
         for name in ("names", "sizes", "etags", "updated", "classes", "prefixes"):
             getattr(self, name).extend(getattr(other, name))
 
-    def split(self, at: int) -> ListPage:
+    def split(self, at: int) -> BucketPage:
         """Keep the first `at` objects, with all prefixes, and return the others."""
-        rest = ListPage()
+        rest = BucketPage()
         for name in ("names", "sizes", "etags", "updated", "classes"):
             column = getattr(self, name)
             setattr(rest, name, column[at:])
@@ -111,7 +111,7 @@ def after(name: str) -> str:
     return text if len(text.encode()) <= _MAX_KEY_BYTES else name[:-1]
 
 
-def decode_page(data: bytes | bytearray | memoryview) -> ListPage:
+def decode_page(data: bytes | bytearray | memoryview) -> BucketPage:
     """Parse a page of a listing.
 
     Raises:
@@ -135,7 +135,7 @@ def decode_page(data: bytes | bytearray | memoryview) -> ListPage:
             prefixes += [each.text or "" for each in child]
         else:
             fields[tag] = child.text or ""
-    page = ListPage(prefixes=prefixes)
+    page = BucketPage(prefixes=prefixes)
     if rows:
         names, updated, etags, sizes, classes = map(list, zip(*rows, strict=True))
         page.names = [unescape(name) if "&" in name else name for name in names]
@@ -154,8 +154,8 @@ def _parse(text: str) -> ET.Element:
         raise ValueError(f"it is not XML: {exc}") from exc
 
 
-def _decode_slowly(text: str) -> ListPage:
-    page = ListPage()
+def _decode_slowly(text: str) -> BucketPage:
+    page = BucketPage()
     fields: dict[str, str] = {}
     for child in _parse(text):
         tag = child.tag.rpartition("}")[2]
@@ -174,7 +174,7 @@ def _decode_slowly(text: str) -> ListPage:
     return _finish(page, fields)
 
 
-def _finish(page: ListPage, fields: dict[str, str]) -> ListPage:
+def _finish(page: BucketPage, fields: dict[str, str]) -> BucketPage:
     if page.sizes and max(page.sizes) > MAX_SIZE_BYTES:
         raise ValueError(f"an object has {max(page.sizes)} bytes")
     if fields.get("EncodingType") == "url":
@@ -191,19 +191,19 @@ def _decoded(name: str) -> str:
     return unquote_plus(name, errors="strict") if "%" in name or "+" in name else name
 
 
-def is_sorted(page: ListPage) -> bool:
+def is_sorted(page: BucketPage) -> bool:
     """Return whether names and prefixes are in the order of their bytes, none of them twice."""
     return all(all(map(lt, names, names[1:])) for names in (page.names, page.prefixes))
 
 
-def sort(page: ListPage) -> None:
+def sort(page: BucketPage) -> None:
     """Sort a page by its names' bytes."""
     names = page.names
     page.pick(sorted(range(len(names)), key=names.__getitem__))
     page.prefixes = sorted(set(page.prefixes))
 
 
-def cut(page: ListPage, *, start: str, end: str) -> None:
+def cut(page: BucketPage, *, start: str, end: str) -> None:
     """Remove names outside of `[start, end)`; a page that reaches the end is the last one."""
     names = page.names
     first, behind = 0, len(names)
@@ -222,7 +222,7 @@ def cut(page: ListPage, *, start: str, end: str) -> None:
     ]
 
 
-def listing_of(page: ListPage, *, prefix: str, root: str) -> Listing:
+def listing_of(page: BucketPage, *, prefix: str, root: str) -> Listing:
     """Return the objects of a page as columns.
 
     Args:

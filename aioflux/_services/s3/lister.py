@@ -50,7 +50,7 @@ class S3Lister:
         # Listings of the server are unsorted: they are read whole, and sorted here.
         self._is_unsorted = False
         # The remainders of such listings, by the tokens of their next pages.
-        self._sorted: dict[str, listing.ListPage] = {}
+        self._sorted: dict[str, listing.BucketPage] = {}
 
     async def page(self, request: ListRequest, size: int) -> Page:
         """Read one page of `size` objects at most; see `Service.list_page`."""
@@ -82,7 +82,7 @@ class S3Lister:
 
     async def _request_page(
         self, prefix: str, delimiter: str, size: int, start: str, token: str
-    ) -> listing.ListPage:
+    ) -> listing.BucketPage:
         query = listing.list_query(
             prefix=self._prefix + prefix,
             start_after=listing.after(start),
@@ -107,12 +107,12 @@ class S3Lister:
     async def _sorted_page(
         self,
         request_page: Any,
-        page: listing.ListPage | None,
+        page: listing.BucketPage | None,
         prefix: str,
         token: str,
         start: str,
         most: int,
-    ) -> listing.ListPage:
+    ) -> listing.BucketPage:
         """Return a page of a listing that the server does not sort.
 
         Args:
