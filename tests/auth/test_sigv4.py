@@ -91,6 +91,16 @@ def test_a_signature_is_that_of_botocore(
     assert sent[b"Authorization"].decode() == expected
 
 
+def test_many_sets_of_headers_are_signed_alike() -> None:
+    """Templates of canonical requests are cached, and dropped when they are too many."""
+    signer = signer_of(Keys("AKIDEXAMPLE", "secret"))
+    headers = [(b"x-amz-meta-a", b"1")]
+    first = dict(signer.sign(b"PUT", b"/a", headers, EMPTY_HASH, now=NOW))
+    for number in range(100):
+        signer.sign(b"PUT", b"/a", [(b"x-amz-meta-%d" % number, b"1")], EMPTY_HASH, now=NOW)
+    assert dict(signer.sign(b"PUT", b"/a", headers, EMPTY_HASH, now=NOW)) == first
+
+
 def test_a_day_that_ends_changes_the_key() -> None:
     signer = signer_of(Keys("AKIDEXAMPLE", "secret"))
     before = dict(signer.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW))

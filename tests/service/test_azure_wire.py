@@ -320,6 +320,12 @@ def test_an_answer_is_what_was_asked_for_or_refused(
             reading.object_size(status, headers, num_bytes, **settings)
 
 
+def test_a_range_that_holds_the_whole_object_has_its_size() -> None:
+    headers = {**TOLD, b"content-range": b"bytes 0-4/5"}
+    assert reading.is_whole(206, headers, 5, end=10, generation="")
+    assert reading.object_size(206, headers, 5, start=0, end=10, generation="") == 5
+
+
 @pytest.mark.parametrize("missing", TOLD)
 def test_an_answer_of_somebody_else_is_refused(missing: bytes) -> None:
     headers = {name: value for name, value in TOLD.items() if name != missing}

@@ -117,3 +117,10 @@ def test_no_time_is_not_a_number() -> None:
 def test_a_store_takes_no_dictionary_for_a_policy(name: str) -> None:
     with pytest.raises(TypeError, match=rf"{name} must be aioflux\.\w+\(\.\.\.\), not"):
         aioflux.open_store("memory://policies", **{name: {"max_attempts": 2}})
+
+
+def test_times_of_clean_up_are_a_value_of_their_own() -> None:
+    with pytest.raises(
+        TypeError, match=r"Timeouts\.cleanup must be CleanupTimeouts\(\.\.\.\), not 5"
+    ):
+        Timeouts(cleanup=5)  # type: ignore[arg-type]
