@@ -62,6 +62,7 @@ __all__ = [
     "entered",
     "feed",
     "iterate",
+    "limit_wait_for_workers",
     "run",
     "shut_down_with_worker",
 ]
@@ -107,6 +108,7 @@ class _LoopThread:
         self._cancelled: set[concurrent.futures.Future[Any]] = set()
         self._started: set[concurrent.futures.Future[Any]] = set()
         self.ends_with_worker = False
+        self.limits_workers = False
         self.is_exiting = False
         self.is_closed = False
 
@@ -286,6 +288,33 @@ def shut_down_with_worker() -> None:
         Finalize(None, shut_down, exitpriority=0)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _shut_down_and_exit)
+
+
+def limit_wait_for_workers() -> None:
+    """Have the end of this process wait for its DataLoader workers for a limited time.
+
+    A worker in the middle of a C call does not run the handler of `shut_down_with_worker`, and
+    multiprocessing would wait for it without a limit.
+    """
+    from multiprocessing.util import Finalize
+
+    bridge = _own_bridge()
+    if not bridge.limits_workers:
+        bridge.limits_workers = True
+        Finalize(None, _end_workers, exitpriority=0)  # before multiprocessing joins its children
+
+
+def _end_workers() -> None:
+    from multiprocessing import active_children
+
+    workers = [each for each in active_children() if each.daemon]
+    for each in workers:
+        each.terminate()
+    give_up_at = time.monotonic() + _WORKER_SHUTDOWN_SECONDS + 1.0
+    for each in workers:
+        each.join(max(0.0, give_up_at - time.monotonic()))
+        if each.is_alive():
+            each.kill()
 
 
 def _shut_down_and_exit(*_: object) -> None:

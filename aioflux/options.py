@@ -12,15 +12,12 @@ if TYPE_CHECKING:
     from aioflux._values.stats import ProgressHook
 
 __all__ = [
-    "ANONYMOUS",
-    "MIB",
     "CleanupTimeouts",
     "RetryPolicy",
     "S3Access",
     "StoreOptions",
     "Timeouts",
     "TransferOptions",
-    "carries_secret",
 ]
 
 MIB = 1024 * 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from aioflux._transfer.counters import StoreCounters
@@ -122,6 +123,7 @@ def live_sessions() -> list[Sessions]:
 
 
 def longest_cleanup() -> CleanupTimeouts:
-    """Return the longest times for clean-up of the stores of this process."""
-    times = [each.cleanup_timeouts for each in live_sessions()]
-    return max(times, key=lambda each: each.total_seconds, default=CleanupTimeouts())
+    """Return times for clean-up, each the longest of the stores of this process."""
+    times = [each.cleanup_timeouts for each in live_sessions()] or [CleanupTimeouts()]
+    names = [each.name for each in fields(CleanupTimeouts)]
+    return CleanupTimeouts(**{name: max(getattr(each, name) for each in times) for name in names})

@@ -80,6 +80,7 @@ def prepare(store: Store, compose: Compose, *, older_than_seconds: float = 86_40
         raise ValueError(f'compose must be "off", "on" or "auto", not {compose!r}')
     if compose == "off":
         return "off"
+    _bridge.limit_wait_for_workers()
     if not store.uri.startswith(("gs://", "memory://")):
         if compose == "on":
             raise ValueError(f'{store.uri} cannot compose objects; use compose="off"')

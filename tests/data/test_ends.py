@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import aioflux
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import Network, State
@@ -206,3 +207,46 @@ def test_ctrl_c_leaves_no_composite(runs: Runs, way: str) -> None:
         assert num_lost <= max(1, NUM_ROUNDS // 10), ended
         assert runs.composites() == [], (number, ended, runs.log)
     _log.info("%s: ended %s", way, ended)
+
+
+STUCK_SCRIPT = """
+import sys
+import aioflux
+from torch.utils.data import DataLoader
+from aioflux.data import IterableDataset
+
+def transform(sample):
+    if sample.key.endswith("1"):
+        print("stuck", flush=True)
+        sum(range(10**12))  # one call in C, which runs no Python handler of a signal
+    return sample.key
+
+dataset = IterableDataset(
+    "gs://bucket/", compose="on", transform=transform, endpoint_url=sys.argv[1]
+)
+batches = iter(DataLoader(dataset, batch_size=1, num_workers=1, collate_fn=list))
+next(batches)
+sys.stdin.read(1)
+raise KeyError
+"""
+
+
+@pytest.mark.more
+def test_a_composing_worker_that_is_stuck_does_not_keep_the_process() -> None:
+    """Its handler of SIGTERM cannot run: the main process kills it after some seconds."""
+    with GCSServer() as server:
+        server.create_bucket("bucket")
+        with aioflux.sync.open_store("gs://bucket/", endpoint_url=server.url) as store:
+            for number in range(10):
+                store.put(f"{number:02}", b"data" * 100)
+        process = subprocess.Popen(
+            [sys.executable, "-c", STUCK_SCRIPT, server.url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"stuck\n"
+        process.communicate(b"x", timeout=LOST_SECONDS)
+        assert process.returncode == 1

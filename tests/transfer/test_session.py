@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import aioflux
-from aioflux import NotFoundError, Progress, StorageError, TransientError
+from aioflux import CleanupTimeouts, NotFoundError, Progress, StorageError, TransientError
 from aioflux._services.base import Body, WriteRequest
 from aioflux._transfer.counters import StoreCounters
 from aioflux._transfer.limits import AdaptiveLimit, Limits
 from aioflux._transfer.session import Session
+from aioflux._transfer.sessions import longest_cleanup
 from aioflux._transfer.writer import ObjectWriter
 from aioflux.testing.faults import Fault
 from tests.transfer.clock import loop_time
@@ -227,3 +228,20 @@ async def test_a_writer_that_cannot_be_aborted_does_not_keep_its_store_open(
     assert "a writer was open when its store was closed" in caplog.text
     with pytest.raises(StorageError, match="its store was closed"):
         await writer.write(b"more")
+
+
+async def test_each_clean_up_time_is_the_longest_of_all_stores() -> None:
+    """At the end of the process, which serves several stores at once."""
+    times = [
+        CleanupTimeouts(interrupted_seconds=20.0),
+        CleanupTimeouts(total_seconds=50.0, close_seconds=1.0),
+    ]
+    stores = [
+        aioflux.open_store("memory://times/", timeouts=aioflux.Timeouts(cleanup=each))
+        for each in times
+    ]
+    longest = longest_cleanup()
+    assert longest.interrupted_seconds >= 20.0
+    assert longest.total_seconds >= 50.0
+    assert longest.close_seconds >= CleanupTimeouts().close_seconds
+    del stores

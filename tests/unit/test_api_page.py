@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
-NOT_FOR_USERS = {"forget_sessions", "ANONYMOUS", "MIB", "carries_secret"}
-"""Names that other packages of aioflux need from a public module."""
 
 
 def sections() -> dict[str, list[str]]:
@@ -52,7 +50,7 @@ def test_each_public_name_is_listed(name: str) -> None:
     missing = [
         each
         for each in getattr(module, "__all__", ())
-        if each not in {*LISTED.get(name, ()), *NOT_FOR_USERS}
+        if each not in LISTED.get(name, ())
         and not (each in elsewhere and is_listed(each, getattr(module, each)))
     ]
     assert missing == []
@@ -73,6 +71,6 @@ def test_each_listed_name_exists(module: str) -> None:
 async def test_each_method_of_store_is_listed() -> None:
     listed = sections()["Methods of `Store`"]
     methods = {name for name in vars(aioflux.Store) if not name.startswith("_")}
-    assert sorted(methods - set(listed) - NOT_FOR_USERS) == []
+    assert sorted(methods - set(listed)) == []
     async with aioflux.open_store("memory://names") as store:
         assert [name for name in listed if not hasattr(store, name)] == []
