@@ -291,10 +291,10 @@ def shut_down_with_worker() -> None:
 
 
 def limit_wait_for_workers() -> None:
-    """Have the end of this process wait for its DataLoader workers for a limited time.
+    """Have the end of this process wait for its daemonic children for a limited time.
 
-    A worker in the middle of a C call does not run the handler of `shut_down_with_worker`, and
-    multiprocessing would wait for it without a limit.
+    DataLoader workers are such children. One in the middle of a C call does not run the handler of
+    `shut_down_with_worker`, and multiprocessing would wait for it without a limit.
     """
     from multiprocessing.util import Finalize
 

@@ -51,8 +51,8 @@ async def commit(
         Whether no older commit object is left; objects that could not be deleted are logged.
 
     Raises:
-        CheckpointError: Another save of the checkpoint was committed meanwhile, and stays.
-        StorageError: It could not be written. After a TransientError it may be there.
+        CheckpointError: Another save of the checkpoint was committed meanwhile, and is kept.
+        StorageError: It could not be written. After a TransientError it may exist.
     """
     old = next((each.meta for each in replaces if each.meta.key == key), None)
     content_type = "application/json" if key.endswith(INDEX_KEY) else ""
