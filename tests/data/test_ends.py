@@ -210,13 +210,17 @@ def test_ctrl_c_leaves_no_composite(runs: Runs, way: str) -> None:
 
 
 STUCK_SCRIPT = """
+import multiprocessing
 import sys
 import aioflux
 from torch.utils.data import DataLoader
 from aioflux.data import IterableDataset
 
+received = multiprocessing.Event()
+
 def transform(sample):
     if sample.key.endswith("1"):
+        received.wait()  # the thread that sends the first sample could not run beside the call
         print("stuck", flush=True)
         sum(range(10**12))  # one call in C, which runs no Python handler of a signal
     return sample.key
@@ -226,6 +230,7 @@ dataset = IterableDataset(
 )
 batches = iter(DataLoader(dataset, batch_size=1, num_workers=1, collate_fn=list))
 next(batches)
+received.set()
 sys.stdin.read(1)
 raise KeyError
 """
