@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux.testing.gcs_server import APIError
-from aioflux.testing.gcs_server._fields import parse_fields, select
+from aioflux.testing.gcs_server._resources import parse_fields, select
 from aioflux.testing.gcs_server._glob import Glob, compile_glob, literal_prefix
 from aioflux.testing.gcs_server._listing import Query, list_page
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux.testing.gcs_server import State
-from aioflux.testing.gcs_server._names import SortedNames
+from aioflux.testing.gcs_server._records import SortedNames
 
 
 def test_generations_never_repeat_even_when_the_clock_stands():

@@ -9,13 +9,10 @@ from aioflux.testing.gcs_server import (
     _json_batch,
     _json_buckets,
     _json_compose,
-    _json_copy,
     _json_insert,
-    _json_list,
     _json_objects,
     _json_resumable,
     _xml_buckets,
-    _xml_list,
     _xml_multipart,
     _xml_objects,
 )
@@ -37,13 +34,10 @@ _LIMITS = Limits()
 ROUTES: tuple[Route, ...] = (
     *_json_buckets.ROUTES,
     *_json_objects.ROUTES,
-    *_json_list.ROUTES,
     *_json_resumable.ROUTES,
     *_json_insert.ROUTES,
     *_json_compose.ROUTES,
-    *_json_copy.ROUTES,
     *_xml_buckets.ROUTES,
-    *_xml_list.ROUTES,
     *_xml_objects.ROUTES,
     *_xml_multipart.ROUTES,
 )

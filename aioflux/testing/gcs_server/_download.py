@@ -28,11 +28,7 @@ _GZIP = re.compile(r"\s*gzip\s*(?!.*;\s*q=0(\.0*)?\s*(;|$))(;|$)")
 
 
 def media_response(request: Request, record: ObjectRecord) -> Response:
-    """Build the response with an object's bytes, or with the requested range of them.
-
-    Raises:
-        APIError: 304, 412 or 416.
-    """
+    """Build the response with an object's bytes or the requested range; else 304, 412 or 416."""
     is_json = request.match.url.is_json
     if not record.prepared:
         record.prepared.extend(_media_blocks(record))

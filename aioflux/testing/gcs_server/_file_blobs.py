@@ -48,7 +48,6 @@ class FileBlob(Blob):
             os.close(descriptor)
 
     def discard(self) -> None:
-        """See base class."""
         os.unlink(self.path)
 
 

@@ -84,17 +84,14 @@ class FileJournal(Journal):
     # --- changes -------------------------------------------------------------------------
 
     def put_bucket(self, bucket: Bucket) -> None:
-        """See base class."""
         directory = self._bucket(bucket.name)
         directory.mkdir(exist_ok=True)
         self._write(directory / "bucket.json", _plain(bucket, without={"objects"}))
 
     def drop_bucket(self, name: str) -> None:
-        """See base class."""
         self._drop_directory(self._bucket(name), "bucket.json")
 
     def put_object(self, record: ObjectRecord) -> None:
-        """See base class."""
         document = _plain(record, without={"bucket", "blob", "md5", "attributes"})
         document["leaves"] = names_of(record.blob)
         document["md5"] = record.md5.hex() if record.md5 else None
@@ -104,29 +101,24 @@ class FileJournal(Journal):
         self._write(path, document)
 
     def drop_object(self, record: ObjectRecord) -> None:
-        """See base class."""
         self._unlink(self._object(record.bucket, record.name))
 
     def put_multipart(self, upload: MultipartUpload) -> None:
-        """See base class."""
         directory = self._upload(upload)
         directory.mkdir()
         document = _plain(upload, without={"attributes", "parts"})
         self._write(directory / "upload.json", document | {"attributes": asdict(upload.attributes)})
 
     def put_part(self, upload: MultipartUpload, part: Part) -> None:
-        """See base class."""
         document = _plain(part, without={"blob", "md5"})
         md5 = None if part.md5 is None else part.md5.hex()
         document |= {"leaves": names_of(part.blob), "md5": md5}
         self._write(self._upload(upload) / f"{part.number}.json", document)
 
     def drop_multipart(self, upload: MultipartUpload) -> None:
-        """See base class."""
         self._drop_directory(self._upload(upload), "upload.json")
 
     def put_resumable(self, upload: ResumableUpload) -> None:
-        """See base class."""
         parts = {"attributes", "declared", "preconditions", "digest", "pieces", "resource"}
         md5 = upload.declared.md5
         document = _plain(upload, without=parts) | {
@@ -140,7 +132,6 @@ class FileJournal(Journal):
         self._write(self._session(upload), document)
 
     def drop_resumable(self, upload: ResumableUpload) -> None:
-        """See base class."""
         self._unlink(self._session(upload))
 
     def reserve_generations(self, generation: int) -> None:

@@ -114,11 +114,7 @@ def _response_id(content_id: str) -> str:
 
 
 def _parse_request(part: BodyPart, outer: Request) -> Request:
-    """Parse the request in a part; its default host is that of the batch.
-
-    Raises:
-        APIError: 400, it is malformed, or an upload or download.
-    """
+    """Parse the request in a part; its default host is that of the batch. Media is a 400."""
     head, body = _split_message(bytes(part.data))
     line, *lines = head.splitlines() or [b""]
     words = line.split()

@@ -6,12 +6,11 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 from aioflux.testing.gcs_server._errors import APIError, invalid
-from aioflux.testing.gcs_server._fields import resource_response
 from aioflux.testing.gcs_server._listing import decode_token, encode_token, page_size
 from aioflux.testing.gcs_server._messages import Request, Response
-from aioflux.testing.gcs_server._names import check_bucket_name
 from aioflux.testing.gcs_server._preconditions import from_query
-from aioflux.testing.gcs_server._resources import bucket_resource, read_text
+from aioflux.testing.gcs_server._records import check_bucket_name
+from aioflux.testing.gcs_server._resources import bucket_resource, read_text, resource_response
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
@@ -112,11 +111,7 @@ def _bucket_response(request: Request, bucket: Bucket) -> Response:
 def _settings(
     labels: Mapping[str, str], storage_class: str, body: Mapping[str, Any]
 ) -> tuple[dict[str, str], str]:
-    """Return the labels and storage class of a bucket after a patch; null removes a label.
-
-    Raises:
-        APIError: 400, a value has the wrong type.
-    """
+    """Return the labels and storage class of a bucket after a patch; null removes a label."""
     changes = body.get("labels", {})
     if changes is not None and not isinstance(changes, dict):
         raise invalid("Invalid value for: labels is not an object")

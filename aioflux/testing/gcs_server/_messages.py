@@ -157,11 +157,7 @@ def _decode(value: bytes) -> str:
 
 
 def decode_object(data: Buffer) -> dict[str, Any]:
-    """Decode a JSON object; nothing but white space is an empty one.
-
-    Raises:
-        APIError: 400, it is no JSON object.
-    """
+    """Decode a JSON object; nothing but white space is an empty one, anything else a 400."""
     if not bytes(data).strip():
         return {}
     try:

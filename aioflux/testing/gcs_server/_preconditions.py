@@ -52,11 +52,7 @@ _HTTP_HEADERS = frozenset({"if-match", "if-none-match", "if-modified-since", "if
 
 
 def integer(values: Mapping[str, str], name: str) -> int | None:
-    """Read a number from a query or headers.
-
-    Raises:
-        APIError: 400, the value is no number.
-    """
+    """Read a number from a query or headers; anything else is a 400."""
     text = values.get(name)
     if text is None:
         return None

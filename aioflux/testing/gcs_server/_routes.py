@@ -76,11 +76,7 @@ class Router:
         self._cache: dict[tuple[str, bytes], Match] = {}
 
     def match(self, method: str, target: bytes) -> Match:
-        """Return the operation of a request.
-
-        Raises:
-            APIError: 400 if the target cannot be decoded, 404 or 405 if no route matches.
-        """
+        """Return the operation of a request; a target that cannot be decoded is a 400."""
         cached = self._cache.get((method, target))
         if cached is not None:
             return cached
@@ -110,11 +106,7 @@ class Router:
 
 
 def parse_target(target: bytes) -> Url:
-    """Decode a request target.
-
-    Raises:
-        APIError: 400, it is not UTF-8 once percent-decoded.
-    """
+    """Decode a request target; a 400 if it is not UTF-8 once percent-decoded."""
     if target[:4] == b"http" and b"://" in target:
         target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
     path, _, query = target.partition(b"?")

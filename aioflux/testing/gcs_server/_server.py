@@ -19,7 +19,7 @@ import uvloop
 from aioflux.testing.gcs_server import _buffer_pool
 from aioflux.testing.gcs_server._app import ROUTES, App
 from aioflux.testing.gcs_server._connection import Limits
-from aioflux.testing.gcs_server._fault_injection import Faults
+from aioflux.testing.gcs_server._faults import Faults
 from aioflux.testing.gcs_server._file_journal import open_state
 from aioflux.testing.gcs_server._listener import Listener, bind
 from aioflux.testing.gcs_server._network import Network, NetworkHook
