@@ -75,7 +75,7 @@ def serve(
     """Serve the API of Google Cloud Storage on this machine, for tests."""
     import msgspec
 
-    from aioflux.testing._serve import serve as run
+    from aioflux.testing._process import serve as run
     from aioflux.testing.gcs_server import GCSServer, Network
 
     _check_buckets(bucket or [])

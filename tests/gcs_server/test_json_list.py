@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux.testing.gcs_server import APIError
-from aioflux.testing.gcs_server._resources import parse_fields, select
 from aioflux.testing.gcs_server._glob import Glob, compile_glob, literal_prefix
 from aioflux.testing.gcs_server._listing import Query, list_page
+from aioflux.testing.gcs_server._resources import parse_fields, select
 
 NAMES = ["a/", "a/1", "a/2/x", "a/2/y", "b", "b/", "b/1", "c/1", "d", "\u732b/1"]
 

@@ -110,7 +110,7 @@ MAY_IMPORT: dict[str, str] = {
     # the front door and the command line
     "aioflux": f"{STORE} sync data checkpoint testing",
     "cli": (
-        f"{STORE} aioflux _concurrency.* _auth.google {CHECKPOINT_FILES} testing testing._serve "
+        f"{STORE} aioflux _concurrency.* _auth.google {CHECKPOINT_FILES} testing testing._process "
         "testing.gcs_server.*"
     ),
 }

@@ -16,6 +16,7 @@ from aioflux.testing.gcs_server import (
     _xml_multipart,
     _xml_objects,
 )
+from aioflux.testing.gcs_server._buffer_pool import BufferPool
 from aioflux.testing.gcs_server._connection import Limits
 from aioflux.testing.gcs_server._errors import APIError
 from aioflux.testing.gcs_server._messages import Request, Response, error_response
@@ -71,19 +72,14 @@ class Hook:
 
 
 class App:
-    """The server without its socket.
-
-    Args:
-        state: Buckets, objects and uploads.
-        routes: The operations.
-        limits: Bounds on a single request.
-    """
+    """The server without its socket."""
 
     def __init__(
         self, state: State, routes: Iterable[Route] = ROUTES, *, limits: Limits = _LIMITS
     ) -> None:
         self.state = state
         self.limits = limits
+        self.buffers = BufferPool()
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.connections: set[Connection] = set()
         self.num_opened = 0

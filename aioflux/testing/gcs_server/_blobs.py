@@ -67,11 +67,7 @@ class Blobs(ABC):
 
 
 class JoinedBlob(Blob):
-    """Concatenation of several blobs.
-
-    Args:
-        leaves: The blobs, none of them empty or joined; they belong to this one now.
-    """
+    """Concatenation of several blobs, none of them empty or joined; they belong to this one."""
 
     def __init__(self, leaves: Sequence[Blob]) -> None:
         self._leaves = tuple(leaves)

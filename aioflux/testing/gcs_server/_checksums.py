@@ -74,11 +74,7 @@ def merge_declared(first: Declared, second: Declared) -> Declared:
 
 
 class Digest:
-    """crc32c and MD5 of bytes in pieces.
-
-    Args:
-        with_md5: Compute the MD5, which takes ten times as long as the crc32c.
-    """
+    """crc32c and MD5 of bytes in pieces; the MD5 takes ten times as long as the crc32c."""
 
     def __init__(self, *, with_md5: bool = True) -> None:
         self.crc32c = 0

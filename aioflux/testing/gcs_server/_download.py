@@ -90,12 +90,7 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 def may_stay_compressed(headers: Mapping[str, str], record: ObjectRecord) -> bool:
-    """Return whether a gzip object is sent as it is stored.
-
-    Args:
-        headers: Of the request, by lower-case name.
-        record: An object whose Content-Encoding is gzip.
-    """
+    """Return whether an object whose Content-Encoding is gzip is sent as it is stored."""
     if "no-transform" in (record.attributes.cache_control or ""):
         return True
     accepted = headers.get("accept-encoding", "").lower().split(",")
@@ -106,10 +101,6 @@ def _decompressed(record: ObjectRecord, block: bytes) -> Response:
     """Build the response with the decompressed object, whole: GCS ignores a range here.
 
     Bytes that are not gzip, whatever their Content-Encoding, are sent as they are.
-
-    Args:
-        record: An object whose Content-Encoding is gzip.
-        block: Header lines of its download.
     """
     stored = record.blob.view(0, record.size)
     try:

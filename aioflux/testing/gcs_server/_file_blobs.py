@@ -21,12 +21,7 @@ _MAPPED_BYTES = 1024 * 1024
 
 
 class FileBlob(Blob):
-    """Bytes in a file.
-
-    Args:
-        path: The file, which belongs to this blob.
-        size: Its size in bytes.
-    """
+    """Bytes in a file, which belongs to this blob."""
 
     __slots__ = ("path", "size")
 
@@ -68,11 +63,7 @@ class FileBlobs(Blobs):
             (root / f"{number:02x}").mkdir(parents=True, exist_ok=True)
 
     def put(self, pieces: Iterable[Buffer]) -> FileBlob:
-        """See base class.
-
-        Raises:
-            OSError: For example, the disk is full; the file is deleted.
-        """
+        """See base class; the file of a failed write (a full disk, for one) is deleted."""
         path, size = self._new_path(), 0
         try:
             with open(path, "xb") as file:
@@ -97,11 +88,7 @@ class FileBlobs(Blobs):
         return FileBlob(path, leaf.size)
 
     def open(self, names: Sequence[str]) -> Blob:
-        """Return the blob whose leaves have these names, which `names_of` returned.
-
-        Raises:
-            OSError: A file is missing.
-        """
+        """Return the blob whose leaves have these names, which `names_of` returned."""
         paths = [self._path(name) for name in names]
         leaves = [FileBlob(path, os.stat(path).st_size) for path in paths]
         return leaves[0] if len(leaves) == 1 else JoinedBlob(leaves)

@@ -50,14 +50,9 @@ _RESERVED_US = 1_000_000
 
 
 class FileJournal(Journal):
-    """Journal in a directory.
+    """Journal in a directory; a RuntimeError if another server uses it.
 
-    Args:
-        root: The directory; created if it is missing.
-        fsync: Flush each record to the disk, so that it survives a loss of power, too.
-
-    Raises:
-        RuntimeError: Another server uses the directory.
+    With `fsync` each record is flushed to the disk, so that it survives a loss of power, too.
     """
 
     def __init__(self, root: Path, *, fsync: bool = False) -> None:
@@ -69,11 +64,7 @@ class FileJournal(Journal):
         self._unlock = weakref.finalize(self, _unlock, _lock(root), os.getpid())
 
     def open(self) -> None:
-        """See base class.
-
-        Raises:
-            RuntimeError: It is closed: another server may have changed the directory since.
-        """
+        """See base class; a closed one raises: another server may use the directory."""
         if not self._unlock.alive:
             raise RuntimeError(f"the server of {self._root} was stopped: create a new one")
 

@@ -76,13 +76,8 @@ def attributes_for(
 ) -> Attributes:
     """Return the attributes of the object to write.
 
-    Args:
-        request: Its query may name the content encoding, which precedes the metadata's.
-        resource: The metadata.
-        content_type: Content type of the bytes; the metadata's precedes it.
-
-    Raises:
-        APIError: 400, the metadata has a value of the wrong type.
+    The content encoding in the query precedes the metadata's, and the content type of the metadata
+    that of the bytes.
     """
     attributes = from_resource(resource)
     content_encoding = check_text("contentEncoding", request.query.get("contentEncoding"))

@@ -122,15 +122,8 @@ def cancel_upload(state: State, request: Request) -> Response:
 def receive(state: State, upload: ResumableUpload, start: int, pieces: Sequence[Buffer]) -> None:
     """Persist new bytes, and skip those that were received before.
 
-    Args:
-        state: State of the server.
-        upload: An upload that is not complete.
-        start: Position of the first byte in the object.
-        pieces: The bytes. If they do not reach the end of the object, they are persisted only up to
-            a multiple of 256 KiB.
-
-    Raises:
-        APIError: 503, bytes before `start` are missing.
+    The bytes begin at the position `start` of the object; if they do not reach its end, they are
+    persisted only up to a multiple of 256 KiB. Missing bytes before `start` are a 503.
     """
     if start > upload.received:
         message = (

@@ -26,12 +26,9 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?")
 
 
 def check_object_name(name: str) -> None:
-    """Reject a name that no object can have.
+    """Reject a name that no object can have; NUL, too.
 
-    Source: cloud.google.com/storage/docs/objects#naming. NUL is rejected too.
-
-    Raises:
-        APIError: 400.
+    Source: cloud.google.com/storage/docs/objects#naming.
     """
     size = len(name.encode())
     if not 1 <= size <= _MAX_NAME_BYTES:

@@ -99,9 +99,7 @@ class _RetryTest:
 class RetryTests(Hook):
     """The retry tests: their API, and the faults of their instructions.
 
-    Args:
-        run: Runs the handler of a matched request, without hooks.
-        operations: Operations that instructions may name.
+    `run` runs the handler of a matched request without hooks.
     """
 
     def __init__(self, run: Callable[[Request], Response], operations: Iterable[str]) -> None:

@@ -64,11 +64,7 @@ class Match:
 
 
 class Router:
-    """Route lookup, with a cache of the latest targets, since reads repeat.
-
-    Args:
-        routes: The operations of all modules.
-    """
+    """Route lookup, with a cache of the latest targets, since reads repeat."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         ordered = sorted(routes, key=lambda route: -len(route.query or {}))

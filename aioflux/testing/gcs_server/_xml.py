@@ -112,12 +112,9 @@ def malformed(message: str) -> APIError:
 
 
 def check_object_query(request: Request) -> None:
-    """Reject a request for a subresource of an object, which is not the object itself.
+    """Reject a request for a subresource of an object: `PUT ?acl` must not overwrite the object.
 
-    Without this `PUT ?acl` would overwrite the object.
-
-    Raises:
-        APIError: 501, or 400 if the parameters of an upload are incomplete or misplaced.
+    Misplaced or incomplete parameters of an upload are a 400, the rest is a 501.
     """
     if not request.query:
         return
