@@ -80,6 +80,7 @@ class Leaf:
         self.size = size
 
 
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 600_000)))
 def test_groups_keep_order_and_are_few(sizes: list[int]) -> None:
     """Small neighbours share a group of at most 256 KiB; no two groups in a row could be one."""

@@ -7,7 +7,7 @@ import re
 from urllib.parse import urlencode
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux.testing.gcs_server import APIError
@@ -317,6 +317,7 @@ def test_any_glob_compiles_or_is_rejected_and_keeps_its_literal_prefix(pattern, 
         assert name.startswith(literal_prefix(pattern))
 
 
+@settings(max_examples=60)
 @given(st.text(alphabet="ab*,()/", max_size=8))
 def test_any_mask_parses_or_is_rejected(text):
     try:

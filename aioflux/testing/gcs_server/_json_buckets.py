@@ -40,9 +40,7 @@ def insert_bucket(state: State, request: Request) -> Response:
 
 def get_bucket(state: State, request: Request) -> Response:
     """Describe a bucket."""
-    bucket = state.bucket(request.params["bucket"])
-    from_query(request.query).check(bucket)
-    return _bucket_response(request, bucket)
+    return _bucket_response(request, _bucket(state, request))
 
 
 def list_buckets(state: State, request: Request) -> Response:
@@ -64,27 +62,25 @@ def list_buckets(state: State, request: Request) -> Response:
 
 def patch_bucket(state: State, request: Request) -> Response:
     """Change labels and storage class; other settings are accepted and not kept."""
-    bucket = state.bucket(request.params["bucket"])
-    from_query(request.query).check(bucket)
-    labels, storage_class = _settings(bucket.labels, bucket.storage_class, request.json())
-    changed = state.update_bucket(bucket, labels=labels, storage_class=storage_class)
-    return _bucket_response(request, changed)
+    return _change_bucket(state, request, keeps_labels=True)
 
 
 def update_bucket(state: State, request: Request) -> Response:
     """Replace all labels, and the storage class if one is given."""
-    bucket = state.bucket(request.params["bucket"])
-    from_query(request.query).check(bucket)
-    labels, storage_class = _settings({}, bucket.storage_class, request.json())
+    return _change_bucket(state, request, keeps_labels=False)
+
+
+def _change_bucket(state: State, request: Request, *, keeps_labels: bool) -> Response:
+    bucket = _bucket(state, request)
+    old = bucket.labels if keeps_labels else {}
+    labels, storage_class = _settings(old, bucket.storage_class, request.json())
     changed = state.update_bucket(bucket, labels=labels, storage_class=storage_class)
     return _bucket_response(request, changed)
 
 
 def delete_bucket(state: State, request: Request) -> Response:
     """Delete an empty bucket."""
-    bucket = state.bucket(request.params["bucket"])
-    from_query(request.query).check(bucket)
-    state.delete_bucket(bucket.name)
+    state.delete_bucket(_bucket(state, request).name)
     return Response(status=204)
 
 
@@ -102,6 +98,13 @@ def test_permissions(state: State, request: Request) -> Response:
     if granted := [each for each in permissions if each not in state.denied_permissions]:
         content["permissions"] = granted
     return resource_response(request, content)
+
+
+def _bucket(state: State, request: Request) -> Bucket:
+    """Return the bucket that a request names, if its preconditions hold; else 404, 412 or 304."""
+    bucket = state.bucket(request.params["bucket"])
+    from_query(request.query).check(bucket)
+    return bucket
 
 
 def _bucket_response(request: Request, bucket: Bucket) -> Response:
