@@ -59,8 +59,7 @@ class FileBlobs(Blobs):
     def __init__(self, root: Path, *, fsync: bool = False) -> None:
         self._root = root
         self._fsync = fsync
-        for number in range(256):
-            (root / f"{number:02x}").mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
 
     def put(self, pieces: Iterable[Buffer]) -> FileBlob:
         """See base class; the file of a failed write (a full disk, for one) is deleted."""
@@ -95,17 +94,16 @@ class FileBlobs(Blobs):
 
     def sweep(self, names: set[str]) -> None:
         """Delete every file but those named."""
-        for number in range(256):
-            with os.scandir(self._root / f"{number:02x}") as entries:
-                for entry in entries:
-                    if entry.name not in names:
-                        os.unlink(entry.path)
+        with os.scandir(self._root) as entries:
+            for entry in entries:
+                if entry.name not in names:
+                    os.unlink(entry.path)
 
     def _new_path(self) -> str:
         return self._path(uuid.uuid4().hex)
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name[:2]}/{name}"
+        return f"{self._root}/{name}"
 
 
 def names_of(blob: Blob) -> list[str]:

@@ -2,9 +2,9 @@
 
     root/lock                                  held while a server uses the directory
     root/generations                           no generation up to this is used again
-    root/data/XX/ID                            bytes, see FileBlobs
+    root/data/ID                               bytes, see FileBlobs
     root/buckets/HASH/bucket.json              a bucket exists from here on
-    root/buckets/HASH/objects/XX/HASH.json     an object: its name, metadata and leaves of bytes
+    root/buckets/HASH/objects/HASH.json        an object: its name, metadata and leaves of bytes
     root/uploads/ID/upload.json, N.json        an open multipart upload and its parts
     root/sessions/ID.json                      a resumable upload with its received bytes
     root/new/                                  records being written
@@ -76,7 +76,7 @@ class FileJournal(Journal):
 
     def put_bucket(self, bucket: Bucket) -> None:
         directory = self._bucket(bucket.name)
-        directory.mkdir(exist_ok=True)
+        (directory / "objects").mkdir(parents=True, exist_ok=True)
         self._write(directory / "bucket.json", _plain(bucket, without={"objects"}))
 
     def drop_bucket(self, name: str) -> None:
@@ -87,9 +87,7 @@ class FileJournal(Journal):
         document["leaves"] = names_of(record.blob)
         document["md5"] = record.md5.hex() if record.md5 else None
         document["attributes"] = asdict(record.attributes)
-        path = self._object(record.bucket, record.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._write(path, document)
+        self._write(self._object(record.bucket, record.name), document)
 
     def drop_object(self, record: ObjectRecord) -> None:
         self._unlink(self._object(record.bucket, record.name))
@@ -137,8 +135,7 @@ class FileJournal(Journal):
         return self._root / "buckets" / _hash(name)
 
     def _object(self, bucket: str, name: str) -> Path:
-        hashed = _hash(name)
-        return self._bucket(bucket) / "objects" / hashed[:2] / f"{hashed}.json"
+        return self._bucket(bucket) / "objects" / f"{_hash(name)}.json"
 
     def _upload(self, upload: MultipartUpload) -> Path:
         return self._root / "uploads" / upload.upload_id
@@ -234,7 +231,7 @@ def _directories(parent: Path, record: str) -> Iterator[Path]:
 
 def _read_bucket(directory: Path, blobs: FileBlobs) -> Bucket:
     bucket = Bucket(**_read(directory / "bucket.json"))
-    for path in directory.glob("objects/*/*.json"):
+    for path in directory.glob("objects/*.json"):
         document = _read(path)
         document["blob"] = blobs.open(document.pop("leaves"))
         record = ObjectRecord(bucket=bucket.name, **document)
