@@ -73,6 +73,7 @@ def test_there_are_fewer_keys_of_large_objects() -> None:
     assert num_keys(TOY.max_bytes, TOY) == 1
 
 
+@pytest.mark.more
 def test_the_command_prints_every_table_and_keeps_samples(tmp_path: Path) -> None:
     out = tmp_path / "ledger.jsonl"
     command = [sys.executable, "-m", "perf.ledger", "--toy", "--out", str(out)]
