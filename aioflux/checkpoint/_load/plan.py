@@ -27,7 +27,6 @@ __all__ = [
     "ReadPart",
     "cut_box",
     "dense_strides",
-    "is_dense",
     "plan_boxes",
     "plan_reads",
 ]
@@ -93,16 +92,6 @@ def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= size
     return tuple(reversed(strides))
-
-
-def is_dense(lengths: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether elements of these strides are contiguous."""
-    expected = 1
-    for length, stride in zip(reversed(lengths), reversed(strides), strict=True):
-        if length != 1 and stride != expected:
-            return False
-        expected *= length
-    return True
 
 
 def plan_boxes(

@@ -16,7 +16,7 @@ from aioflux.checkpoint._format.commit import (
     find_save_id,
 )
 from aioflux.checkpoint._format.safetensors import unpack_metadata
-from aioflux.checkpoint._load.dcp_metadata import decode_metadata
+from aioflux.checkpoint._load.decode_metadata import decode_metadata
 from aioflux.checkpoint._store.commits import is_home, read_commit, uri_below
 from aioflux.errors import (
     CheckpointCorruptError,

@@ -19,6 +19,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import address_of, combine_crc32c, crc32c
 from aioflux.errors import NotFoundError, PreconditionFailedError
@@ -58,11 +59,7 @@ class PrivateMemory:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        num_mapped = max(num_bytes, 1)
-        if sys.platform == "win32":
-            self.mapping = mmap.mmap(-1, num_mapped)
-        else:
-            self.mapping = mmap.mmap(-1, num_mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
+        self.mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
         self._num_bytes = num_bytes
 
     @contextmanager
@@ -304,7 +301,5 @@ async def _populated(
     finally:
         is_over = True
         # The memory must outlive the thread, also if the caller is cancelled.
-        while not thread.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait((thread,))
+        await wait_until_done(thread)
         thread.exception()  # raised above, unless something else was first

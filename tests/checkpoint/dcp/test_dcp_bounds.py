@@ -29,8 +29,8 @@ from aioflux.checkpoint._format.commit import (
     decode_index,
     encode_commit,
 )
-from aioflux.checkpoint._load.dcp_metadata import decode_metadata
 from aioflux.checkpoint._load.decode import load_value
+from aioflux.checkpoint._load.decode_metadata import decode_metadata
 from aioflux.checkpoint.dcp import StorageWriter, load_state
 from aioflux.checkpoint.dcp._publish import UnfinishedSave, delete_failed
 from aioflux.checkpoint.dcp._safetensors_plan import WriteKind, plan_ranks

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from aioflux import CheckpointCorruptError
-from aioflux.checkpoint._load.dcp_metadata import decode_metadata
+from aioflux.checkpoint._load.decode_metadata import decode_metadata
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

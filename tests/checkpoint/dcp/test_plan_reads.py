@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aioflux.checkpoint._format.tensor_zip import is_dense
 from aioflux.checkpoint._load.plan import (
     Box,
     NeededRange,
     PlannedRead,
     cut_box,
     dense_strides,
-    is_dense,
     plan_boxes,
     plan_reads,
 )
