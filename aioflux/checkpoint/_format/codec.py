@@ -126,8 +126,9 @@ class Codec:
         async with aclosing(self.in_order_on_loop(calls)) as frames:
             async for item, before, frame, after in frames:
                 item.add_frame(frame)
-                for segment in filter(None, (before, frame, after)):
-                    yield item, segment
+                for segment in (before, frame, after):
+                    if segment:
+                        yield item, segment
 
     async def decode(
         self, stored: memoryview, slices: Sequence[FrameSlice], out: memoryview, *, plane_size: int
