@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from aioflux._values.checksums import crc32c, crc32c_blocks, join_crc32c
@@ -143,14 +144,13 @@ async def write_object(
 async def _slices(
     segments: Iterable[bytes | memoryview] | AsyncIterable[bytes | memoryview],
 ) -> AsyncIterator[memoryview]:
-    if hasattr(segments, "__aiter__"):
-        async for segment in segments:
-            for piece in _cut(segment):
-                yield piece
-    else:
-        for segment in segments:
-            for piece in _cut(segment):
-                yield piece
+    if not hasattr(segments, "__aiter__"):
+        for piece in chain.from_iterable(map(_cut, segments)):
+            yield piece
+        return
+    async for segment in segments:
+        for piece in _cut(segment):
+            yield piece
 
 
 def _cut(segment: bytes | memoryview) -> Iterable[memoryview]:
@@ -169,10 +169,8 @@ def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | N
     first = start // stored.block_size
     found = crc32c_blocks(view, stored.block_size)
     expected = struct.unpack_from(f">{len(found)}I", stored.block_crcs, 4 * first)
-    for index, (one, other) in enumerate(zip(found, expected, strict=True), first):
-        if one != other:
-            return index
-    return None
+    pairs = enumerate(zip(found, expected, strict=True), first)
+    return next((index for index, (one, other) in pairs if one != other), None)
 
 
 def meta_of(
@@ -192,21 +190,18 @@ async def read_range(
     into: memoryview,
     key: str = "",
     is_pinned: bool = True,
-) -> int:
-    """Read bytes of a data object straight into memory, verified.
+) -> None:
+    """Read bytes of a data object into memory, verified; straight into it if they are blocks.
 
-    A range that does not begin and end at blocks is widened: up to two blocks more are read.
+    Another range is widened to blocks, and copied: up to two blocks more are read.
 
     Args:
         store: Opened by `open_checkpoint`; other stores would verify, and read, ranges twice.
         stored: The object in the commit.
         start: First byte.
-        into: Memory to fill; it must not reach beyond the end of the object.
+        into: Memory to fill.
         key: Name of the object in the store; `stored.key` by default.
         is_pinned: Read only the generation in the commit.
-
-    Returns:
-        Bytes that were read from the service.
 
     Raises:
         CheckpointCorruptError: The object is gone, was replaced or cut off, or its bytes are not
@@ -220,33 +215,21 @@ async def read_range(
             f"[{start}, {end}): the commit contradicts itself; load an earlier checkpoint"
         )
     if start == end:
-        return 0
+        return
     block = stored.block_size
     meta = meta_of(store, stored, key=name, is_pinned=is_pinned)
     first, last = start - start % block, min(stored.size, -(-end // block) * block)
-    inner, outer = -(-start // block) * block, end if end == stored.size else end - end % block
     if (first, last) == (start, end):
-        return await _read_blocks(store, stored, meta, start, into)
-    if outer - inner < 4 * block:
-        scratch = memoryview(bytearray(last - first))
-        num_read = await _read_blocks(store, stored, meta, first, scratch)
-        into[:] = scratch[start - first : end - first]
-        return num_read
-    num_read = await _read_blocks(store, stored, meta, inner, into[inner - start : outer - start])
-    if first < start:
-        head = memoryview(bytearray(block))
-        num_read += await _read_blocks(store, stored, meta, first, head)
-        into[: inner - start] = head[start - first :]
-    if outer < end:
-        tail = memoryview(bytearray(last - outer))
-        num_read += await _read_blocks(store, stored, meta, outer, tail)
-        into[outer - start :] = tail[: end - outer]
-    return num_read
+        await _read_blocks(store, stored, meta, start, into)
+        return
+    blocks = memoryview(bytearray(last - first))
+    await _read_blocks(store, stored, meta, first, blocks)
+    into[:] = blocks[start - first : end - first]
 
 
 async def _read_blocks(
     store: Store, stored: StoredObject, meta: ObjectMeta, start: int, into: memoryview
-) -> int:
+) -> None:
     wrong = 0
     for _ in range(_MAX_READS):
         try:
@@ -269,7 +252,7 @@ async def _read_blocks(
             )
         found = verify_blocks(stored, start, into)
         if found is None:
-            return into.nbytes
+            return
         wrong = found
     at = wrong * stored.block_size
     raise CheckpointCorruptError(

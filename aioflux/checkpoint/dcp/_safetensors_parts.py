@@ -9,7 +9,6 @@ of the composed object, so that the checksums of these blocks are known without 
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,9 +16,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import torch
 
+from aioflux._concurrency.fan_out import gather
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.checkpoint._format.commit import StoredItem, StoredObject, plan_block_size
 from aioflux.checkpoint._format.safetensors import model_key, plan_layout
+from aioflux.checkpoint._load.copies import narrow
 from aioflux.checkpoint._save.items import tensor_memory
 from aioflux.checkpoint._store.objects import meta_of, read_range, write_object
 from aioflux.checkpoint.dcp._safetensors_plan import WriteKind
@@ -125,11 +126,10 @@ async def finish_objects(
             else:
                 stored = await _assemble(store, reader, key, layout, own, rank)
         except Exception as exc:
-            error = exc.exceptions[0] if isinstance(exc, ExceptionGroup) else exc
             raise CheckpointError(
                 f"rank {rank} could not put {store.uri}{key} together from what the ranks "
-                f"uploaded: {type(error).__name__}: {error}"
-            ) from error
+                f"uploaded: {type(exc).__name__}: {exc}"
+            ) from exc
         sizes = {part.tensor.name: part.tensor.num_bytes for part in own}
         items = {
             name: StoredItem(at, sizes[name], at, sizes[name])
@@ -215,13 +215,11 @@ async def _assemble(
         yield layout.header
         own = list(by_name.values())
         for at in range(0, len(own), _MAX_TENSORS):
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(_read_tensor(reader, each))
-                    for each in own[at : at + _MAX_TENSORS]
-                ]
-            for task in tasks:
-                yield tensor_memory(task.result())
+            tensors = await gather(
+                _read_tensor(reader, each) for each in own[at : at + _MAX_TENSORS]
+            )
+            for tensor in tensors:
+                yield tensor_memory(tensor)
 
     return await write_object(store, key, pieces(), rank=rank, size_hint=layout.size)
 
@@ -239,9 +237,7 @@ async def _read_tensor(reader: Store, parts: Sequence[UploadedPart]) -> torch.Te
             continue
         data = bytearray(size * spec.item_size)
         await read_range(reader, part.stored, start=part.start, into=memoryview(data))
-        target = whole
-        for dim, (at, length) in enumerate(zip(part.offsets, part.sizes, strict=True)):
-            target = target.narrow(dim, at, length)
+        target = narrow(whole, part.offsets, part.sizes)
         target.copy_(torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(part.sizes))
     if num_read != whole.numel():
         raise CheckpointError(

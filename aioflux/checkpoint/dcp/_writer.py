@@ -61,6 +61,7 @@ from aioflux.checkpoint.dcp._upload import (
     upload_objects,
 )
 from aioflux.errors import AiofluxError, AlreadyExistsError, CheckpointError, TransientError
+from aioflux.options import Timeouts
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -295,7 +296,10 @@ class StorageWriter(dcp_storage.StorageWriter):
             ties = find_tied_items(planner, plan.items) if self.layout == "dcp" else {}
             items = [item for at, item in enumerate(plan.items) if at not in ties]
             uploads = self._uploads(upload, items, placement.layout)
-            written = run_without_context(upload_objects(upload, uploads))
+            cleanup = (self._options.get("timeouts") or Timeouts()).cleanup
+            written = run_without_context(
+                upload_objects(upload, uploads, cleanup_seconds=cleanup.total_seconds)
+            )
             results = {result.index: result for result in written}
             written += [
                 tied_result(plan.items[at], results[plan.items[first].index])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
+import os
 import pickle
+import signal
 import sys
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,12 +26,11 @@ from aioflux import (
     CheckpointError,
     RetryPolicy,
     TransferOptions,
-    open_store,
+    sync,
 )
 from aioflux.checkpoint._format.commit import Commit, decode_commit, find_save_id
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageWriter
-from aioflux.checkpoint.dcp._upload import RankUpload, upload_items, upload_objects
 from tests.checkpoint.dcp.states import (
     UnpicklableError,
     assert_equal,
@@ -351,29 +350,27 @@ def test_objects_that_cannot_be_listed_are_left(server: GCSServer) -> None:
     assert len(data_keys(server)) == 2
 
 
-async def test_a_cancelled_upload_leaves_nothing() -> None:
-    planner = _Waiting()
-    planner.set_up_planner(small_state(), None, True)
-    plans, _ = planner.create_global_plan([planner.create_local_plan()])
-    async with open_store("memory://cancelled/c") as store:
-        upload = RankUpload(store, planner, 0, "20261122T031500.123Z-3f9a12cd")
-        done, all_others = [], asyncio.Event()
+def test_an_interrupted_save_leaves_nothing() -> None:
+    uri, planner = "memory://interrupted/c", _Waiting()
+    state = small_state()
 
-        async def write(item: WriteItem) -> Any:
-            done.append(await upload_items(upload, item.index.fqn, [item]))
-            if len(done) == len(plans[0].items) - 1:
-                all_others.set()
-            return done[-1]
+    def interrupt() -> None:
+        with sync.open_store(uri) as store:
+            while len(store.list_all()) < 4:
+                time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
 
-        objects = {item.index.fqn: partial(write, item) for item in plans[0].items}
-        task = asyncio.create_task(upload_objects(upload, objects))
-        await all_others.wait()
-        assert len(await store.list_all()) == len(objects) - 1
-        task.cancel()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(CheckpointException) as caught:
+            save(state, StorageWriter(uri, objects_per_rank=5), planner=planner)
+    finally:
         planner.may_go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await store.list_all() == []
+        thread.join()
+    assert isinstance(caught.value.failures[0][0], KeyboardInterrupt)
+    with sync.open_store(uri) as store:
+        assert len(store.list_all()) == 0
 
 
 @pytest.mark.clouds("gs")
