@@ -106,9 +106,7 @@ class Codec:
     def encode(self, memory: _Buffer, *, element_size: int) -> Generator[bytearray]:
         """Yield the frames of memory, in order.
 
-        Args:
-            memory: Contiguous bytes, which must not change until the last frame.
-            element_size: Bytes of an element; 0 if that is unknown, and guessed.
+        The memory must not change until the last frame. The element size is guessed if it is 0.
         """
         return self.in_order(self.calls(memory, element_size))
 
@@ -302,10 +300,7 @@ class EncodedFrames:
         return len(self._begin) + frames + len(self._end)
 
     def stored(self, offset: int) -> StoredItem:
-        """Return the item with its table of frames, after the last segment.
-
-        Args:
-            offset: First byte of the item in its object.
+        """Return the item at `offset` of its object, with its frames, after the last segment.
 
         Raises:
             ValueError: Segments are missing.

@@ -55,10 +55,6 @@ def compare_records(file: mmap.mmap, uri: str) -> None:
 
     An archive whose entries have none (0), and a file that is no zip archive, pass.
 
-    Args:
-        file: The archive.
-        uri: Its uri, for the error.
-
     Raises:
         ChecksumError: The bytes of an entry do not match, or the archive cannot be read.
     """

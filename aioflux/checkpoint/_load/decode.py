@@ -117,13 +117,7 @@ def untransform(
 ) -> torch.Tensor:
     """Undo the transforms of an item, and return its bytes.
 
-    Args:
-        data: All bytes of the item.
-        name: Name of the value, for errors.
-        stored: The item.
-        uri: Of its object, for errors.
-        registry: The known transforms.
-        bound: Bytes of the result, at most; by default a multiple of the stored bytes.
+    At most `bound` of them; by default a multiple of the stored bytes.
 
     Raises:
         CheckpointError: A transform is unknown.
@@ -171,13 +165,6 @@ def load_value(
     weights_only: bool = True,
 ) -> Any:
     """Return the value of an item that holds no tensor.
-
-    Args:
-        data: All bytes of the item.
-        name: Of the value, for errors.
-        uri: Of its object, for errors.
-        map_location: Device of tensors in it.
-        weights_only: Refuse a pickle of more than tensors and plain values.
 
     Raises:
         CheckpointError: `weights_only`, and it is a pickle of more.

@@ -215,10 +215,7 @@ def _set_properties(instance: TensorProperties, state: Any) -> None:
 def decode_metadata(data: bytes, *, uri: str, is_partial: bool = False) -> Metadata:
     """Return the metadata whose pickle `data` begins with.
 
-    Args:
-        data: The pickle, and any bytes after it.
-        uri: Of its object, for errors.
-        is_partial: It is of one rank, and may hold only parts of tensors.
+    Metadata of one rank, `is_partial`, may hold only parts of tensors.
 
     Raises:
         CheckpointCorruptError: It is damaged, contradicts itself, or holds more than metadata;

@@ -54,10 +54,8 @@ class LocatedItem(NamedTuple):
     """Bytes."""
     descriptors: tuple[str, ...]
     """Of the extensions of DCP that transformed it."""
-    obj: StoredObject | None
-    """The object in the commit; None in a checkpoint without a commit."""
     item: StoredItem | None
-    """The item in the commit."""
+    """The item in the commit; None in a checkpoint without a commit."""
 
 
 class StoredShape(NamedTuple):
@@ -104,7 +102,7 @@ class StoredCheckpoint:
         info = (self.metadata.storage_data or {}).get(index)
         if info is None:
             raise self.corrupt_error(f"the location of {index.fqn!r} is missing")
-        obj = item = None
+        item = None
         if self.commit is not None:
             obj = self.objects.get(info.relative_path)
             item = self.items.get((info.relative_path, info.offset))
@@ -117,7 +115,7 @@ class StoredCheckpoint:
                     f"{index.fqn!r} is beyond the end of {info.relative_path!r}"
                 )
         descriptors = tuple(info.transform_descriptors or ())
-        return LocatedItem(info.relative_path, info.offset, info.length, descriptors, obj, item)
+        return LocatedItem(info.relative_path, info.offset, info.length, descriptors, item)
 
     def shape_of(self, index: MetadataIndex) -> StoredShape:
         """Return sizes and dtype of a stored part of a tensor.

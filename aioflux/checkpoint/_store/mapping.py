@@ -215,14 +215,9 @@ async def read_into_memory(
 async def _read_generation(
     store: Store, root: str, meta: ObjectMeta, options: StoreOptions, kind: type[Memory]
 ) -> Memory:
-    """Read one generation of an object into memory of a kind, and verify all of it.
+    """Read one generation by a store without verification, and verify all of it.
 
-    Args:
-        store: Opened without verification.
-        root: Its uri.
-        meta: The generation.
-        options: Of the store that reads an object whose checksum the service does not know.
-        kind: The class of the memory.
+    An object whose checksum the service does not know is read by another store of `options`.
     """
     is_hashed = (options.get("transfer") or TransferOptions()).verify
     memory = kind(meta.size)

@@ -23,14 +23,14 @@ from aioflux.checkpoint._format.safetensors import model_key, plan_layout
 from aioflux.checkpoint._load.copies import narrow
 from aioflux.checkpoint._save.items import tensor_memory
 from aioflux.checkpoint._store.objects import meta_of, read_range, write_object
-from aioflux.checkpoint.dcp._safetensors_plan import WriteKind
+from aioflux.checkpoint.dcp._object_plan import WriteKind
 from aioflux.errors import CheckpointError, ChecksumError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
     from aioflux.checkpoint._format.safetensors import ObjectLayout, TensorSpec
-    from aioflux.checkpoint.dcp._safetensors_plan import ItemPlacement
+    from aioflux.checkpoint.dcp._object_plan import ItemPlacement
     from aioflux.store import Store
 
 __all__ = ["RangeChecksum", "TensorLocation", "UploadedPart", "checksum_ranges", "finish_objects"]
@@ -104,11 +104,7 @@ async def finish_objects(
 ) -> dict[str, TensorLocation]:
     """Write the objects of tensors that ranks share, and return the tensors' locations by name.
 
-    Args:
-        store: The store of the checkpoint.
-        reader: The same, for reads that are verified by blocks.
-        parts: All parts that the ranks uploaded.
-        rank: The coordinator.
+    Parts are those of all ranks. They are read by `reader`, which `open_checkpoint` opened.
 
     Raises:
         CheckpointError: One could not be written.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
+import pickle
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from aioflux._concurrency.fan_out import gather
+from aioflux.checkpoint._format.commit import encode_commit
 from aioflux.checkpoint._save.items import (
     check_storable,
     encode_subclass,
@@ -45,17 +47,20 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+    from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
     from aioflux.checkpoint._format.codec import Codec
-    from aioflux.checkpoint._format.commit import StoredObject
+    from aioflux.checkpoint._format.commit import Commit, StoredObject
     from aioflux.store import Store
 
 __all__ = [
+    "PICKLE_PROTOCOL",
     "RankUpload",
     "UploadedItem",
     "batches",
     "describe",
+    "encode_dcp",
     "find_tied_items",
     "resolve",
     "tied_result",
@@ -64,6 +69,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+PICKLE_PROTOCOL: Final = 4
+"""Protocol of the metadata: the newest that every Python of torch reads."""
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_ITEMS: Final = 256
@@ -249,12 +257,7 @@ async def upload_objects(
     *,
     cleanup_seconds: float,
 ) -> list[WriteResult]:
-    """Write the objects of one rank at once; if one fails, all are deleted.
-
-    Args:
-        upload: The upload.
-        objects: The write of each, by key.
-        cleanup_seconds: Time for the deletion.
+    """Write the objects of one rank at once, each by its key; if one fails, all are deleted.
 
     Raises:
         CheckpointError: The first that could not be written, with rank and key.
@@ -287,3 +290,13 @@ async def _delete(store: Store, keys: Iterable[str], seconds: float) -> str:
     if errors:
         return f"{', '.join(errors)} could not be deleted; `aioflux clean` finds them"
     return ""
+
+
+def encode_dcp(
+    metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+) -> tuple[bytes, Commit]:
+    """Return the commit object in the layout of DCP, and the commit in it."""
+    metadata.storage_data = {each.index: each.storage_data.info for each in results}
+    stored = (each.storage_data.stored for each in results)
+    commit = msgspec.structs.replace(commit, objects=tuple(filter(None, stored)))
+    return encode_commit(pickle.dumps(metadata, protocol=PICKLE_PROTOCOL), commit), commit

@@ -32,8 +32,8 @@ from aioflux.checkpoint._format.commit import (
 from aioflux.checkpoint._load.decode import load_value
 from aioflux.checkpoint._load.decode_metadata import decode_metadata
 from aioflux.checkpoint.dcp import StorageWriter, load_state
-from aioflux.checkpoint.dcp._publish import UnfinishedSave, delete_failed
-from aioflux.checkpoint.dcp._safetensors_plan import WriteKind, plan_ranks
+from aioflux.checkpoint.dcp._object_plan import WriteKind, plan_ranks
+from aioflux.checkpoint.dcp._save_context import UnfinishedSave, delete_failed
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

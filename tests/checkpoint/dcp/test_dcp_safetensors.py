@@ -41,13 +41,13 @@ from aioflux.checkpoint._format.safetensors import (
 from aioflux.checkpoint._store.objects import verify_blocks
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageWriter
+from aioflux.checkpoint.dcp._object_plan import WriteKind, plan_ranks
 from aioflux.checkpoint.dcp._safetensors_parts import (
     UploadedPart,
     checksum_ranges,
     finish_objects,
     join_checksums,
 )
-from aioflux.checkpoint.dcp._safetensors_plan import WriteKind, plan_ranks
 from aioflux.checkpoint.dcp._safetensors_upload import plan_uploads
 from aioflux.checkpoint.dcp._upload import RankUpload
 from tests.checkpoint.dcp.states import (
