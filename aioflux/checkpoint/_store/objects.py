@@ -1,21 +1,17 @@
 """The data objects of a checkpoint: written without copies, read in verified ranges.
 
-    segments -> borrowing writer -> service -> its crc32c is compared with that of all blocks
-    commit   -> ranges, widened to blocks -> crc32c of each -> caller's memory
-
-Services have checksums of whole objects only. To verify ranges, the commit holds the crc32c of each
-block of 64 KiB or more.
+segments -> borrowing writer -> service -> its crc32c is compared with that of all blocks
+commit   -> ranges, widened to blocks -> crc32c of each -> caller's memory
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from aioflux._values.checksums import crc32c, crc32c_blocks, join_crc32c
 from aioflux._values.meta import ObjectMeta
+from aioflux.checkpoint._format.block_checksums import BlockDigest, verify_blocks
 from aioflux.checkpoint._format.commit import StoredObject, plan_block_size
 from aioflux.checkpoint._store.commits import uri_below
 from aioflux.errors import (
@@ -34,14 +30,7 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
-__all__ = [
-    "BlockDigest",
-    "meta_of",
-    "open_checkpoint",
-    "read_range",
-    "verify_blocks",
-    "write_object",
-]
+__all__ = ["meta_of", "open_checkpoint", "read_range", "write_object"]
 
 _SLICE_BYTES: Final = 16 * 1024 * 1024
 """Bytes whose checksums are computed between two awaits: 1-2 ms."""
@@ -55,41 +44,6 @@ def open_checkpoint(uri: str, **options: Unpack[StoreOptions]) -> Store:
     transfer = options.get("transfer") or TransferOptions()
     options["transfer"] = replace(transfer, verify_ranges="never")
     return open_store(uri, **options)
-
-
-class BlockDigest:
-    """CRC32C of each block of a stream of bytes, and of the whole."""
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.size = 0
-        self._crcs: list[int] = []
-        self._current = 0
-
-    def update(self, view: memoryview) -> None:
-        """Add the bytes of `view`."""
-        if num_pending := self.size % self.block_size:
-            head = view[: self.block_size - num_pending]
-            self._current = crc32c(head, self._current)
-            self.size += head.nbytes
-            view = view[head.nbytes :]
-            if self.size % self.block_size == 0:
-                self._crcs.append(self._current)
-                self._current = 0
-        if not view.nbytes:
-            return
-        self._crcs += crc32c_blocks(view, self.block_size)
-        self.size += view.nbytes
-        if view.nbytes % self.block_size:
-            self._current = self._crcs.pop()
-
-    def finish(self) -> tuple[int, bytes]:
-        """Return the crc32c of all bytes, and `StoredObject.block_crcs`."""
-        crcs = list(self._crcs)
-        if self.size % self.block_size:
-            crcs.append(self._current)
-        whole = join_crc32c(crcs, self.block_size, self.size)
-        return whole, struct.pack(f">{len(crcs)}I", *crcs)
 
 
 async def write_object(
@@ -156,21 +110,6 @@ async def _slices(
 def _cut(segment: bytes | memoryview) -> Iterable[memoryview]:
     view = memoryview(segment).cast("B")
     return (view[at : at + _SLICE_BYTES] for at in range(0, view.nbytes, _SLICE_BYTES))
-
-
-def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | None:
-    """Return the index of the first block whose checksum does not match, or None.
-
-    Args:
-        stored: The object.
-        start: First byte of `view` in the object; the first one of a block.
-        view: Whole blocks, but for the last of the object.
-    """
-    first = start // stored.block_size
-    found = crc32c_blocks(view, stored.block_size)
-    expected = struct.unpack_from(f">{len(found)}I", stored.block_crcs, 4 * first)
-    pairs = enumerate(zip(found, expected, strict=True), first)
-    return next((index for index, (one, other) in pairs if one != other), None)
 
 
 def meta_of(

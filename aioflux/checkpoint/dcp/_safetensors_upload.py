@@ -18,12 +18,13 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from aioflux.checkpoint._format.block_checksums import checksum_ranges
 from aioflux.checkpoint._format.commit import StoredItem, data_key, encode_index
 from aioflux.checkpoint._format.safetensors import model_key, pack_metadata, plan_layout
 from aioflux.checkpoint._save.items import has_plain_memory, tensor_memory
 from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint.dcp._object_plan import WriteKind, item_bytes, plan_objects, tensor_of
-from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart, checksum_ranges
+from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart
 from aioflux.checkpoint.dcp._upload import (
     PICKLE_PROTOCOL,
     UploadedItem,
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import WriteItem
 
+    from aioflux.checkpoint._format.block_checksums import RangeChecksum
     from aioflux.checkpoint._format.commit import Commit, StoredObject
     from aioflux.checkpoint.dcp._object_plan import RankLayout
-    from aioflux.checkpoint.dcp._safetensors_parts import RangeChecksum, TensorLocation
+    from aioflux.checkpoint.dcp._safetensors_parts import TensorLocation
     from aioflux.checkpoint.dcp._upload import RankUpload
 
 __all__ = ["encode_safetensors", "plan_uploads"]
