@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from aioflux.testing import GCSServer
     from aioflux.testing.gcs_server import Request, Response
 
+pytestmark = pytest.mark.usefixtures("_small_heap")
+
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"
 KEY = "run/model.pt"

@@ -81,7 +81,7 @@ class ReaderMachine(RuleBasedStateMachine):
 
 
 TestReaderIsLikeBytesIO = ReaderMachine.TestCase
-TestReaderIsLikeBytesIO.settings = settings(max_examples=40, stateful_step_count=25)
+TestReaderIsLikeBytesIO.settings = settings(max_examples=20, stateful_step_count=25)
 
 
 def test_a_reader_is_readable_and_seekable(server: GCSServer) -> None:
@@ -142,6 +142,7 @@ def test_small_reads_cost_no_request_each(server: GCSServer) -> None:
 
 
 @pytest.mark.clouds("gs")
+@pytest.mark.usefixtures("_small_heap")
 def test_a_dropped_reader_leaves_nothing_behind(server: GCSServer) -> None:
     server.put("bucket", KEY, DATA)
     file = open_reader(URI)

@@ -8,10 +8,9 @@ import threading
 from typing import IO, TYPE_CHECKING, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflux.checkpoint._format import streams
 from aioflux.checkpoint._format.codec import Codec
 from aioflux.checkpoint._format.frames import END_OF_STREAM
 from aioflux.checkpoint._format.streams import StreamReader, StreamWriter
@@ -20,9 +19,13 @@ from aioflux.errors import CheckpointCorruptError
 if TYPE_CHECKING:
     from typing import Any
 
+pytestmark = pytest.mark.usefixtures("_small_heap")
+
+FRAME_SIZE = 1000
+
 
 def small() -> Codec:
-    return Codec(threads=2, frame_size=1000)
+    return Codec(threads=2, frame_size=FRAME_SIZE)
 
 
 class Sink(io.BytesIO):
@@ -66,20 +69,16 @@ def written(*pieces: bytes) -> bytes:
     pieces=st.lists(st.binary(max_size=3000), max_size=8),
     flushes=st.sets(st.integers(0, 8)),
     sizes=st.lists(st.integers(1, 4000), max_size=6),
-    direct=st.sampled_from([0, 1500]),
 )
-def test_what_is_written_is_read(
-    pieces: list[bytes], flushes: set[int], sizes: list[int], direct: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "_DIRECT_BYTES", direct)
-        sink = Sink()
-        with StreamWriter(sink, small) as file:
-            for index, piece in enumerate(pieces):
-                assert file.write(piece) == len(piece)
-                if index in flushes:
-                    file.flush()
-            assert file.tell() == sum(map(len, pieces))
+@settings(max_examples=40)
+def test_what_is_written_is_read(pieces: list[bytes], flushes: set[int], sizes: list[int]) -> None:
+    sink = Sink()
+    with StreamWriter(sink, small) as file:
+        for index, piece in enumerate(pieces):
+            assert file.write(piece) == len(piece)
+            if index in flushes:
+                file.flush()
+        assert file.tell() == sum(map(len, pieces))
     whole = b"".join(pieces)
     with StreamReader(io.BytesIO(sink.data), small) as reader:
         at = 0
@@ -113,7 +112,7 @@ def test_closing_closes_the_other_file_and_ends_the_threads() -> None:
     before = frame_threads()
     sink = Sink()
     file = StreamWriter(sink, small)
-    file.write(bytes(streams._DIRECT_BYTES))
+    file.write(bytes(FRAME_SIZE))
     file.close()
     file.close()
     assert sink.closed
@@ -125,7 +124,7 @@ def test_closing_closes_the_other_file_and_ends_the_threads() -> None:
 
 def test_memory_may_be_used_again_when_a_write_returns() -> None:
     sink = Sink()
-    memory = bytearray(b"a" * streams._DIRECT_BYTES)
+    memory = bytearray(b"a" * FRAME_SIZE)
     with StreamWriter(sink, small) as file:
         file.write(memory)
         memory[:] = b"b" * len(memory)
@@ -133,7 +132,7 @@ def test_memory_may_be_used_again_when_a_write_returns() -> None:
     assert read(sink.data) == b"a" * len(memory) + b"b" * len(memory)
 
 
-@pytest.mark.parametrize("num_bytes", [10, 5000, streams._DIRECT_BYTES])
+@pytest.mark.parametrize("num_bytes", [10, 5000])
 def test_an_error_of_the_other_file_stays(num_bytes: int) -> None:
     sink = Sink(room=0)
     file = StreamWriter(sink, small)

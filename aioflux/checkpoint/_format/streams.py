@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamReader", "StreamWriter"]
 
-_DIRECT_BYTES = 256 * 1024
-"""Smaller writes are gathered."""
+_DIRECT_SHARE = 4
+"""Writes of less than this part of a frame are gathered."""
 
 
 class StreamWriter(io.RawIOBase):
@@ -67,7 +67,7 @@ class StreamWriter(io.RawIOBase):
         if not view.nbytes:
             return 0
         view = view.cast("B")
-        if len(view) >= _DIRECT_BYTES:
+        if len(view) * _DIRECT_SHARE >= self._codec.frame_size:
             self._encode_gathered()
             self._encode(view)
         else:

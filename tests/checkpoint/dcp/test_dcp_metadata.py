@@ -292,7 +292,7 @@ def test_an_ordered_dictionary_reads() -> None:
 WHOLE = pickle.dumps(metadata())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     at=st.integers(0, len(WHOLE) - 1),
     new=st.binary(min_size=1, max_size=12),
