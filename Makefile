@@ -27,7 +27,7 @@ PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py _values
 	checkpoint/_format/codec.py checkpoint/_format/dcp_metadata.py checkpoint/_format/safe_pickle.py \
 	checkpoint/_format/safetensors.py checkpoint/_format/streams.py \
 	checkpoint/_format/tensor_zip.py checkpoint/_load/decode_metadata.py checkpoint/_load/plan.py \
-	checkpoint/_save/items.py checkpoint/dcp/_object_plan.py \
+	checkpoint/_save/items.py checkpoint/_save/nesting.py checkpoint/dcp/_object_plan.py \
 	data/_batch_prefetch.py data/_sharding.py data/_shuffle.py \
 	testing/gcs_server/_blobs.py testing/gcs_server/_checksums.py testing/gcs_server/_delivery.py \
 	testing/gcs_server/_download.py testing/gcs_server/_fields.py testing/gcs_server/_glob.py \

@@ -108,6 +108,29 @@ def frame_threads() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("aioflux-frames")}
 
 
+def test_an_empty_write_writes_nothing() -> None:
+    sink = Sink()
+    with StreamWriter(sink, small) as file:
+        assert file.write(b"") == 0
+        file.flush()
+        assert sink.getvalue() == b""
+
+
+def test_a_flush_that_fails_fails_the_stream() -> None:
+    class Full(Sink):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    sink = Full()
+    file = StreamWriter(sink, small)
+    file.write(b"a" * 10)
+    for use in (file.flush, file.close):
+        with pytest.raises(OSError, match="No space"):
+            use()
+    with pytest.raises(CheckpointCorruptError):
+        read(sink.data)
+
+
 def test_closing_closes_the_other_file_and_ends_the_threads() -> None:
     before = frame_threads()
     sink = Sink()

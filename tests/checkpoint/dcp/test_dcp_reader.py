@@ -32,7 +32,7 @@ from aioflux import (
     sync,
 )
 from aioflux.checkpoint._format.commit import Commit, decode_commit, encode_commit
-from aioflux.checkpoint._save.nesting import CONTAINERS, describe_containers, nest
+from aioflux.checkpoint._save.nesting import CONTAINERS, describe_containers, merge_containers, nest
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter, load_state
 from aioflux.testing import GCSServer
@@ -290,10 +290,24 @@ def test_keys_that_are_no_text_come_back_as_they_were() -> None:
     assert repr(again) == repr(state)  # 1 and True are equal
 
 
+class One:
+    """Looks like a number, and is none."""
+
+    def __repr__(self) -> str:
+        return "1"
+
+
+def test_containers_of_parts_of_a_state_are_joined() -> None:
+    whole = describe_containers({"a": {0: {}}, "b": {1: {}}})
+    parts = [describe_containers({"a": {0: {}}}), describe_containers({"b": {1: {}}})]
+    assert merge_containers([whole, whole]) == whole
+    assert merge_containers(parts) == whole
+
+
 @pytest.mark.parametrize(
     "key",
-    [object(), torch.float32, float("nan"), (1, object())],
-    ids=["object", "dtype", "nan", "tuple"],
+    [object(), torch.float32, float("nan"), (1, object()), One()],
+    ids=["object", "dtype", "nan", "tuple", "repr"],
 )
 def test_keys_that_no_load_could_bring_back_are_refused(key: Any) -> None:
     with pytest.raises(TypeError, match=r"\['x'\]\[0\] has a key of type "):
@@ -564,6 +578,11 @@ def test_metadata_truncated_after_its_pickle_is_damage(copied: Copied) -> None:
     pickled, _ = copied.commit
     copied.put(f"{copied.prefix}/.metadata", pickled)
     assert "truncated" in copied.refuse()
+
+
+def test_bytes_damaged_in_transit_are_read_again(copied: Copied) -> None:
+    with copied.server.faults.inject("objects.media", flip_at=5, key="*.distcp", times=2):
+        assert_equal(copied.state, copied.load())
 
 
 def test_a_missing_object_is_an_error(copied: Copied) -> None:

@@ -340,7 +340,11 @@ def save_rows(
 
 def test_rows_of_many_ranks_are_composed_in_turns() -> None:
     """More than the service composes at once, and ranks that have no rows."""
-    tensors = {"large": torch.randn(1003, 9000), "small": torch.randn(1003, 3)}
+    tensors = {
+        "large": torch.randn(1003, 9000),
+        "small": torch.randn(1003, 3),
+        "smaller": torch.randn(1003, 2),
+    }
     edges = [0, 0, 1, *range(30, 1003, 30), 1003, 1003]
     plans = [
         [rows_of(name, tensor, *edge) for name, tensor in tensors.items()]

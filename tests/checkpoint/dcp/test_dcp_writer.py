@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pickle
 import signal
@@ -28,9 +29,9 @@ from aioflux import (
     TransferOptions,
     sync,
 )
-from aioflux.checkpoint._format.commit import Commit, decode_commit, find_save_id
+from aioflux.checkpoint._format.commit import Commit, decode_commit, encode_commit, find_save_id
 from aioflux.checkpoint.compression import ZStandard
-from aioflux.checkpoint.dcp import StorageWriter
+from aioflux.checkpoint.dcp import StorageWriter, load_state
 from tests.checkpoint.dcp.states import (
     UnpicklableError,
     assert_equal,
@@ -236,8 +237,6 @@ def test_an_overwrite_deletes_the_objects_of_the_old_commit_only(
 
 
 def test_a_commit_that_names_foreign_objects_does_not_get_them_deleted(server: GCSServer) -> None:
-    from aioflux.checkpoint._format.commit import encode_commit
-
     writer = StorageWriter(URI)
     save(small_state(1), writer)
     pickled, old = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
@@ -273,6 +272,27 @@ def test_a_stock_checkpoint_can_be_overwritten(server: GCSServer, tmp_path: Path
 
 
 @pytest.mark.clouds("gs")
+def test_an_object_that_was_written_again_since_is_not_deleted(server: GCSServer) -> None:
+    """Deletes are pinned to the generations of the commit that was replaced."""
+    writer = StorageWriter(URI)
+    save(small_state(1), writer)
+    (again,) = data_keys(server)
+    server.put("bucket", again, b"of a backup")
+    save(small_state(2), writer)
+    assert len(data_keys(server)) == 2
+    assert server.get("bucket", again) == b"of a backup"
+
+
+def test_a_commit_is_logged(server: GCSServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "aioflux"):
+        save(small_state(1), StorageWriter(URI))
+    commit = commit_of(server)
+    (line,) = [each.getMessage() for each in caplog.records if "committed" in each.getMessage()]
+    assert commit.save_id in line
+    assert f"{commit.num_bytes} bytes" in line
+
+
+@pytest.mark.clouds("gs")
 def test_a_late_delete_is_no_failure(server: GCSServer) -> None:
     writer = StorageWriter(URI, retry=QUICK)
     save(small_state(1), writer)
@@ -286,7 +306,7 @@ class _Interfering(StorageWriter):
     """Another job saves the same checkpoint between the beginning and the end of this save."""
 
     def finish(self, metadata: Any, results: Any) -> None:
-        save(small_state(9), StorageWriter(URI))
+        save(small_state(9), StorageWriter(self.checkpoint_id))
         super().finish(metadata, results)
 
 
@@ -301,6 +321,19 @@ def test_a_save_that_another_one_overtook_leaves_the_other(
     assert len(data_keys(server)) == 1
     folder = copy_down(server, "run/step-1", tmp_path)
     assert_equal(stock_load(folder, small_state(9)), small_state(9))
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["created", "replaced"])
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_other_services_keep_the_faster_of_two_saves(
+    scheme: str, is_there: bool, tmp_path: Path
+) -> None:
+    uri = f"file://{tmp_path}/c" if scheme == "file" else f"memory://overtaken-{is_there}/c"
+    if is_there:
+        save(small_state(0), StorageWriter(uri))
+    error = failure_of(_Interfering(uri), small_state(1))
+    assert "another save of this checkpoint was committed meanwhile" in str(error)
+    assert_equal(load_state(uri), small_state(9))
 
 
 @pytest.mark.clouds("gs")
@@ -337,6 +370,46 @@ def test_a_commit_without_an_answer_keeps_its_objects(server: GCSServer, tmp_pat
     assert_equal(stock_load(folder, small_state(1)), small_state(1))
     save(small_state(3), writer)
     assert len(server.keys("bucket")) == 2
+
+
+@pytest.mark.clouds("gs")
+def test_an_object_of_a_failed_save_that_a_commit_names_is_kept(server: GCSServer) -> None:
+    """Ranks that cache plans may count saves differently: one commit, two names of saves."""
+    writer = StorageWriter(URI, objects_per_rank=2, retry=QUICK)
+    save(small_state(1), StorageWriter(URI))
+    pickled, commit = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
+    assert commit is not None
+    old = data_keys(server)
+    with server.faults.inject("*insert*", reset=True, key="*.metadata"):
+        failure_of(writer, small_state(2))
+    named, _ = (key for key in data_keys(server) if key not in old)
+    other = msgspec.structs.replace(
+        commit.objects[0], key=named.removeprefix("run/step-1/"), generation=""
+    )
+    both = msgspec.structs.replace(commit, objects=(*commit.objects, other))
+    server.put("bucket", "run/step-1/.metadata", encode_commit(pickled, both))
+    with server.faults.inject("*insert*", status=403, key="*.distcp"):
+        failure_of(writer, small_state(3))
+    assert set(data_keys(server)) == {*old, named}
+    save(small_state(4), StorageWriter(URI))
+    assert len(data_keys(server)) == 1
+
+
+@pytest.mark.clouds("gs")
+def test_objects_of_a_failed_save_are_kept_beside_a_damaged_commit(server: GCSServer) -> None:
+    """It may name them."""
+    writer = StorageWriter(URI, retry=QUICK)
+    save(small_state(1), StorageWriter(URI))
+    with server.faults.inject("*insert*", reset=True, key="*.metadata"):
+        failure_of(writer, small_state(2))
+    before = server.keys("bucket")
+    assert len(before) == 3
+    data = bytearray(server.get("bucket", "run/step-1/.metadata"))
+    data[-30] ^= 1
+    server.put("bucket", "run/step-1/.metadata", bytes(data))
+    with server.faults.inject("*insert*", status=403, key="*.distcp"):
+        failure_of(writer, small_state(3))
+    assert server.keys("bucket") == before
 
 
 @pytest.mark.clouds("gs")
