@@ -69,12 +69,12 @@ def test_frames_are_the_same_on_any_number_of_threads() -> None:
     assert made[0] == made[1] == made[2]
 
 
-def test_no_more_calls_are_begun_than_there_is_room_for() -> None:
-    asked = count()
+def test_a_bounded_number_of_calls_is_started_ahead() -> None:
+    started = count()
 
     def calls() -> Iterator[Callable[[], int]]:
         for _ in range(1000):
-            next(asked)
+            next(started)
             yield lambda: 1
 
     with Codec(threads=2) as codec:
@@ -82,26 +82,26 @@ def test_no_more_calls_are_begun_than_there_is_room_for() -> None:
         for _ in range(10):
             next(results)
         results.close()
-    # Ten that were taken, four ahead, and none begun for the last.
-    assert next(asked) <= 14
+    # Ten that were consumed, and four ahead.
+    assert next(started) <= 14
 
 
-async def test_no_more_calls_are_begun_for_a_loop_either() -> None:
-    asked = count()
+async def test_a_bounded_number_of_calls_is_started_ahead_on_a_loop() -> None:
+    started = count()
 
     def calls() -> Iterator[Callable[[], int]]:
         for _ in range(1000):
-            next(asked)
+            next(started)
             yield lambda: 1
 
     with Codec(threads=2) as codec:
         async with aclosing(codec.in_order_on_loop(calls())) as results:
             for _ in range(10):
                 await anext(results)
-    assert next(asked) <= 14
+    assert next(started) <= 14
 
 
-def test_who_stops_early_waits_for_what_reads_the_memory() -> None:
+def test_closing_early_waits_for_calls_that_read_the_memory() -> None:
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> int:
@@ -119,7 +119,7 @@ def test_who_stops_early_waits_for_what_reads_the_memory() -> None:
         assert ended.is_set()
 
 
-async def test_a_cancelled_task_waits_for_what_reads_the_memory() -> None:
+async def test_a_cancelled_task_waits_for_calls_that_read_the_memory() -> None:
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> int:
@@ -212,7 +212,7 @@ async def test_an_item_is_a_stream_of_what_torch_save_writes(
     assert torch.equal(torch.load(io.BytesIO(plain), weights_only=True), tensor)
 
 
-def test_an_item_has_no_table_before_it_was_taken(codec: Codec) -> None:
+def test_an_item_has_no_table_before_its_last_segment(codec: Codec) -> None:
     frames = codec.encode_item(b"", bytes(10), b"", element_size=1)
     with pytest.raises(ValueError, match="after its last segment"):
         frames.stored(0)

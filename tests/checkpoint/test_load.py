@@ -167,7 +167,7 @@ def test_torch_sees_no_byte_that_is_not_verified(
 
 
 def test_each_byte_is_read_once(server: GCSServer) -> None:
-    """The checksum of the whole stands for its ranges, also over plain http."""
+    """The checksum of the whole verifies its ranges, also over plain http."""
     meta = save(state(300_000), URI, transfer=SMALL)
     server.stats.reset()
     load(URI, transfer=SMALL, timeouts=PATIENT)

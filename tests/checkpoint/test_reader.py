@@ -185,7 +185,7 @@ def test_pickle_and_zipfile_read_from_it(server: GCSServer) -> None:
 
 @pytest.mark.clouds("gs")
 def test_memory_is_bounded_by_the_window(server: GCSServer) -> None:
-    """Nothing is fetched beyond `max_buffered_bytes` while nobody reads."""
+    """Nothing is fetched beyond `max_buffered_bytes` without a read."""
     server.put("bucket", KEY, bytes(32 << 20))
     options = TransferOptions(
         range_size_bytes=1 << 20, part_size_bytes=5 << 20, max_buffered_bytes=8 << 20

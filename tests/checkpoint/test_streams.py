@@ -188,14 +188,14 @@ def test_a_stream_that_was_dropped_has_no_end() -> None:
         read(before)
 
 
-def test_a_file_that_takes_less_than_all_gets_the_rest() -> None:
+def test_the_rest_of_a_short_write_is_written() -> None:
     sink = Sink(most=7)
     with StreamWriter(sink, small) as file:
         file.write(b"layer" * 1000)
     assert read(sink.data) == b"layer" * 1000
 
 
-def test_a_file_that_does_not_tell_took_all() -> None:
+def test_a_file_that_returns_no_count_has_written_all() -> None:
     class Silent(Sink):
         def write(self, data: Any, /) -> int:
             super().write(data)
@@ -207,7 +207,7 @@ def test_a_file_that_does_not_tell_took_all() -> None:
     assert read(sink.data) == b"layer" * 1000
 
 
-def test_a_file_that_gives_less_than_asked_is_read_on() -> None:
+def test_short_reads_are_continued() -> None:
     class Slow(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             return super().read(min(size or 0, 3))
@@ -216,14 +216,14 @@ def test_a_file_that_gives_less_than_asked_is_read_on() -> None:
     assert StreamReader(cast("IO[bytes]", Slow(data)), small).readall() == b"layer" * 1000
 
 
-def test_every_cut_is_told() -> None:
+def test_a_truncated_stream_is_an_error() -> None:
     data = written(b"layer" * 500, b"bias" * 100)
     for end in range(len(data)):
         with pytest.raises(CheckpointCorruptError):
             read(data[:end])
 
 
-def test_a_flipped_bit_is_told() -> None:
+def test_a_flipped_bit_is_an_error() -> None:
     data = written(b"layer" * 500)
     for at in range(len(data)):
         damaged = bytearray(data)
@@ -253,7 +253,7 @@ def test_a_reader_that_is_closed_reads_no_more() -> None:
     assert frame_threads() <= before
 
 
-def test_files_tell_what_they_can() -> None:
+def test_files_report_their_modes() -> None:
     writer, reader = StreamWriter(Sink(), small), StreamReader(io.BytesIO(b""), small)
     assert (writer.writable(), writer.readable(), writer.seekable()) == (True, False, False)
     assert (reader.readable(), reader.writable(), reader.seekable()) == (True, False, False)

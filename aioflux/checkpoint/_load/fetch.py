@@ -166,8 +166,7 @@ def _plan_copies(
         try:
             yield from plan_tensor_copies(target, start)
         except CheckpointCorruptError as exc:
-            name = target.name
-            raise objects.checkpoint.corrupt_error(f"{name!r} in {uri}: {exc}") from exc
+            raise objects.checkpoint.corrupt_error(f"{target.name!r} in {uri}: {exc}") from exc
 
 
 def _load_transformed(

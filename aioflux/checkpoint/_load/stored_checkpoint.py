@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -82,16 +83,17 @@ class StoredCheckpoint:
     """The commit of aioflux; None in a checkpoint of stock DCP."""
     is_pinned: bool
     """It was not copied since, so that objects have the generations of the commit."""
-    objects: Mapping[str, StoredObject] = field(init=False, repr=False)
-    """The objects of the commit, by key."""
-    items: Mapping[tuple[str, int], StoredItem] = field(init=False, repr=False)
-    """The items of the commit, by key and offset."""
 
-    def __post_init__(self) -> None:
-        objects = {each.key: each for each in (self.commit.objects if self.commit else ())}
-        items = {(key, item.offset): item for key, each in objects.items() for item in each.items}
-        object.__setattr__(self, "objects", objects)
-        object.__setattr__(self, "items", items)
+    @cached_property
+    def objects(self) -> Mapping[str, StoredObject]:
+        """The objects of the commit, by key."""
+        return {each.key: each for each in (self.commit.objects if self.commit else ())}
+
+    @cached_property
+    def _items(self) -> Mapping[tuple[str, int], StoredItem]:
+        """The items of the commit, by key and offset."""
+        objects = self.objects.items()
+        return {(key, item.offset): item for key, each in objects for item in each.items}
 
     def locate(self, index: MetadataIndex) -> LocatedItem:
         """Return an item and its location.
@@ -105,7 +107,7 @@ class StoredCheckpoint:
         item = None
         if self.commit is not None:
             obj = self.objects.get(info.relative_path)
-            item = self.items.get((info.relative_path, info.offset))
+            item = self._items.get((info.relative_path, info.offset))
             if obj is None or item is None or item.length != info.length:
                 raise self.corrupt_error(
                     f"commit and metadata differ in the location of {index.fqn!r}"

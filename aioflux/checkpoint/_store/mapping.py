@@ -112,7 +112,7 @@ class MemoryFile:
 
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
-        """Return a context with a writable view of the memory."""
+        """See `PrivateMemory.mapped`."""
         if not self._num_bytes:
             yield memoryview(bytearray())
             return

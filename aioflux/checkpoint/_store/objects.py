@@ -147,11 +147,10 @@ async def read_range(
             those that were saved.
     """
     end = start + into.nbytes
-    name = key or stored.key
     if start == end:
         return
     block = stored.block_size
-    meta = meta_of(store, stored, key=name, is_pinned=is_pinned)
+    meta = meta_of(store, stored, key=key, is_pinned=is_pinned)
     first, last = start - start % block, min(stored.size, -(-end // block) * block)
     if (first, last) == (start, end):
         await _read_blocks(store, stored, meta, start, into)

@@ -1,4 +1,4 @@
-"""Metadata is read without running its pickle, whoever wrote it and whatever happened to it."""
+"""Metadata is read without running its pickle, also if it is damaged or hostile."""
 
 from __future__ import annotations
 

@@ -319,8 +319,8 @@ def test_load_state_nests_by_the_containers_of_the_commit(server: GCSServer) -> 
     save(state, StorageWriter(URI))
     pickled, commit = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
     assert commit is not None
-    told = msgspec.structs.replace(commit, extra={CONTAINERS: describe_containers(state)})
-    server.put("bucket", "run/step-1/.metadata", encode_commit(pickled, told))
+    text = msgspec.structs.replace(commit, extra={CONTAINERS: describe_containers(state)})
+    server.put("bucket", "run/step-1/.metadata", encode_commit(pickled, text))
     assert_equal(state, load_state(URI))
 
 
@@ -355,24 +355,24 @@ def test_invalid_paths_of_values_are_damage(server: GCSServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", ['{"integers": [["a"]]}', "{", "[1]", '{"integers": [["no"]]}', '{"empty": [[1.5]]}']
+    "text", ['{"integers": [["a"]]}', "{", "[1]", '{"integers": [["no"]]}', '{"empty": [[1.5]]}']
 )
-def test_invalid_containers_are_rejected_or_ignored(told: str) -> None:
+def test_invalid_containers_are_rejected_or_ignored(text: str) -> None:
     try:
-        assert nest({"a": 1}, None, told) == {"a": 1}
+        assert nest({"a": 1}, None, text) == {"a": 1}
     except ValueError:
-        assert told != "[1]"
+        assert text != "[1]"
 
 
 @pytest.mark.parametrize(
-    "told", ["5", "[5]", '[[[], {"a": 1}]]', '[[[], {"a": "f()"}]]', '[[[], {"a": "[1]"}]]']
+    "text", ["5", "[5]", '[[[], {"a": 1}]]', '[[[], {"a": "f()"}]]', '[[[], {"a": "[1]"}]]']
 )
-def test_keys_that_are_no_constants_are_rejected(told: str) -> None:
+def test_keys_that_are_no_constants_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="the description of"):
-        nest({"a": 1}, None, f'{{"literals": {told}}}')
+        nest({"a": 1}, None, f'{{"literals": {text}}}')
 
 
-def test_tensors_go_to_the_device_that_is_asked_for(server: GCSServer) -> None:
+def test_tensors_go_to_the_device_of_map_location(server: GCSServer) -> None:
     save(small_state(), StorageWriter(URI))
     loaded = load_state(URI, map_location="meta")
     assert loaded["model"]["weight"].is_meta
@@ -471,7 +471,7 @@ def test_importing_the_package_loads_no_torch() -> None:
 
 
 class Copied:
-    """A checkpoint that was moved, so that only its bytes can tell what happened to it."""
+    """A checkpoint that was moved, so that only its bytes show damage."""
 
     def __init__(self, server: GCSServer, name: str, **options: Any) -> None:
         self.server = server
@@ -712,7 +712,7 @@ def test_a_value_that_tries_to_run_code_is_refused_and_not_run(
 
 
 class Own:
-    """Somebody's own class."""
+    """A class of the caller."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Own)
