@@ -23,11 +23,11 @@ PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py _values
 	_services/s3/read.py _services/s3/wire.py \
 	_services/azure/batch.py _services/azure/list_page.py _services/azure/read.py _services/azure/wire.py \
 	checkpoint/_store/tag_names.py \
-	checkpoint/_format/commit.py checkpoint/_format/frames.py checkpoint/_format/methods.py checkpoint/_format/planes.py \
+	checkpoint/_format/block_checksums.py checkpoint/_format/commit.py checkpoint/_format/frames.py checkpoint/_format/methods.py checkpoint/_format/planes.py \
 	checkpoint/_format/codec.py checkpoint/_format/dcp_metadata.py checkpoint/_format/safe_pickle.py \
 	checkpoint/_format/safetensors.py checkpoint/_format/streams.py \
-	checkpoint/_format/tensor_zip.py checkpoint/_load/dcp_metadata.py checkpoint/_load/plan.py \
-	checkpoint/_save/items.py checkpoint/dcp/_safetensors_plan.py \
+	checkpoint/_format/tensor_zip.py checkpoint/_load/decode_metadata.py checkpoint/_load/plan.py \
+	checkpoint/_save/items.py checkpoint/_save/nesting.py checkpoint/dcp/_object_plan.py \
 	data/_batch_prefetch.py data/_sharding.py data/_shuffle.py \
 	testing/gcs_server/_blobs.py testing/gcs_server/_buffer_pool.py testing/gcs_server/_checksums.py testing/gcs_server/_delivery.py \
 	testing/gcs_server/_download.py testing/gcs_server/_resources.py testing/gcs_server/_glob.py \

@@ -78,8 +78,8 @@ MAY_IMPORT: dict[str, str] = {
         "checkpoint._format.* checkpoint._store.* checkpoint._save.*"
     ),
     "checkpoint.dcp": (
-        f"{BLOCKING} checkpoint._require_torch checkpoint.compression checkpoint._format.* "
-        "checkpoint._store.* checkpoint._save.* checkpoint._load.*"
+        f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint.compression "
+        "checkpoint._format.* checkpoint._store.* checkpoint._save.* checkpoint._load.*"
     ),
     "checkpoint": (
         f"{BLOCKING} checkpoint._format.* checkpoint._store.* checkpoint._maintain.* "
