@@ -17,8 +17,9 @@ from torch.utils.serialization import config
 import aioflux
 from aioflux import TransferOptions, _bridge
 from aioflux.checkpoint import load, save
-from aioflux.checkpoint._save.save import _borrowing, _LazyWriter, _StateFile, plan_part_size
+from aioflux.checkpoint._save.save import _LazyWriter, _StateFile, plan_part_size
 from aioflux.checkpoint._save.tensor_memory import TensorMemory
+from aioflux.checkpoint._save.writer import writing
 from tests.checkpoint.test_torch import assert_equal, state
 from tests.patience import PATIENCE_SECONDS, PATIENT
 
@@ -148,7 +149,9 @@ def test_memory_of_others_is_not_known() -> None:
 def test_memory_that_is_not_known_is_copied_at_once(server: GCSServer) -> None:
     """torch copies memory of a GPU, hands the copy over, and lets go of it."""
     memory, expected = bytearray(2 * MIB), []
-    held = _LazyWriter(lambda: _bridge.Held(_borrowing(f"{server.root}/run", "model.pt", {}, {})))
+    settings = {"zero_copy": True}
+    opening = writing(f"{server.root}/run", "model.pt", settings, {})
+    held = _LazyWriter(lambda: _bridge.Held(opening))
     with _StateFile(held, URI, TensorMemory()) as file:
         for number in range(20):
             for size in (7, 100_000, 2 * MIB):

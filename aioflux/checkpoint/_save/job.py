@@ -21,6 +21,7 @@ __all__ = [
     "Job",
     "Manifest",
     "SaveResult",
+    "StagedState",
     "UploadSettings",
     "manifest_key",
 ]
@@ -77,6 +78,27 @@ class GlobalSavePlan:
     """What the metadata lacks of the state, for the commit."""
 
 
+@dataclass(frozen=True, slots=True)
+class StagedState:
+    """One state, copied: the bytes of its data object, and the items that they are."""
+
+    arena: int = 0
+    """Number of the arena that holds the tensors; 0 if there are none."""
+    size: int = 0
+    """Bytes in the arena."""
+    tail: tuple[bytes, ...] = ()
+    """The bytes that follow those of the arena."""
+    items: tuple[StoredItem, ...] = ()
+    """The items, in the order of the plan."""
+    element_sizes: tuple[int, ...] = ()
+    """Bytes of an element of each item; 0 for a value that is no tensor."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arena and the tail, before compression."""
+        return self.size + sum(map(len, self.tail))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """One save of one rank, staged."""
@@ -89,19 +111,11 @@ class Job:
     """This rank."""
     world_size: int
     """Ranks that save together."""
-    arena: int
-    """Number of the arena that holds the tensors; 0 if there are none."""
-    size: int
-    """Bytes in the arena."""
-    tail: tuple[bytes, ...]
-    """The bytes that follow them in the data object."""
-    items: tuple[StoredItem, ...]
-    """The items of the data object."""
-    element_sizes: tuple[int, ...]
-    """Bytes of an element of each; 0 for a value that is no tensor."""
-    global_plan: GlobalSavePlan | None
+    staged: StagedState = StagedState()
+    """The data object."""
+    global_plan: GlobalSavePlan | None = None
     """The plan of all ranks, on the coordinator."""
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the step, for retention."""
     protected: tuple[int, ...] = ()
     """Steps that retention leaves alone."""
@@ -122,11 +136,6 @@ class Job:
     def checkpoint_prefix(self) -> str:
         """Prefix of the checkpoint."""
         return self.prefix or step_prefix(self.step)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the data object, before compression."""
-        return self.size + sum(map(len, self.tail))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
