@@ -12,57 +12,41 @@ _BLOCKED = """
 import sys
 for name in {missing!r}:
     sys.modules[name] = None  # importing it is a ModuleNotFoundError
-try:
-    {code}
-except ModuleNotFoundError as exc:
-    print(exc)
+for code in {codes!r}:
+    try:
+        exec(code)
+    except ModuleNotFoundError as exc:
+        print(exc)
 """
 
 
-@pytest.mark.parametrize(
-    ("missing", "code", "says"),
-    [
-        (
-            ["torch"],
-            "from aioflux.checkpoint import load; load('gs://bucket/model.pt')",
-            "aioflux.checkpoint.load needs PyTorch: pip install 'aioflux[torch]'",
-        ),
-        (
-            ["torch"],
-            "from aioflux.checkpoint import save; save(1, 'gs://bucket/model.pt')",
-            "aioflux.checkpoint.save needs PyTorch: pip install 'aioflux[torch]'",
-        ),
-        (
-            ["torch"],
-            "from aioflux.checkpoint import Checkpointer",
-            "aioflux.checkpoint.Checkpointer needs PyTorch: pip install 'aioflux[torch]'",
-        ),
-        (
-            ["torch"],
-            "from aioflux.checkpoint.dcp import StorageReader",
-            "aioflux.checkpoint.dcp needs PyTorch: pip install 'aioflux[torch]'",
-        ),
-        (
-            ["lightning"],
-            "import aioflux.integrations.lightning",
-            "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
-        ),
-        (
-            ["lightning", "torch"],
-            "from aioflux.integrations.lightning import ModelCheckpoint",
-            "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
-        ),
-    ],
-    ids=["load", "save", "Checkpointer", "dcp", "lightning", "lightning-and-torch"],
-)
-def test_the_error_of_a_missing_module_names_the_extra(
-    missing: list[str], code: str, says: str
-) -> None:
-    script = _BLOCKED.format(missing=missing, code=code)
+def messages(missing: list[str], *codes: str) -> list[str]:
+    """Run code in a process without some modules, and return the messages of its errors."""
+    script = _BLOCKED.format(missing=missing, codes=codes)
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240
     )
-    assert result.stdout.strip() == says
+    return result.stdout.splitlines()
+
+
+def test_the_error_of_missing_torch_names_the_extra() -> None:
+    codes = {
+        "from aioflux.checkpoint import load; load('gs://bucket/model.pt')": "load",
+        "from aioflux.checkpoint import save; save(1, 'gs://bucket/model.pt')": "save",
+        "from aioflux.checkpoint import Checkpointer": "Checkpointer",
+        "from aioflux.checkpoint.dcp import StorageReader": "dcp",
+    }
+    assert messages(["torch"], *codes) == [
+        f"aioflux.checkpoint.{name} needs PyTorch: pip install 'aioflux[torch]'"
+        for name in codes.values()
+    ]
+
+
+@pytest.mark.parametrize("missing", [["lightning"], ["lightning", "torch"]], ids="-".join)
+def test_the_error_of_missing_lightning_names_the_extra(missing: list[str]) -> None:
+    assert messages(missing, "from aioflux.integrations.lightning import ModelCheckpoint") == [
+        "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'"
+    ]
 
 
 _CHECKPOINT = Path(__file__).parents[2] / "aioflux" / "checkpoint"
@@ -76,12 +60,11 @@ WITHOUT_TORCH = {
 """Modules that the command line and the process that uploads import; and all that these import."""
 
 
-@pytest.mark.parametrize("package", WITHOUT_TORCH)
-def test_modules_import_without_torch(package: str) -> None:
-    names = [f"aioflux.checkpoint.{package}.{name}" for name in WITHOUT_TORCH[package]]
-    assert names
-    script = _BLOCKED.format(missing=["torch"], code=f"import {', '.join(names)}")
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240
-    )
-    assert result.stdout == ""
+def test_modules_import_without_torch() -> None:
+    assert all(WITHOUT_TORCH.values())
+    codes = [
+        f"import aioflux.checkpoint.{package}.{name}"
+        for package, names in WITHOUT_TORCH.items()
+        for name in names
+    ]
+    assert messages(["torch"], *codes) == []
