@@ -30,7 +30,8 @@ from aioflux import _bridge
 from aioflux.checkpoint._format.commit import new_save_id, step_prefix
 from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.history import SaveRecord, read_history
-from aioflux.checkpoint._maintain.retention import Pruned, Retention, prune
+from aioflux.checkpoint._maintain.retention import Pruned, prune
+from aioflux.checkpoint._maintain.retention_rules import Retention
 from aioflux.checkpoint._save.handle import SaveHandle, wait_for_any
 from aioflux.checkpoint._save.job import (
     Compression,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from aioflux.checkpoint._format.commit import StoredItem, StoredObject, step_prefix
-from aioflux.checkpoint._maintain.retention import Retention
+from aioflux.checkpoint._maintain.retention_rules import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
