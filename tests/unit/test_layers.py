@@ -89,9 +89,7 @@ MAY_IMPORT: dict[str, str] = {
     "integrations": "",
     "integrations.fsspec": BLOCKING,
     "integrations.lightning": (
-        f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._format.commit "
-        "checkpoint._save.save checkpoint._store.mapping "
-        "integrations.fsspec"
+        f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._tag_checkpoints integrations.fsspec"
     ),
     "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
     "compat": "",

@@ -72,12 +72,6 @@ def stale_objects(
 
     If one object of the save is younger, or its time is unknown, all stay: the save may be under
     way.
-
-    Args:
-        leftovers: Objects of the save.
-        named: Keys that a commit object names.
-        now: The time, with its zone.
-        older_than_seconds: The age.
     """
     times = [meta.updated for meta in leftovers.metas]
     if any(each is None or (now - each).total_seconds() < older_than_seconds for each in times):
@@ -87,11 +81,6 @@ def stale_objects(
 
 def named_keys(prefix: str, commits: Iterable[CommitObject], save_ids: Iterable[str]) -> set[str]:
     """Return the keys that the commit objects of a checkpoint name.
-
-    Args:
-        prefix: Prefix of the checkpoint.
-        commits: Its commit objects.
-        save_ids: Saves that a commit object of another program must not mention.
 
     Raises:
         CheckpointCorruptError: The keys are unknown: a commit object is damaged, or another program

@@ -36,17 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["Pruned", "prune", "remove_step"]
 
 
-async def remove_step(store: Store, step: int, *, generation: str = "") -> DeleteResult:
-    """Remove a step: its commit object, then what this and older saves of the step wrote.
+async def remove_step(store: Store, step: int, generation: str) -> DeleteResult:
+    """Remove a step of this generation: its commit object, then what this and older saves wrote.
 
     All are deleted in the generation that was read. Keys that no save makes stay, and so do objects
     of a newer save of the step. A damaged commit object is deleted alone: what it names is unknown,
     and `clean` finds it.
-
-    Args:
-        store: The root of the checkpoints.
-        step: The step.
-        generation: Remove it only if its commit object is this one still; any by default.
 
     Returns:
         The keys that were deleted, and the errors of those that stay as garbage.
@@ -63,7 +58,7 @@ async def remove_step(store: Store, step: int, *, generation: str = "") -> Delet
     removed = []
     for at, each in enumerate(found):
         is_last = at == len(found) - 1
-        meta = replace(each.meta, generation=generation) if generation and is_last else each.meta
+        meta = replace(each.meta, generation=generation) if is_last else each.meta
         try:
             await store.delete(meta)
         except NotFoundError as exc:
@@ -130,13 +125,6 @@ async def prune(
 
     The steps that the rules rely on are verified first, not deep: as many as `keep_last`, the best
     and the newest. Steps that another program wrote stay.
-
-    Args:
-        store: The root of the checkpoints.
-        retention: The rules.
-        now: The time, in seconds since 1970, UTC.
-        protected: Steps that stay in any case, such as the one that was loaded from.
-        dry_run: Only return what would be removed.
     """
     known = {each.step: each for each in await summarize(store) if each.is_ours}
     records = {
@@ -161,7 +149,7 @@ async def prune(
     for step in plan:
         try:
             if not dry_run:
-                result = await remove_step(store, step, generation=known[step].generation)
+                result = await remove_step(store, step, known[step].generation)
                 errors |= {uri_below(store, key): exc for key, exc in result.errors.items()}
         except (CheckpointCorruptError, StorageError) as exc:
             errors[known[step].uri] = exc

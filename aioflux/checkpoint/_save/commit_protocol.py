@@ -308,9 +308,6 @@ class RankSave:
 
         A poll that fails decides nothing: the next one may succeed.
 
-        Args:
-            is_there: Whether the manifest of this rank is surely there.
-
         Raises:
             OutcomeError: It has not committed, is gone, or reported nothing in time.
         """

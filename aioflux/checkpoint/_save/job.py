@@ -23,7 +23,6 @@ __all__ = [
     "SaveResult",
     "StagedState",
     "UploadSettings",
-    "manifest_key",
 ]
 
 
@@ -169,8 +168,3 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Why the save failed."""
     is_unknown: bool = False
     """The step may be committed all the same: nothing is removed."""
-
-
-def manifest_key(save_id: str, rank: int) -> str:
-    """Return the key of a rank's manifest, below the checkpoint's prefix."""
-    return f"{save_id}/rank-{rank:05d}.json"

@@ -104,11 +104,7 @@ async def compressed_pieces(
 ) -> AsyncGenerator[bytes | memoryview]:
     """Yield the bytes of the object with its tensors compressed.
 
-    Args:
-        state: The state.
-        memory: Its arena.
-        compression: Settings of the codec.
-        stored: Filled with the location of each item, once all bytes were read.
+    `stored` is filled with the location of each item, once all bytes were read.
     """
     # Tied tensors are one item several times, which is written once.
     firsts = {item.offset: number for number, item in reversed([*enumerate(state.items)])}

@@ -234,12 +234,7 @@ class Stager:
         return known
 
     def has_memory_for(self, layout: ArenaLayout, pickled_bytes: int = 0) -> bool:
-        """Return whether a state fits now; otherwise one that is staged must be uploaded first.
-
-        Args:
-            layout: The layout of its plan.
-            pickled_bytes: Bytes of staged states that are in no arena.
-        """
+        """Return whether a state fits now; otherwise one that is staged must be uploaded first."""
         held = self.used_bytes + pickled_bytes
         return not held or held + layout.size <= self.max_staged_bytes
 

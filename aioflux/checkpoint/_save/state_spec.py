@@ -170,9 +170,7 @@ class CachingPlanner:
     def plan(self, spec: StateSpec, *, is_known: bool) -> RankSavePlan:
         """Return the plan of a state.
 
-        Args:
-            spec: The spec of the state.
-            is_known: The last plan fits on every rank: it is used without communication.
+        One that `is_known` on every rank is used without communication.
 
         Raises:
             CheckpointError: A rank has a state that DCP cannot plan.
@@ -247,10 +245,6 @@ def _join_tied(plans: list[SavePlan], ties: list[dict[str, str]]) -> list[SavePl
     """Return plans in which the rank that writes a tensor writes those that are tied to it, too.
 
     DCP assigns each tensor that several ranks have to any one of them.
-
-    Args:
-        plans: The plan of each rank.
-        ties: The tied tensors of each rank.
     """
     owners = {
         item.index.fqn: rank

@@ -51,16 +51,7 @@ class PartData:
 def tag_job(
     tag: str, save_id: str, *, rank: int, world_size: int, started: float, staged_seconds: float
 ) -> Job:
-    """Return a save under a tag.
-
-    Args:
-        tag: The tag.
-        save_id: Names the save; the same on all ranks.
-        rank: This rank.
-        world_size: Ranks that save together.
-        started: Time of the call, in seconds since 1970.
-        staged_seconds: Time for which the training was held up.
-    """
+    """Return a save under a tag."""
     return Job(
         step=step_of(tag),
         save_id=save_id,

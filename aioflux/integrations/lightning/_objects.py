@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import sync
 from aioflux._values.uri import parse_uri, split_at_bucket, split_object_uri
-from aioflux.checkpoint._format.commit import COMMIT_KEY, is_save_id
+from aioflux.checkpoint._tag_checkpoints import COMMIT_KEY, is_save_id
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:

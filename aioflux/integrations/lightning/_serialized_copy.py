@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._files import RawBinaryFile
-from aioflux.checkpoint._save.save import save_by_torch
+from aioflux.checkpoint._tag_checkpoints import save_by_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
