@@ -206,7 +206,7 @@ class Checkpointer:
     def _check_conditions(self) -> None:
         """Warn if the server ignores the conditions by which saves are kept apart."""
         try:
-            missing = _bridge.run(_check_conditions(self._store))
+            missing = _bridge.run(_missing_conditions(self._store))
         except UnsupportedError as exc:
             warnings.warn(
                 f"checkpoints below {self.uri} can be loaded, and saving is refused: {exc}; one "
@@ -648,7 +648,7 @@ class Checkpointer:
                 raise failure
 
 
-async def _check_conditions(store: Store) -> Sequence[str]:
+async def _missing_conditions(store: Store) -> Sequence[str]:
     async with asyncio.timeout(_CHECK_SECONDS):
         return await store.check_conditions()
 
