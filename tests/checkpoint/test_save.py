@@ -238,7 +238,10 @@ def test_parts_are_a_32nd_of_the_state(num_bytes: int, expected: int) -> None:
     assert plan_part_size(num_bytes) == expected * MIB
 
 
-def test_the_parts_of_a_small_state_are_small(server: GCSServer) -> None:
-    """32 MB in seven parts, one request to begin and one to end."""
-    save({"weight": torch.ones(8_000_000)}, URI, timeouts=PATIENT)
-    assert server.stats.total.requests == 7 + 2
+@pytest.mark.parametrize(("num_bytes", "num_parts"), [(32_000_000, 7), (168_000_000, 27)])
+def test_the_size_of_parts_follows_that_of_the_state(
+    server: GCSServer, num_bytes: int, num_parts: int
+) -> None:
+    """Parts of 5 and 6 MiB, one request to begin and one to end."""
+    save({"weight": torch.ones(num_bytes, dtype=torch.uint8)}, URI, timeouts=PATIENT)
+    assert server.stats.total.requests == num_parts + 2
