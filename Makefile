@@ -27,14 +27,14 @@ PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py _values
 	checkpoint/_format/codec.py checkpoint/_format/dcp_metadata.py checkpoint/_format/safe_pickle.py \
 	checkpoint/_format/safetensors.py checkpoint/_format/streams.py \
 	checkpoint/_format/tensor_zip.py checkpoint/_load/decode_metadata.py checkpoint/_load/plan.py \
-	checkpoint/_save/items.py checkpoint/_save/nesting.py checkpoint/dcp/_object_plan.py \
+	checkpoint/_maintain/retention_rules.py checkpoint/_save/items.py checkpoint/_save/nesting.py checkpoint/dcp/_object_plan.py \
 	data/_batch_prefetch.py data/_sharding.py data/_shuffle.py \
 	testing/gcs_server/_blobs.py testing/gcs_server/_buffer_pool.py testing/gcs_server/_checksums.py testing/gcs_server/_delivery.py \
 	testing/gcs_server/_download.py testing/gcs_server/_resources.py testing/gcs_server/_glob.py \
 	testing/gcs_server/_listing.py testing/gcs_server/_messages.py testing/gcs_server/_mime.py testing/gcs_server/_network.py \
 	testing/gcs_server/_records.py \
 	compat/dataflux/lightning/_uris.py compat/s3_datapipes/_lines.py \
-	compat/s3_datapipes/_options.py integrations/fsspec/_paths.py)
+	compat/s3_datapipes/_options.py integrations/fsspec/_paths.py integrations/lightning/_uris.py)
 
 PYTEST_ARGS ?= -n 2 --dist loadfile
 # Set, `make test` measures branch coverage, as CI does: 1.6 times the CPU time.
