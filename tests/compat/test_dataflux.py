@@ -24,6 +24,7 @@ from aioflux.compat.dataflux import dataflux_iterable_dataset, dataflux_mapstyle
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, policy_of
 from aioflux.compat.dataflux.dataflux_iterable_dataset import DataFluxIterableDataset, run_of
 from aioflux.compat.dataflux.dataflux_mapstyle_dataset import DataFluxMapStyleDataset
+from aioflux.testing.gcs_server import Network
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -380,10 +381,15 @@ def test_a_loop_over_a_map_dataset_prefetches(bucket: Bucket) -> None:
 
 def test_threads_are_requests_in_flight(bucket: Bucket) -> None:
     """And no fewer than ours by default, which the old default of 1 would be."""
-    few = opened(DataFluxMapStyleDataset, threads_per_process=1)
-    many = opened(DataFluxMapStyleDataset, threads_per_process=100)
-    assert few._source._transfer.max_in_flight == aioflux.TransferOptions().max_in_flight
-    assert many._source._transfer.max_in_flight == 100
+    bucket.fill(100)
+    bucket.server.network = Network(latency_seconds=0.2)
+    peaks = []
+    for threads in (1, 100):
+        dataset = opened(DataFluxMapStyleDataset, threads_per_process=threads, disable_compose=True)
+        bucket.server.stats.reset()
+        at_once(dataset)
+        peaks.append(bucket.server.stats.operation("objects.get").peak_in_flight)
+    assert 1 < peaks[0] <= aioflux.TransferOptions().max_in_flight < peaks[1]
 
 
 class Labelled(DataFluxMapStyleDataset):

@@ -6,13 +6,12 @@ import logging
 from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
-from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 from aioflux.compat.s3_datapipes._options import Stores, with_timeout
 from aioflux.compat.s3_datapipes._urls import ListedUrl
-from aioflux.errors import StorageError
+from aioflux.data._error_policy import worker_errors
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -63,13 +62,9 @@ class S3FileLister(IterDataPipe[str]):
 
     def __iter__(self) -> Iterator[str]:
         """List one prefix after the other."""
-        try:
+        with worker_errors():
             for prefix in self.source_datapipe:
                 yield from self._below(prefix)
-        except StorageError as exc:
-            if get_worker_info() is not None:
-                exc.carry_fields()
-            raise
 
     def _below(self, prefix: str) -> Iterator[str]:
         store, key = self._stores.at(prefix)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 from torch.utils.data.datapipes.utils.common import StreamWrapper
@@ -17,8 +16,8 @@ from aioflux.compat.s3_datapipes._options import (
     with_timeout,
 )
 from aioflux.compat.s3_datapipes._prefetch import UrlPrefetcher
+from aioflux.data._error_policy import worker_errors
 from aioflux.data._store_reader import DEFAULT_CACHE_BYTES, FetchConfig
-from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     import os
@@ -86,14 +85,9 @@ class S3FileLoader(IterDataPipe[tuple[str, Any]]):
         """Load one url after the other."""
         urls = iter(self.source_datapipe)
         prefetcher = UrlPrefetcher(urls, self._stores, self._fetch_config, self._buffer_bytes)
-        try:
-            with closing(prefetcher.files()) as files:
-                for url, file in files:
-                    yield url, StreamWrapper(file, name=url)
-        except StorageError as exc:
-            if get_worker_info() is not None:
-                exc.carry_fields()
-            raise
+        with worker_errors(), closing(prefetcher.files()) as files:
+            for url, file in files:
+                yield url, StreamWrapper(file, name=url)
 
     def __len__(self) -> int:
         return len(self.source_datapipe)  # type: ignore[arg-type]  # or TypeError
