@@ -88,8 +88,11 @@ class LoadCounters:
     """
 
     def __init__(self) -> None:
-        numbers: Any = torch.zeros(_MAX_ROWS * _WIDTH, dtype=torch.float64)
-        self._attach(numbers.share_memory_())
+        # The kernel zeroes it. `share_memory_` would copy it by OpenMP threads, and so hang in a
+        # process that was forked from one in which these had run.
+        num_bytes = _MAX_ROWS * _WIDTH * torch.float64.itemsize
+        memory: Any = torch.UntypedStorage._new_shared(num_bytes, device="cpu")  # noqa: SLF001
+        self._attach(torch.empty(0, dtype=torch.float64).set_(memory))
 
     def _attach(self, numbers: torch.Tensor) -> None:
         self._numbers = numbers

@@ -29,7 +29,7 @@ def some_sizes(listing_indexs: torch.Tensor) -> list[int]:
     return [1 + listing_index % 7 for listing_index in listing_indexs.tolist()]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.integers(0, 40), TOPOLOGIES, st.sampled_from(["count", "bytes"]), st.data())
 def test_each_object_is_read_once_over_any_changes_of_readers(
     count: int, topologies: list[tuple[int, int]], by: str, data: st.DataObject
@@ -60,7 +60,7 @@ def test_each_object_is_read_once_over_any_changes_of_readers(
     assert sorted(read) == list(range(count))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.integers(1, 12), TOPOLOGIES, st.data())
 def test_each_record_is_read_once_over_any_changes_of_readers(
     count: int, topologies: list[tuple[int, int]], data: st.DataObject
