@@ -28,12 +28,12 @@ PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py _values
 	checkpoint/_format/safetensors.py checkpoint/_format/streams.py \
 	checkpoint/_format/tensor_zip.py checkpoint/_load/dcp_metadata.py checkpoint/_load/plan.py \
 	checkpoint/_save/items.py checkpoint/dcp/_safetensors_plan.py \
-	data/_batch_prefetch.py data/_sharding.py data/_shuffle.py \
+	data/_batch_prefetch.py data/_resume.py data/_sharding.py data/_shuffle.py \
 	testing/gcs_server/_blobs.py testing/gcs_server/_checksums.py testing/gcs_server/_delivery.py \
 	testing/gcs_server/_download.py testing/gcs_server/_fields.py testing/gcs_server/_glob.py \
 	testing/gcs_server/_listing.py testing/gcs_server/_messages.py testing/gcs_server/_mime.py \
 	testing/gcs_server/_names.py testing/gcs_server/_records.py \
-	compat/dataflux/lightning/_uris.py compat/s3_datapipes/_lines.py \
+	compat/dataflux/_retry.py compat/dataflux/lightning/_uris.py compat/s3_datapipes/_lines.py \
 	compat/s3_datapipes/_options.py integrations/fsspec/_paths.py)
 
 PYTEST_ARGS ?= -n 2 --dist loadfile
