@@ -73,15 +73,7 @@ class _Record:
 
 
 class EpochReader:
-    """Reads what remains of a share.
-
-    Args:
-        source: All objects.
-        share: Objects of this reader.
-        progress: What of the share was read before.
-        config: How items are made of objects.
-        seed: Seed of the shuffle buffer.
-    """
+    """Reads what `progress` leaves of a share; `seed` is that of the shuffle buffer."""
 
     def __init__(
         self, source: Source, share: Share, progress: Progress, config: ReadConfig, *, seed: str

@@ -75,11 +75,7 @@ def in_region(options: StoreOptions, region: str, url: str) -> StoreOptions:
 
 
 def with_timeout(options: StoreOptions, request_timeout_ms: int) -> StoreOptions:
-    """Return options with the time that a request may make no progress.
-
-    Args:
-        options: Options of `open_store`.
-        request_timeout_ms: In milliseconds; -1 for `Timeouts()`.
+    """Return options with the time that a request may make no progress; -1 for `Timeouts()`.
 
     Raises:
         ValueError: It is no time, or there are `timeouts` already.
