@@ -111,9 +111,6 @@ class LoadCounters:
         else:
             self._attach(state["numbers"])
 
-    def __repr__(self) -> str:
-        return f"<LoadCounters {self.snapshot()}>"
-
     def start_clock(self) -> Self:
         """Start an iteration; the time since the last one is not counted."""
         self._view[_row() + _LAST] = time.monotonic()

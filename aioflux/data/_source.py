@@ -77,15 +77,12 @@ class Source:
     def checksum(self) -> int:
         """Return a checksum of the keys in their order."""
         if self._checksum is None:  # 10 ms for a million objects, and needed with each batch
-            self._checksum = self._compute_checksum()
+            value = 0
+            for _, items, reader in self._stores:
+                keys = items.keys if isinstance(items, Listing) else items
+                value = zlib.crc32(f"{reader.store.uri} {keys.checksum()} ".encode(), value)
+            self._checksum = value
         return self._checksum
-
-    def _compute_checksum(self) -> int:
-        value = 0
-        for _, items, reader in self._stores:
-            keys = items.keys if isinstance(items, Listing) else items
-            value = zlib.crc32(f"{reader.store.uri} {keys.checksum()} ".encode(), value)
-        return value
 
     def sizes(self, listing_indices: Iterable[int]) -> list[int]:
         """Return the sizes of objects, in bytes.
