@@ -102,7 +102,7 @@ MAY_IMPORT: dict[str, str] = {
         "checkpoint._save.staging checkpoint._save.state_pickle checkpoint._save.tag_save "
         "checkpoint._save.uploader_messages"
     ),
-    "compat.s3_datapipes": f"{BLOCKING} data._object_stream data._store_reader",
+    "compat.s3_datapipes": f"{BLOCKING} data._error_policy data._object_stream data._store_reader",
     "testing": f"{STORE} sync _services.base _services.open testing.gcs_server.*",
     "testing.gcs_server": "errors _values.*",
     # the front door and the command line
