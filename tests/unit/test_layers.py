@@ -87,7 +87,7 @@ MAY_IMPORT: dict[str, str] = {
     ),
     # over the interfaces of others
     "integrations": "",
-    "integrations.fsspec": BLOCKING,
+    "integrations.fsspec": f"{BLOCKING} _concurrency.fan_out",
     "integrations.lightning": (
         f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._format.commit "
         "checkpoint._save.save checkpoint._store.mapping "

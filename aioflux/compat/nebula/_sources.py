@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aioflux import _bridge
 from aioflux.checkpoint._maintain.tags import is_valid, list_tags, read_part, read_tag
@@ -19,33 +19,6 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = ["SavedTag", "StoreSource", "find_all", "find_tag", "newest_valid"]
-
-
-class TagSource(Protocol):
-    """One tier that has a tag."""
-
-    @property
-    def tier(self) -> str:
-        """`memory`, `disk` or `storage`."""
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the parts."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Their bytes."""
-
-    def is_valid(self) -> bool:
-        """Return whether it is complete."""
-
-    def load(self, name: str, *, map_location: Any, weights_only: Any) -> Any:
-        """Load one part.
-
-        Raises:
-            KeyError: There is no such part.
-            CheckpointCorruptError: It is gone or damaged.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +113,7 @@ class SavedTag:
     """The tag."""
     save_id: str
     """Id of the save; sorts by time."""
-    sources: list[TagSource] = field(default_factory=list)
+    sources: list[_MemorySource | StoreSource] = field(default_factory=list)
     """Its sources, the nearest first."""
 
     @property
@@ -186,12 +159,7 @@ class SavedTag:
 
 
 def find_all(client: DaemonClient | None, stores: Iterable[tuple[str, Store]]) -> list[SavedTag]:
-    """Return all saves, the newest first, without verifying them.
-
-    Args:
-        client: The connection to the daemon; None to leave memory out.
-        stores: The stores by the name of their tier, the nearest first.
-    """
+    """Return all saves, the newest first, without verifying them; None leaves memory out."""
     in_memory = _list_memory(client)
     stored = {tier: (store, _bridge.run(list_tags(store))) for tier, store in stores}
     return _merge(in_memory, stored)

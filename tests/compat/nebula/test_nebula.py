@@ -238,6 +238,17 @@ def test_versions_between_two_intervals_stay_in_memory(inside: str) -> None:
     assert listed["a"]["places"] == ["storage"]
 
 
+def test_without_an_interval_all_versions_are_saved(inside: str) -> None:
+    """Also those that leave the memory, which keeps two of them, before they are saved."""
+    nm.init(inside, persistent_time_interval=0, num_of_version_in_retention=2)
+    for number in range(5):
+        commit(f"a{number}", number)
+    nm.flush_persistence()
+    places = {tag: each["places"] for tag, each in nm.list_checkpoints().items()}
+    assert set(places) == {f"a{number}" for number in range(5)}
+    assert all("storage" in each for each in places.values())
+
+
 def test_the_history_has_duration_throughput_and_size(place: str) -> None:
     if place.startswith("memory:"):
         pytest.skip("its objects are in the memory of the daemon")
