@@ -14,7 +14,6 @@ from aioflux.cli._uri_or_path import (
     Endpoint,
     Json,
     as_prefix,
-    open_root,
     parse_root_argument,
     uri_of,
 )
@@ -53,7 +52,7 @@ def clean(
     --json: type ("upload" or "object"), uri; for uploads also upload_id and initiated (RFC 3339).
     Uploads come first, each kind by key.
     """
-    argument, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
     try:
         seconds = parse_age(older_than)
     except ValueError as exc:
@@ -62,8 +61,7 @@ def clean(
     from aioflux.checkpoint._maintain.orphans import clean_store
 
     async def work() -> int:
-        root, key = argument.split()
-        async with open_root(root, access) as store:
+        async with argument.open() as (store, key):
             result = await clean_store(
                 store, as_prefix(key), older_than_seconds=seconds, dry_run=dry_run
             )

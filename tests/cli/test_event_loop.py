@@ -48,7 +48,7 @@ def test_long_retries_are_reported_once(
 
 
 async def test_a_cancelled_call_ends_when_its_thread_has_ended() -> None:
-    threads = FileThreads(1)
+    threads = FileThreads()
     begun, went_on, ended = threading.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -69,7 +69,7 @@ async def test_a_cancelled_call_ends_when_its_thread_has_ended() -> None:
 
 
 async def test_a_cancelled_call_whose_thread_fails_is_cancelled() -> None:
-    threads = FileThreads(1)
+    threads = FileThreads()
     begun = threading.Event()
 
     def work() -> None:
@@ -88,7 +88,7 @@ async def test_results_and_errors_of_threads_are_those_of_the_call() -> None:
     def fail() -> None:
         raise ValueError("said")
 
-    for run in (FileThreads(1).run, call_in_daemon_thread):
+    for run in (FileThreads().run, call_in_daemon_thread):
         assert await run(int, "7") == 7
         with pytest.raises(ValueError, match="said"):
             await run(fail)

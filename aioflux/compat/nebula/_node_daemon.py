@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.checkpoint._save.tag_save import new_save_id
 from aioflux.checkpoint._save.uploader_messages import (
     MAX_FDS,
     MAX_READ_BYTES,
@@ -27,6 +26,7 @@ from aioflux.checkpoint._save.uploader_messages import (
     encode,
     portable,
 )
+from aioflux.checkpoint._tag_checkpoints import new_save_id
 from aioflux.compat.nebula._memory_tier import COMMITTED, MemoryTier, Version
 from aioflux.compat.nebula._settings import credential_variables
 from aioflux.compat.nebula._storage_tier import DISK, STORAGE, StorageTier

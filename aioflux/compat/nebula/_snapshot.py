@@ -19,8 +19,7 @@ import torch
 from aioflux._files import PositionedFile
 from aioflux._values.checksums import crc32c
 from aioflux._values.meta import ObjectMeta
-from aioflux.checkpoint._save.staging import Arena
-from aioflux.checkpoint._save.state_pickle import pickle_state
+from aioflux.checkpoint._tag_checkpoints import Arena, pickle_state
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:

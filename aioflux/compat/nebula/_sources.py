@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aioflux import _bridge
-from aioflux.checkpoint._maintain.tags import is_valid, list_tags, read_part, read_tag
+from aioflux.checkpoint._tag_checkpoints import is_valid, list_tags, read_part, read_tag
 from aioflux.compat.nebula._storage_tier import STORAGE
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from aioflux.checkpoint._maintain.tags import StoredTag
+    from aioflux.checkpoint._tag_checkpoints import StoredTag
     from aioflux.compat.nebula._daemon_client import DaemonClient
     from aioflux.store import Store
 

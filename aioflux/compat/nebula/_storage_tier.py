@@ -14,8 +14,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.checkpoint._maintain.tags import keep_newest, remove_tag
-from aioflux.checkpoint._save.tag_save import PartData, TagSave, UploadSettings, tag_job
+from aioflux.checkpoint._tag_checkpoints import (
+    PartData,
+    TagSave,
+    UploadSettings,
+    keep_newest,
+    remove_tag,
+    tag_job,
+)
 from aioflux.errors import AiofluxError, AlreadyExistsError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 from aioflux import _bridge
-from aioflux.checkpoint._maintain.tags import open_checkpoint
+from aioflux.checkpoint._tag_checkpoints import open_checkpoint
 from aioflux.compat.nebula._daemon_client import DaemonClient
 from aioflux.compat.nebula._settings import parse_settings, scheme_of, to_uri
 from aioflux.compat.nebula._storage_tier import DISK, STORAGE
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._save.ranks import Ranks
+    from aioflux.checkpoint._tag_checkpoints import Ranks
     from aioflux.compat.nebula._settings import Settings
     from aioflux.compat.nebula._snapshot import Snapshots
     from aioflux.options import StoreOptions
@@ -48,7 +48,7 @@ class TrainingRun:
     def ranks(self) -> Ranks:
         """The ranks of the training; all ranks must get this property at the same time."""
         if self._ranks is None:
-            from aioflux.checkpoint._save.ranks import open_ranks
+            from aioflux.checkpoint._tag_checkpoints import open_ranks
 
             self._ranks = open_ranks(None, self.settings.commit_seconds)
         return self._ranks

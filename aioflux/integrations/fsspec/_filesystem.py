@@ -85,6 +85,15 @@ __all__ = ["AiofluxFileSystem"]
 _EXAMPLE_BUCKETS: Final = {"file": "/", "az": "account/container"}
 """Buckets to check options with, by scheme; `bucket` for the others."""
 
+_SIGNING: Final = {
+    "gs": "google-cloud-storage's Blob.generate_signed_url does",
+    "s3": "boto3's generate_presigned_url does",
+    "az": "azure-storage-blob's generate_blob_sas does",
+    "file": "signed urls are for objects that are read over HTTP",
+    "memory": "signed urls are for objects that are read over HTTP",
+}
+"""Libraries that sign urls, by scheme."""
+
 _MAX_DIRECTORIES: Final = 256
 """Local directories whose stores are cached."""
 
@@ -211,7 +220,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            f"aioflux signs no urls, and so none for {path!r}; use the library of the service"
+            f"aioflux signs no urls, and so none for {path!r}; {_SIGNING[self.scheme]}"
         )
 
     # --- Paths ---------------------------------------------------------------------------
