@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from typing import TYPE_CHECKING
+from unittest import mock
 
-from aioflux.cli import _app
+import pytest
+
+from aioflux.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,4 +17,14 @@ if TYPE_CHECKING:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command; return its exit status."""
-    return _app.run_app(list(arguments))
+    before = signal.getsignal(signal.SIGINT)  # the command sets its own
+    try:
+        with (
+            mock.patch.object(sys, "argv", ["aioflux", *arguments]),
+            pytest.raises(SystemExit) as exited,
+        ):
+            main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert isinstance(exited.value.code, int)
+    return exited.value.code

@@ -353,10 +353,10 @@ def test_a_directory_that_is_not_there_is_a_failure(aioflux, command, slash) -> 
 
 
 def test_the_version_is_printed(aioflux) -> None:
-    from aioflux import __version__
+    import aioflux as library
 
     ended = aioflux("--version")
-    assert (ended.status, ended.out) == (0, f"aioflux {__version__}\n")
+    assert (ended.status, ended.out) == (0, f"aioflux {library.__version__}\n")
 
 
 def test_a_name_that_is_not_utf_8_is_an_error(aioflux, bucket) -> None:
