@@ -34,7 +34,7 @@ PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py _values
 	testing/gcs_server/_listing.py testing/gcs_server/_messages.py testing/gcs_server/_mime.py \
 	testing/gcs_server/_names.py testing/gcs_server/_records.py \
 	compat/dataflux/lightning/_uris.py compat/s3_datapipes/_lines.py \
-	compat/s3_datapipes/_options.py integrations/fsspec/_paths.py)
+	compat/s3_datapipes/_options.py compat/nebula/_memory_tier.py integrations/fsspec/_paths.py cli/_text.py)
 
 PYTEST_ARGS ?= -n 2 --dist loadfile
 COVERAGE := --cov --cov-report= --cov-fail-under=0

@@ -349,5 +349,5 @@ class MemoryTier:
                 self._free(segment)
 
     def _free(self, segment: Segment) -> None:
-        if self.segments.pop(segment.number, None) is not None:
-            self.freed.append(segment)
+        del self.segments[segment.number]
+        self.freed.append(segment)

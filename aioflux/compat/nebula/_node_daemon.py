@@ -220,7 +220,7 @@ class NodeDaemon:
 
     async def _do_hello(
         self, _: TrainerConnection, settings: Settings, variables: dict[str, str] | None = None
-    ) -> int:
+    ) -> None:
         has_new_credentials = variables is not None and _use_credentials(variables)
         self.memory.budget_bytes = settings.budget_bytes
         self.memory.retention = settings.retention
@@ -248,7 +248,6 @@ class NodeDaemon:
         self.memory.num_tiers = len(self.tiers)
         self.memory.remove_orphaned_parts()
         await self._close_replaced_stores()
-        return os.getpid()
 
     async def _do_allocate(
         self, trainer: TrainerConnection, size: int
