@@ -33,7 +33,12 @@ def registered() -> Iterator[None]:
     registry.update(before)
 
 
-@pytest.fixture(params=["s3", "az"], ids=["seaweedfs", "azurite"])
+@pytest.fixture(
+    params=[
+        pytest.param("s3", marks=pytest.mark.more, id="seaweedfs"),
+        pytest.param("az", marks=pytest.mark.more, id="azurite"),
+    ]
+)
 def root(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> tuple[str, dict[str, Any]]:
