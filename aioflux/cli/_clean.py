@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aioflux._values.uri import join_uri
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._text import format_count, format_time, json_line, one_line, parse_age
@@ -15,7 +16,6 @@ from aioflux.cli._uri_or_path import (
     Json,
     as_prefix,
     parse_root_argument,
-    uri_of,
 )
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ def _rows(result: CleanResult, store: Store) -> list[dict[str, Any]]:
     uploads: list[dict[str, Any]] = [
         {
             "type": "upload",
-            "uri": uri_of(store, upload.key),
+            "uri": join_uri(store.uri, upload.key),
             "upload_id": upload.upload_id,
             "initiated": format_time(upload.initiated),
         }
         for upload in result.aborted
     ]
-    return uploads + [{"type": "object", "uri": uri_of(store, key)} for key in result.removed]
+    return uploads + [{"type": "object", "uri": join_uri(store.uri, key)} for key in result.removed]
 
 
 def _line(row: dict[str, Any], *, dry_run: bool) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aioflux._values.uri import join_uri
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._text import (
@@ -26,7 +27,6 @@ from aioflux.cli._uri_or_path import (
     Json,
     as_prefix,
     parse_arguments,
-    uri_of,
 )
 from aioflux.errors import NotFoundError
 
@@ -108,7 +108,7 @@ class _Printer:
     async def print_page(self, store: Store, page: Listing) -> None:
         """Print a page, objects and prefixes by key."""
         rows = [(meta.key, self._line(meta)) for meta in page]
-        prefixes = [(prefix, self._prefix(uri_of(store, prefix))) for prefix in page.prefixes]
+        prefixes = [(prefix, self._prefix(join_uri(store.uri, prefix))) for prefix in page.prefixes]
         self.num_objects += len(rows)
         self.num_bytes += sum(page.sizes)
         lines = sorted(rows + prefixes, key=itemgetter(0))
@@ -163,8 +163,8 @@ async def _save_manifest(source_uri: UriOrPath, target: UriOrPath) -> int:
                 f"there is no object below {source.uri}; check the spelling", uri=source.uri
             )
     async with target.open() as (store, key):
-        uri = uri_of(store, key)
-        others = [index for index, at in enumerate(listing.keys) if uri_of(source, at) != uri]
+        uri = join_uri(store.uri, key)
+        others = [index for index, at in enumerate(listing.keys) if join_uri(source.uri, at) != uri]
         if len(others) < len(listing):
             listing = listing.pick(others)
         await store.put(key, listing.to_bytes())

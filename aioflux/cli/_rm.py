@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aioflux._values.uri import join_uri
 from aioflux.cli._event_loop import run
 from aioflux.cli._ls import find
 from aioflux.cli._output import Report, print_lines
@@ -17,7 +18,6 @@ from aioflux.cli._uri_or_path import (
     Endpoint,
     as_prefix,
     parse_arguments,
-    uri_of,
 )
 from aioflux.errors import StorageError
 
@@ -147,6 +147,6 @@ class _Remover:
         result = await store.delete_many(keys)
         self.num_deleted += len(result.deleted)
         for name in result.missing if isinstance(keys[0], str) else ():
-            self._report.fail(f"there is no object {one_line(uri_of(store, name))}")
+            self._report.fail(f"there is no object {one_line(join_uri(store.uri, name))}")
         for error in result.errors.values():
             self._report.fail(error)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux._values.uri import Location, parse_uri, quote_path
+from aioflux._values.uri import Location, parse_uri, split_at_bucket
 from aioflux.errors import NotFoundError
 from aioflux.options import S3Access
 
@@ -28,7 +28,6 @@ __all__ = [
     "as_prefix",
     "parse_arguments",
     "parse_root_argument",
-    "uri_of",
 ]
 
 Endpoint = Annotated[
@@ -114,7 +113,7 @@ class UriOrPath:
             follow: Use the target of a symbolic link, wherever that is.
         """
         if not self.is_local:
-            return str(Location(self.location.scheme, self.location.bucket, "")), self.location.key
+            return split_at_bucket(self.location)
         path = self.location.key
         if follow and self.is_link():
             path = os.path.realpath(path)
@@ -206,9 +205,3 @@ def parse_root_argument(text: str, endpoint_url: str | None, *, anonymous: bool)
 def as_prefix(key: str) -> str:
     """Return the prefix of everything below a key: with a `/` at its end, or empty."""
     return key if not key or key.endswith("/") else f"{key}/"
-
-
-def uri_of(store: Store, key: str) -> str:
-    """Return the whole uri of a key of a store."""
-    root = as_prefix(store.uri)
-    return root + (quote_path(key) if root.startswith("file:") else key)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux.cli._cp.plan import LARGE_BYTES, TEMPORARY
+from aioflux.cli._output import write_all
 from aioflux.cli._text import one_line
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class LocalFiles:
         descriptor, temporary = self._create_temporary(path)
         try:
             try:
-                _write_to(descriptor, body)
+                write_all(descriptor, body)
             finally:
                 os.close(descriptor)
             self._publish(temporary, path)
@@ -272,7 +273,7 @@ class FileWriter:
 
     async def write(self, piece: Buffer) -> None:
         """Append bytes."""
-        await self._threads.run(_write_to, self._descriptor, piece)
+        await self._threads.run(write_all, self._descriptor, piece)
 
 
 def _unlink(path: str) -> None:
@@ -296,12 +297,6 @@ def _create(path: str, mode: int | None) -> int:
         os.unlink(path)
         raise
     return descriptor
-
-
-def _write_to(descriptor: int, data: Buffer) -> None:
-    view = memoryview(data)
-    while view.nbytes:
-        view = view[os.write(descriptor, view) :]
 
 
 def _open_regular(path: str) -> int:

@@ -142,11 +142,6 @@ class NodeDaemon:
         self._last_trainer_left = time.monotonic()
 
     @property
-    def num_trainers(self) -> int:
-        """Processes that are connected."""
-        return len(self._trainers)
-
-    @property
     def has_served(self) -> bool:
         """Return whether a trainer has ever connected."""
         return self._num_connections > 0

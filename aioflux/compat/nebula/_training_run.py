@@ -6,9 +6,10 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 from aioflux import _bridge
+from aioflux._values.uri import parse_uri
 from aioflux.checkpoint._tag_checkpoints import open_checkpoint
 from aioflux.compat.nebula._daemon_client import DaemonClient
-from aioflux.compat.nebula._settings import parse_settings, scheme_of, to_uri
+from aioflux.compat.nebula._settings import parse_settings, to_uri
 from aioflux.compat.nebula._storage_tier import DISK, STORAGE
 
 if TYPE_CHECKING:
@@ -40,8 +41,11 @@ class TrainingRun:
         if self._snapshots is None:
             from aioflux.compat.nebula._snapshot import Snapshots
 
-            local = self.settings.local
-            self._snapshots = Snapshots(self.client, _create_directory(local))
+            directory = ""
+            if (local := self.settings.local) is not None:
+                directory = parse_uri(local.uri).key
+                os.makedirs(directory, exist_ok=True)
+            self._snapshots = Snapshots(self.client, directory)
         return self._snapshots
 
     @property
@@ -53,15 +57,11 @@ class TrainingRun:
             self._ranks = open_ranks(None, self.settings.commit_seconds)
         return self._ranks
 
-    def stores(self, path: str = "") -> list[tuple[str, Store]]:
-        """Return the stores to search, by the name of their tier, the nearest first.
-
-        Args:
-            path: Another storage than that of this run.
-        """
-        uri = to_uri(path) if path else self.settings.uri
+    def stores(self) -> list[tuple[str, Store]]:
+        """Return the stores to search, by the name of their tier, the nearest first."""
+        uri = self.settings.uri
         found: list[tuple[str, Store]] = []
-        if self.settings.local is not None and uri == self.settings.uri:
+        if self.settings.local is not None:
             found.append((DISK, open_checkpoint(self.settings.local.uri)))
         if uri:
             found.append((STORAGE, open_checkpoint(uri, **self.options_at(uri))))
@@ -71,7 +71,8 @@ class TrainingRun:
 
     def options_at(self, path: str) -> StoreOptions:
         """Return the options for another storage: credentials are for one cloud only."""
-        scheme, ours = scheme_of(path), scheme_of(self.settings.uri)
+        scheme = parse_uri(to_uri(path)).scheme
+        ours = parse_uri(self.settings.uri).scheme if self.settings.uri else ""
         if scheme == ours or (not ours and scheme != "file"):
             return self.options
         kept = {name: value for name, value in self.options.items() if name in _CLOUD_INDEPENDENT}
@@ -84,16 +85,6 @@ class TrainingRun:
         if self._ranks is not None:
             self._ranks.close()
         self.client.close()
-
-
-def _create_directory(store: Store | None) -> str:
-    if store is None:
-        return ""
-    from aioflux._values.uri import parse_uri
-
-    path = parse_uri(store.uri).key
-    os.makedirs(path, exist_ok=True)
-    return path
 
 
 _runs: dict[str, TrainingRun] = {}

@@ -1,8 +1,8 @@
 """The fsspec filesystem over `Store`.
 
-Over 500 lines: fsspec prescribes one class with these methods. Their plans are in `_paths`,
-`_entries` and `_cat`, their transfers in `_transfers`, and the files that `open` returns in
-`_read_file` and `_write_file`.
+Over 500 lines: fsspec prescribes one class with these methods. Their plans are in `_paths`
+and `_entries`, their transfers in `_transfers`, and the files that `open` returns in `_read_file`
+and `_write_file`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from aioflux._store_cache import StoreCache
 from aioflux.errors import AiofluxError, NotFoundError, PermissionDeniedError
 from aioflux.integrations.fsspec._async_file import AsyncFile
 from aioflux.integrations.fsspec._blocking_methods import add_blocking_methods, run_blocking
-from aioflux.integrations.fsspec._cat import cat_slices, pair_slices
 from aioflux.integrations.fsspec._entries import (
     Tree,
     directory_entry,
@@ -52,8 +51,10 @@ from aioflux.integrations.fsspec._paths import split_path, strip_protocol
 from aioflux.integrations.fsspec._read_file import ReadFile
 from aioflux.integrations.fsspec._transfers import (
     LargeTransferSlots,
+    cat_slices,
     copy_object,
     download,
+    pair_slices,
     upload,
 )
 from aioflux.integrations.fsspec._write_file import (

@@ -262,7 +262,7 @@ async def test_a_connection_that_cannot_be_accepted_at_once_is_accepted_later(
             assert not accepting.done()
             await asyncio.sleep(0.02)
         ours.close()
-        while daemon.num_trainers:
+        while not daemon.is_idle:
             await daemon.changed(1)
         accepting.cancel()
 
