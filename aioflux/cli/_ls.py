@@ -100,7 +100,6 @@ class _Printer:
     num_bytes: int = 0
 
     async def print_object(self, meta: ObjectMeta) -> None:
-        """Print one object."""
         self.num_objects += 1
         self.num_bytes += meta.size
         await print_lines(self._line(meta))

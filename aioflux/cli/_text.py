@@ -132,7 +132,6 @@ def meta_row(meta: ObjectMeta) -> dict[str, Any]:
 
 
 def prefix_row(uri: str) -> dict[str, Any]:
-    """Return the JSON fields of a prefix."""
     return {"type": "prefix", "uri": uri}
 
 

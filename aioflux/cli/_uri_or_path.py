@@ -89,11 +89,9 @@ class UriOrPath:
         return not key or key.endswith("/")
 
     def is_file(self) -> bool:
-        """Return whether it is a local file."""
         return self.is_local and os.path.isfile(self.path)
 
     def is_link(self) -> bool:
-        """Return whether it is a symbolic link on disk."""
         return self.is_local and os.path.islink(self.path)
 
     def may_be_object(self) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PROGRAM = [sys.executable, "-m", "aioflux"]
 FAR_SECONDS = 120.0
-"""By when a process has long done what is waited for, on a machine that stands still, too."""
+"""Longer than any process takes, on a busy machine too."""
 
 
 class Bucket:
@@ -112,7 +112,7 @@ def give_input(tmp_path: Path) -> Iterator[Callable[[bytes], None]]:
 
 @pytest.fixture
 def environment(cli_server: GCSServer) -> dict[str, str]:
-    """What a process needs to ask the server."""
+    """The environment of a process that uses the server."""
     return {**os.environ, "STORAGE_EMULATOR_HOST": cli_server.url}
 
 

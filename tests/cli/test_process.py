@@ -254,7 +254,7 @@ def test_files_without_permission_are_reported(command, bucket, tmp_path) -> Non
 
 @pytest.fixture(scope="module")
 def public() -> Iterator[GCSServer]:
-    """A server that is not known to be one of tests: it is asked with credentials."""
+    """A server that the command does not know to be an emulator: requests carry credentials."""
     with GCSServer(tls=True, buckets=["public"]) as server:
         yield server
 

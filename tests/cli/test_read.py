@@ -335,7 +335,7 @@ def test_rm_rejects_the_root_and_the_home(aioflux, tmp_path, monkeypatch, name) 
     home.mkdir()
     (home / "k").touch()
     monkeypatch.setenv("HOME", str(home))
-    # A dry run: should the refusal be missing, nothing is lost.
+    # A dry run: if it is not rejected, nothing is lost.
     ended = aioflux("rm", "-r", "--dry-run", name.replace("~", str(home)))
     assert (ended.status, ended.out) == (1, "")
     assert "root or contains your home" in ended.err

@@ -272,7 +272,6 @@ class FileWriter:
         self._descriptor = descriptor
 
     async def write(self, piece: Buffer) -> None:
-        """Append bytes."""
         await self._threads.run(write_all, self._descriptor, piece)
 
 

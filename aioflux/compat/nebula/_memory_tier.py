@@ -87,13 +87,7 @@ class Version:
     """Uploads in progress."""
 
     @property
-    def is_complete(self) -> bool:
-        """Return whether all parts are there."""
-        return bool(self.save_id)
-
-    @property
     def num_bytes(self) -> int:
-        """Bytes of its parts."""
         return sum(part.size for part in self.parts.values())
 
 
@@ -133,7 +127,6 @@ class MemoryTier:
 
     @property
     def newest(self) -> Version | None:
-        """The newest complete version."""
         return self.versions[-1] if self.versions else None
 
     def find(self, tag: str, save_id: str = "") -> Version | None:

@@ -143,7 +143,6 @@ class NodeDaemon:
 
     @property
     def has_served(self) -> bool:
-        """Return whether a trainer has ever connected."""
         return self._num_connections > 0
 
     @property

@@ -45,7 +45,6 @@ class _DiskArena:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """Unmap and close it."""
         self.view.release()
         self._map.close()
         os.close(self.fd)
@@ -54,7 +53,7 @@ class _DiskArena:
 class Snapshots:
     """Copies objects to the node daemon, into mapped memory that is reused."""
 
-    def __init__(self, client: DaemonClient, disk: str = "") -> None:
+    def __init__(self, client: DaemonClient, disk: str) -> None:
         self._client = client
         self._disk = disk
         self._arenas: dict[int, Arena] = {}

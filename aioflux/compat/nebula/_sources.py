@@ -87,7 +87,6 @@ class StoreSource:
         return _bridge.run(is_valid(self.store, self.stored))
 
     def uri(self, name: str) -> str:
-        """Return the uri of a part."""
         return self.stored.part_uri(self.store, name)
 
     def load(self, name: str, *, map_location: Any, weights_only: Any) -> Any:
@@ -123,7 +122,6 @@ class SavedTag:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all parts."""
         return max(source.size_bytes for source in self.sources)
 
     def is_valid(self) -> bool:

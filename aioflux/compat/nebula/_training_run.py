@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 from aioflux import _bridge
+from aioflux._store_cache import StoreCache
 from aioflux._values.uri import parse_uri
 from aioflux.checkpoint._tag_checkpoints import open_checkpoint
 from aioflux.compat.nebula._daemon_client import DaemonClient
@@ -32,6 +33,7 @@ class TrainingRun:
         self.settings = settings
         self.options = options
         self.client = DaemonClient(settings)
+        self._stores = StoreCache(self._open_store)
         self._snapshots: Snapshots | None = None
         self._ranks: Ranks | None = None
 
@@ -59,15 +61,14 @@ class TrainingRun:
 
     def stores(self) -> list[tuple[str, Store]]:
         """Return the stores to search, by the name of their tier, the nearest first."""
-        uri = self.settings.uri
-        found: list[tuple[str, Store]] = []
-        if self.settings.local is not None:
-            found.append((DISK, open_checkpoint(self.settings.local.uri)))
-        if uri:
-            found.append((STORAGE, open_checkpoint(uri, **self.options_at(uri))))
-        for _, store in found:
-            _bridge.close_when_dropped(store)
-        return found
+        local, uri = self.settings.local, self.settings.uri
+        tiers = [(DISK, local.uri)] if local is not None else []
+        tiers += [(STORAGE, uri)] if uri else []
+        return [(tier, self._stores[uri]) for tier, uri in tiers]
+
+    def _open_store(self, uri: str) -> Store:
+        options: StoreOptions = self.options if uri == self.settings.uri else {}
+        return _bridge.close_when_dropped(open_checkpoint(uri, **options))
 
     def options_at(self, path: str) -> StoreOptions:
         """Return the options for another storage: credentials are for one cloud only."""
@@ -80,6 +81,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """Disconnect from the node daemon."""
+        self._stores.clear()
         if self._snapshots is not None:
             self._snapshots.close()
         if self._ranks is not None:
@@ -133,11 +135,9 @@ def run_at(path: str) -> TrainingRun:
 
 
 def remove(run: TrainingRun) -> None:
-    """Close a run."""
     _runs.pop(run.settings.uri, None)
     run.close()
 
 
 def all_runs() -> list[TrainingRun]:
-    """Return the runs of this process."""
     return list(_runs.values())

@@ -41,7 +41,6 @@ def run_blocking(fs: Any, function: Callable[..., Coroutine[Any, Any, T]]) -> T:
 
 
 def add_blocking_methods(cls: type[T]) -> type[T]:
-    """Add `BLOCKING_METHODS` to a class."""
     for name in BLOCKING_METHODS:
         function = getattr(cls, f"_{name}")
         make = _blocking_iterator if isasyncgenfunction(function) else _blocking_call

@@ -368,7 +368,6 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             raise
 
     async def _has_entries(self, path: ObjectPath) -> bool:
-        """Return whether there are objects below a path."""
         return bool(await self._first_name(path, path.prefix))
 
     async def _first_name(self, path: ObjectPath, prefix: str) -> str:
@@ -509,7 +508,6 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         withdirs: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Return the bytes of all objects below a path, or a dictionary of them by name."""
         entries = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
         sizes = {name: each["size"] for name, each in entries.items()}
         return sum(sizes.values()) if total else sizes
@@ -626,11 +624,9 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         return {path: contents[path] for path in paths if path in contents}
 
     async def _head(self, path: Any, size: int = 1024) -> bytes:
-        """Read the first bytes of an object."""
         return await self._cat_file(path, 0, size)
 
     async def _tail(self, path: Any, size: int = 1024) -> bytes:
-        """Read the last bytes of an object."""
         return await self._cat_file(path, -size) if size else b""
 
     async def _get_file(
@@ -763,7 +759,6 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         await self._delete_objects(copied)
 
     async def _rm_file(self, path: Any, **kwargs: Any) -> None:
-        """Delete an object."""
         parsed = self._split_object(path)
         try:
             await self._store(parsed).delete(parsed.key)

@@ -34,7 +34,7 @@ latest_ckpt_path = nm.get_latest_checkpoint_path("checkpoint", persisted_storage
 
 
 def test_the_example_of_saving_loading_and_managing(node: Path, tmp_path: Path) -> None:
-    """The comma that stands behind its path included."""
+    """Its path ends in a comma, too."""
     model = torch.nn.Linear(20, 10)
     place = str(tmp_path / "test")
     names: dict[str, Any] = {"model": model, "persisted_storage_path": place}

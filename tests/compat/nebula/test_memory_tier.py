@@ -111,8 +111,8 @@ def test_an_upload_keeps_its_memory() -> None:
 
 def test_a_tag_is_complete_with_its_number_of_files() -> None:
     memory = MemoryTier(MIB)
-    assert not keep(memory, 1, "a", "x", 1, num_files=2).is_complete
-    assert keep(memory, 2, "a", "y", 1, num_files=2).is_complete
+    assert not keep(memory, 1, "a", "x", 1, num_files=2).save_id
+    assert keep(memory, 2, "a", "y", 1, num_files=2).save_id
 
 
 def test_a_tag_grows_without_a_number_of_files() -> None:

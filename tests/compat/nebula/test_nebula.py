@@ -52,7 +52,7 @@ def test_the_newest_is_loaded_before_and_after_it_is_persisted(
         state = state_of(number)
         checkpoint = nm.Checkpoint(f"global_step{number}")
         checkpoint.save("model", state)
-        state["weight"].zero_()  # it is ours again
+        state["weight"].zero_()  # the caller may change it
     assert latest().tag == "global_step2"
     assert is_state_of(2, latest().load("model"))
     nm.flush_persistence()
@@ -321,7 +321,9 @@ def test_a_found_checkpoint_is_loaded_from_where_it_is_now(inside: str) -> None:
         commit(tag, 2)
         nm.flush_persistence()
     with pytest.raises(CheckpointError):
-        found.load("model")  # that save is not there any more, and no other stands for it
+        found.load(
+            "model"
+        )  # that save does not exist any more, and another one does not replace it
     assert is_state_of(3, before.load("model"))
 
 
@@ -358,7 +360,7 @@ def test_what_is_no_tag_is_left_alone(node: Path, tmp_path: Path) -> None:
     assert list(nm.list_checkpoints()) == ["a"]
 
 
-def test_another_place_is_not_asked_with_credentials_of_the_first(
+def test_another_storage_gets_no_credentials_of_the_first(
     node: Path, server: GCSServer, tmp_path: Path
 ) -> None:
     nm.init("gs://bucket/run", 0, endpoint_url=server.url)
@@ -366,7 +368,7 @@ def test_another_place_is_not_asked_with_credentials_of_the_first(
     assert nm.get_latest_checkpoint_path("model", tmp_path) is None
 
 
-def test_a_part_for_which_memory_has_no_room_goes_to_the_disk(inside: str) -> None:
+def test_a_part_that_does_not_fit_in_memory_is_copied_to_the_disk(inside: str) -> None:
     nm.init(inside, 1000, memory_buffer_size=100_000)
     commit("a", 1)
     assert is_state_of(1, latest().load("model"))
@@ -375,7 +377,7 @@ def test_a_part_for_which_memory_has_no_room_goes_to_the_disk(inside: str) -> No
     assert is_state_of(2, latest().load("model"))
 
 
-def test_another_place_is_looked_at_without_touching_this_one(inside: str) -> None:
+def test_another_storage_is_read_without_changes_to_this_one(inside: str) -> None:
     nm.init(f"{inside}-old", 0)
     commit("before", 1)
     nm.shutdown()

@@ -103,6 +103,6 @@ def test_a_distributed_checkpoint_is_saved_and_loaded(
 
 
 @pytest.mark.parametrize("path", ["", "account", "account/"])
-def test_an_account_without_a_container_is_refused(path: str) -> None:
+def test_an_account_without_a_container_is_rejected(path: str) -> None:
     with pytest.raises(ValueError, match="write account/container/prefix"):
         AzureFileSystem().ls(path)
