@@ -5,9 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from typing import TYPE_CHECKING
-from unittest import mock
-
-import pytest
 
 from aioflux.cli import main
 
@@ -17,14 +14,14 @@ if TYPE_CHECKING:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command; return its exit status."""
-    before = signal.getsignal(signal.SIGINT)  # the command sets its own
+    # The command sets its own handler.
+    handler, argv = signal.getsignal(signal.SIGINT), sys.argv
+    sys.argv = ["aioflux", *arguments]
     try:
-        with (
-            mock.patch.object(sys, "argv", ["aioflux", *arguments]),
-            pytest.raises(SystemExit) as exited,
-        ):
-            main()
+        main()
+    except SystemExit as exc:
+        assert isinstance(exc.code, int)
+        return exc.code
     finally:
-        signal.signal(signal.SIGINT, before)
-    assert isinstance(exited.value.code, int)
-    return exited.value.code
+        sys.argv = argv
+        signal.signal(signal.SIGINT, handler)

@@ -321,9 +321,7 @@ def test_a_found_checkpoint_is_loaded_from_where_it_is_now(inside: str) -> None:
         commit(tag, 2)
         nm.flush_persistence()
     with pytest.raises(CheckpointError):
-        found.load(
-            "model"
-        )  # that save does not exist any more, and another one does not replace it
+        found.load("model")  # that save does not exist any more; no other is loaded
     assert is_state_of(3, before.load("model"))
 
 
