@@ -18,10 +18,9 @@ def run_command(arguments: Sequence[str]) -> int:
     handler, argv = signal.getsignal(signal.SIGINT), sys.argv
     sys.argv = ["aioflux", *arguments]
     try:
-        main()
+        main()  # always exits
     except SystemExit as exc:
-        assert isinstance(exc.code, int)
-        return exc.code
+        return exc.code if isinstance(exc.code, int) else 1
     finally:
         sys.argv = argv
         signal.signal(signal.SIGINT, handler)
