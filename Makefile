@@ -64,8 +64,10 @@ PURE := $(addprefix aioflux/,\
 	checkpoint/_store/tag_names.py \
 	checkpoint/dcp/_object_plan.py \
 	cli/_cp/plan.py \
+	cli/_text.py \
 	compat/dataflux/_retry.py \
 	compat/dataflux/lightning/_uris.py \
+	compat/nebula/_memory_tier.py \
 	compat/s3_datapipes/_lines.py \
 	compat/s3_datapipes/_options.py \
 	data/_batch_prefetch.py \
