@@ -117,7 +117,8 @@ class Signer:
     def sign(
         self,
         method: bytes,
-        target: bytes,
+        path: bytes,
+        query: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         payload: bytes,
         *,
@@ -127,24 +128,22 @@ class Signer:
 
         Args:
             method: Method.
-            target: Path and query, percent-encoded, as they are sent.
+            path: Path, percent-encoded, as it is sent.
+            query: Query in its canonical form (`canonical_query`), as it is sent.
             headers: Headers of the request; all of them are signed.
             payload: Hash of the body in hexadecimal digits, or `UNSIGNED`.
             now: Unix time, in seconds; the clock's by default.
         """
         self._update_time(now)
-        given, values = [], []
-        for name, value in headers:
-            given.append(name)
-            is_plain = b" " not in value and b"\t" not in value
-            values.append(value if is_plain else b" ".join(value.split()))
-        names = tuple(given)
+        names, values = zip(*headers, strict=True) if headers else ((), ())
+        joined = b"\n".join(values)
+        if b" " in joined or b"\t" in joined:
+            values = tuple(b" ".join(value.split()) for value in values)
         pick, template, signed = self._templates.get(names) or self._new_template(names)
-        path, _, query = target.partition(b"?")
         canonical = template % (
             method,
             path,
-            canonical_query(query) if query else b"",
+            query,
             *pick((*values, payload, self._timestamp)),
             payload,
         )

@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from aioflux._auth.access_token import NOT_READY
 from aioflux._http import CertificateError, FixedHeaders, ProtocolError, TransportError
-from aioflux.errors import StorageError, TransientError
+from aioflux.errors import CredentialsError, StorageError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
     from aioflux._http import Origin, RequestPool, Response, ResponseFuture
@@ -33,13 +33,17 @@ __all__ = [
     "READ",
     "USER_AGENT",
     "AuthorizedRequest",
+    "EncodedRead",
     "ErrorResponse",
     "RequestKind",
     "Sender",
     "TokenSender",
     "as_read",
     "hash_body",
+    "name_errors",
 ]
+
+T = TypeVar("T")
 
 USER_AGENT: Final = (b"User-Agent", b"aioflux")
 _MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
@@ -69,6 +73,12 @@ READ: Final = RequestKind(is_read=True)
 CONDITIONAL: Final = RequestKind(is_conditional=True)
 _READS: Final = frozenset({b"GET", b"HEAD"})
 
+
+EncodedRead: TypeAlias = "tuple[bytes, Sequence[tuple[bytes, bytes]], bool, bool]"
+"""A read as a service encodes it: path and query, the headers of this request alone, whether they
+have a Range, which may turn out to be past the end of the object, and whether it is a guess: it
+reads all of the object for a range that is expected to hold all of it. A bare tuple, since every
+read makes one."""
 
 AuthorizedRequest: TypeAlias = (
     "tuple[Origin, bytes, Sequence[tuple[bytes, bytes]], FixedHeaders, Any]"
@@ -106,6 +116,21 @@ async def hash_body(algorithm: str, body: Any) -> bytes:
 
     size = sum(memoryview(piece).nbytes for piece in pieces)
     return run() if size <= _HASHED_ON_LOOP_BYTES else await asyncio.to_thread(run)
+
+
+async def name_errors(found: Awaitable[T], action: str, uri: str) -> T:
+    """Await credentials or settings; errors name the action and the object.
+
+    Raises:
+        CredentialsError: There are no usable credentials.
+        TransientError: They are temporarily unavailable.
+    """
+    try:
+        return await found
+    except CredentialsError as exc:
+        raise CredentialsError(f"could not {action} {uri}: {exc.message}") from exc
+    except TransientError as exc:
+        raise TransientError(f"could not {action} {uri}: {exc.message}", uri=uri) from exc
 
 
 def as_read(error: StorageError) -> StorageError:
@@ -190,27 +215,20 @@ class Sender(ABC):
                 raise as_read(error) if method in _READS else error
 
     def start_read(
-        self,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        future: ResponseFuture,
-        *,
-        max_body_bytes: int,
-        is_guess: bool,
+        self, encoded: EncodedRead, waiter: ResponseFuture, max_body_bytes: int | None
     ) -> Exchange | None:
         """Start a GET without a task; None if it cannot be authorized or sent at once.
 
         Raises:
             ValueError: The request cannot be encoded.
         """
+        target, headers, _, is_guess = encoded
         authorized = self._authorize_nowait(target, headers)
         pool = self._pool
         if authorized is None or pool is None:
             return None
         origin, whole, signed, fixed, credentials = authorized
-        connection = pool.start_get(
-            origin, whole, signed, future, into=bytes, max_body_bytes=max_body_bytes, fixed=fixed
-        )
+        connection = pool.start_get(origin, whole, signed, waiter, bytes, max_body_bytes, fixed)
         return None if connection is None else (connection, credentials, is_guess)
 
     @abstractmethod
@@ -324,10 +342,6 @@ class TokenSender(Sender):
     def _fix(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
         """Return the headers of all requests, and of all reads, with a token."""
 
-    @abstractmethod
-    async def _await_token(self, action: str, key: str) -> str | None:
-        """Wait for a token; errors name the action and the key."""
-
     async def _authorize(
         self,
         method: bytes,
@@ -340,7 +354,7 @@ class TokenSender(Sender):
     ) -> AuthorizedRequest:
         token = self._token.get_nowait()
         if token is NOT_READY:
-            token = await self._await_token(action, key)
+            token = await name_errors(self._token.get(), action, self._uri(key))
         if token != self._fixed_token:
             self._use(token)
         fixed = self._fixed_for_reads if kind.is_read else self._fixed
@@ -357,9 +371,8 @@ class TokenSender(Sender):
         return self._origin, target, headers, self._fixed_for_reads, token
 
     async def make_ready(self, action: str, key: str) -> str | None:
-        """Wait for a token, and return it: for requests that are sent in the body of another."""
-        token = self._token.get_nowait()
-        self._use(await self._await_token(action, key) if token is NOT_READY else token)
+        """Wait for a token, use it for the next requests, and return it."""
+        await TokenSender._authorize(self, b"", b"", (), None, action, key, PLAIN)
         return self._fixed_token
 
     def should_resend(self, response: ErrorResponse, credentials: str | None) -> bool:

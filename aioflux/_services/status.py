@@ -22,6 +22,7 @@ __all__ = [
     "describe_response",
     "error_from_status",
     "malformed_page",
+    "malformed_response",
     "parse_retry_after",
     "unexpected_page",
 ]
@@ -74,11 +75,31 @@ def describe_response(status: int, code: str, detail: str) -> tuple[str, str]:
     return f"HTTP {status}" + (f" {code}" if code else ""), f" ({message})" if message else ""
 
 
+def malformed_response(
+    action: str, uri: str, why: object, *, status: int | None = None, maybe_done: bool = True
+) -> TransientError:
+    """Return the error for a success that cannot be parsed, or is not from the service.
+
+    Args:
+        action: Verb: "could not {action} {uri}".
+        uri: Uri of the object.
+        why: What is wrong with the response.
+        status: Its HTTP status.
+        maybe_done: The request may have changed something.
+    """
+    return TransientError(
+        f"could not {action} {uri}: {why}",
+        uri=uri,
+        status=status,
+        maybe_done=maybe_done,
+        is_malformed=True,
+    )
+
+
 def malformed_page(uri: str, exc: ValueError) -> TransientError:
     """Return the error for a response to a listing that cannot be parsed."""
-    return TransientError(
-        f"could not list {uri}: the response is not a listing ({exc})", uri=uri, is_malformed=True
-    )
+    why = f"the response is not a listing ({exc})"
+    return malformed_response("list", uri, why, maybe_done=False)
 
 
 def unexpected_page(uri: str, why: object) -> StorageError:

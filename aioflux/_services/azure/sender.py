@@ -10,11 +10,9 @@ from aioflux._http import FixedHeaders
 from aioflux._services.azure import wire
 from aioflux._services.sender import USER_AGENT, ErrorResponse, RequestKind, TokenSender
 from aioflux.errors import (
-    CredentialsError,
     NotFoundError,
     PreconditionFailedError,
     StorageError,
-    TransientError,
 )
 
 if TYPE_CHECKING:
@@ -60,15 +58,6 @@ class AzureSender(TokenSender):
             headers.append((b"Authorization", b"Bearer " + token.encode()))
         fixed = FixedHeaders(headers)
         return fixed, fixed
-
-    async def _await_token(self, action: str, key: str) -> str | None:
-        uri = self._uri(key)
-        try:
-            return await self._token.get()
-        except CredentialsError as exc:
-            raise CredentialsError(f"could not {action} {uri}: {exc}") from exc
-        except TransientError as exc:
-            raise TransientError(f"could not {action} {uri}: {exc}", uri=uri) from exc
 
     async def _authorize(
         self,

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._services.status import TRANSIENT, describe_response, error_from_status
+from aioflux._services.status import (
+    TRANSIENT,
+    describe_response,
+    error_from_status,
+    malformed_response,
+)
 from aioflux.errors import (
     NotFoundError,
     PermissionDeniedError,
@@ -137,13 +142,8 @@ def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> Sto
     """
     code, detail = fields.get("Code", ""), fields.get("Message", "")
     if not code:
-        return TransientError(
-            f"could not {action} {uri}: the response has neither a result nor an error",
-            uri=uri,
-            status=200,
-            maybe_done=True,
-            is_malformed=True,
-        )
+        why = "the response has neither a result nor an error"
+        return malformed_response(action, uri, why, status=200)
     status = _TRANSIENT_CODES.get(code) or _STATUSES.get(code, 400)
     return service_error(
         status, action=action, uri=uri, code=code, detail=detail, is_conditional=status == 412
