@@ -1,7 +1,7 @@
 """Reads and parts, as the services on the data plane share them.
 
     get -------> _encode_read -> Sender.send ------------------> _decode_read -> Body
-    begin_get -> _encode_read -> Sender.start_read ~> end_get -> _decode_read -> Body
+    begin_get -> _encode_read -> Pool.start_get ----~> end_get -> _decode_read -> Body
 
 A service encodes requests and decodes responses. Errors, and requests that are sent again, are in
 `sender`.
@@ -10,7 +10,7 @@ A service encodes requests and decodes responses. Errors, and requests that are 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from aioflux._http import ConnectionLostError, ProtocolError
 from aioflux._services.base import Body, Service, UploadedPart
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
         Source,
         WriteRequest,
     )
-    from aioflux._services.sender import EncodedRead, Sender
+    from aioflux._services.sender import Sender
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["COMPLETE_SECONDS", "DELETE_SECONDS", "HTTPService", "is_too_long"]
+__all__ = ["COMPLETE_SECONDS", "DELETE_SECONDS", "EncodedRead", "HTTPService", "is_too_long"]
 
 COMPLETE_SECONDS = 600.0
 """Completing an upload of many parts, or copying an object, can take minutes
@@ -40,6 +40,13 @@ COMPLETE_SECONDS = 600.0
 DELETE_SECONDS = 120.0
 """The response to one request that deletes many objects begins when all are deleted: 256 took an
 emulator of Azure 10 s."""
+
+
+EncodedRead: TypeAlias = "tuple[bytes, Sequence[tuple[bytes, bytes]], bool, bool]"
+"""A read as a service encodes it: path and query, the headers of this request alone, whether they
+have a Range, which may turn out to be past the end of the object, and whether it is a guess: it
+reads all of the object for a range that is expected to hold all of it. A bare tuple, since every
+read makes one."""
 
 
 def is_too_long(error: BaseException | None) -> bool:
@@ -91,7 +98,15 @@ class HTTPService(Service):
         return body
 
     def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
-        return self._sender.start_read(self._encode_read(request), waiter, request.end)
+        target, headers, _, is_guess = self._encode_read(request)
+        sender = self._sender
+        authorized = sender.authorize_nowait(target, headers)
+        pool = sender.pool
+        if authorized is None or pool is None:
+            return None
+        origin, whole, signed, fixed, credentials = authorized
+        connection = pool.start_get(origin, whole, signed, waiter, bytes, request.end, fixed)
+        return None if connection is None else (connection, credentials, is_guess)
 
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
         connection, credentials, _ = exchange

@@ -4,7 +4,7 @@
                                                        -> should_resend -> send again, or raise
 
 A subclass authorizes requests, and knows the error codes of its service. Reads without a task
-begin with `start_read`, and their service continues with the response.
+are authorized by `authorize_nowait`, and their service does the rest.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
-    from aioflux._http import Origin, RequestPool, Response, ResponseFuture
-    from aioflux._services.base import Exchange
+    from aioflux._http import Origin, RequestPool, Response
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
 
@@ -33,7 +32,6 @@ __all__ = [
     "READ",
     "USER_AGENT",
     "AuthorizedRequest",
-    "EncodedRead",
     "ErrorResponse",
     "RequestKind",
     "Sender",
@@ -73,12 +71,6 @@ READ: Final = RequestKind(is_read=True)
 CONDITIONAL: Final = RequestKind(is_conditional=True)
 _READS: Final = frozenset({b"GET", b"HEAD"})
 
-
-EncodedRead: TypeAlias = "tuple[bytes, Sequence[tuple[bytes, bytes]], bool, bool]"
-"""A read as a service encodes it: path and query, the headers of this request alone, whether they
-have a Range, which may turn out to be past the end of the object, and whether it is a guess: it
-reads all of the object for a range that is expected to hold all of it. A bare tuple, since every
-read makes one."""
 
 AuthorizedRequest: TypeAlias = (
     "tuple[Origin, bytes, Sequence[tuple[bytes, bytes]], FixedHeaders, Any]"
@@ -141,7 +133,11 @@ def as_read(error: StorageError) -> StorageError:
 
 
 class Sender(ABC):
-    """Requests to one bucket."""
+    """Requests to one bucket.
+
+    Attributes:
+        pool: Sends requests; None before the server is known.
+    """
 
     _num_sends: ClassVar[int] = 2
     """Times that one request is sent, at most."""
@@ -149,7 +145,7 @@ class Sender(ABC):
     def __init__(self, uri: Callable[[str], str]) -> None:
         """Initialize with a function that returns the whole uri of a key, for errors."""
         self._uri = uri
-        self._pool: RequestPool | None = None
+        self.pool: RequestPool | None = None
 
     async def send(
         self,
@@ -190,7 +186,7 @@ class Sender(ABC):
             origin, whole, signed, fixed, credentials = await self._authorize(
                 method, target, headers, body, action, key, kind
             )
-            pool = self._pool
+            pool = self.pool
             assert pool is not None
             try:
                 response = await pool.request(
@@ -214,23 +210,6 @@ class Sender(ABC):
                 error = self.response_error(response, action, key, kind)
                 raise as_read(error) if method in _READS else error
 
-    def start_read(
-        self, encoded: EncodedRead, waiter: ResponseFuture, max_body_bytes: int | None
-    ) -> Exchange | None:
-        """Start a GET without a task; None if it cannot be authorized or sent at once.
-
-        Raises:
-            ValueError: The request cannot be encoded.
-        """
-        target, headers, _, is_guess = encoded
-        authorized = self._authorize_nowait(target, headers)
-        pool = self._pool
-        if authorized is None or pool is None:
-            return None
-        origin, whole, signed, fixed, credentials = authorized
-        connection = pool.start_get(origin, whole, signed, waiter, bytes, max_body_bytes, fixed)
-        return None if connection is None else (connection, credentials, is_guess)
-
     @abstractmethod
     async def _authorize(
         self,
@@ -250,7 +229,7 @@ class Sender(ABC):
         """
 
     @abstractmethod
-    def _authorize_nowait(
+    def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> AuthorizedRequest | None:
         """Return a read as it is sent; None if credentials have to be found or renewed first."""
@@ -333,7 +312,7 @@ class TokenSender(Sender):
         """
         super().__init__(uri)
         self._token = token
-        self._pool: RequestPool = pool
+        self.pool: RequestPool = pool
         self._origin = origin
         self._fixed_token: str | None = None
         self._fixed, self._fixed_for_reads = self._fix(None)
@@ -360,7 +339,7 @@ class TokenSender(Sender):
         fixed = self._fixed_for_reads if kind.is_read else self._fixed
         return self._origin, target, headers, fixed, token
 
-    def _authorize_nowait(
+    def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> AuthorizedRequest | None:
         token = self._token.get_nowait()
@@ -387,5 +366,5 @@ class TokenSender(Sender):
         self._fixed_token = token
 
     async def aclose(self) -> None:
-        await self._pool.aclose()
+        await self.pool.aclose()
         await self._token.close()

@@ -267,7 +267,7 @@ async def test_many_small_objects_come_alike_through_both_clients(
         ) as store:
             got = [pair async for pair in store.get_many(iter(stored))]
             service: Any = store._sessions.current().service
-            assert isinstance(service._sender._pool, Pool) is not by_proxy
+            assert isinstance(service._sender.pool, Pool) is not by_proxy
             has_one = begin(service, "a").exchange is not None
         num_proxied = sum(proxy.num_requests.values())
     assert got == list(stored.items())

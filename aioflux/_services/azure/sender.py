@@ -72,10 +72,10 @@ class AzureSender(TokenSender):
         request = await super()._authorize(method, target, headers, body, action, key, kind)
         return self._sign(method, request, body)
 
-    def _authorize_nowait(
+    def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> AuthorizedRequest | None:
-        request = super()._authorize_nowait(target, headers)
+        request = super().authorize_nowait(target, headers)
         return None if request is None else self._sign(b"GET", request, None)
 
     def _sign(self, method: bytes, request: AuthorizedRequest, body: Any) -> AuthorizedRequest:

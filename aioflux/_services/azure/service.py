@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         UploadedPart,
         WriteRequest,
     )
-    from aioflux._services.sender import EncodedRead
+    from aioflux._services.http import EncodedRead
     from aioflux._values.meta import ObjectMeta
 
 __all__ = ["AzureService"]

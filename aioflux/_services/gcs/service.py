@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         UploadedPart,
         WriteRequest,
     )
-    from aioflux._services.sender import EncodedRead
+    from aioflux._services.http import EncodedRead
     from aioflux._values.listing import Kind
     from aioflux._values.meta import ObjectMeta
     from aioflux.errors import StorageError

@@ -119,7 +119,7 @@ class S3Sender(Sender):
             signer = await self._find_signer(endpoint, action, key)
         return _signed(method, target, headers, payload, endpoint, signer)
 
-    def _authorize_nowait(
+    def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> AuthorizedRequest | None:
         keys, endpoint, signer = self._source.get_nowait(), self.endpoint, self._signer
@@ -188,8 +188,8 @@ class S3Sender(Sender):
 
     async def aclose(self) -> None:
         self._is_closed = True
-        if self._pool is not None:
-            await self._pool.aclose()
+        if self.pool is not None:
+            await self.pool.aclose()
         await self._source.close()
 
     async def _open(self, action: str, key: str) -> Endpoint:
@@ -217,9 +217,9 @@ class S3Sender(Sender):
             self._addressing = self._access.addressing
         is_unknown = not region and not endpoint_url
         endpoint = self.endpoint_in(region or DEFAULT_REGION)
-        if self._pool is None:
+        if self.pool is None:
             config = self._config
-            self._pool = open_pool(
+            self.pool = open_pool(
                 endpoint.origin,
                 max_connections=config.max_connections,
                 timeouts=config.timeouts,
@@ -244,9 +244,9 @@ class S3Sender(Sender):
 
     async def _discover(self, endpoint: Endpoint, action: str, key: str) -> str:
         """Return the region of the bucket, from AWS; the request needs no credentials."""
-        assert self._pool is not None
+        assert self.pool is not None
         try:
-            response = await self._pool.request(
+            response = await self.pool.request(
                 endpoint.origin, b"HEAD", endpoint.root + b"/", [], fixed=_UNSIGNED_HEADERS
             )
         except (RuntimeError, TransportError) as exc:

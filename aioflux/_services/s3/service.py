@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         Source,
         UploadedPart,
     )
-    from aioflux._services.sender import EncodedRead
+    from aioflux._services.http import EncodedRead
 
 __all__ = ["S3Service"]
 
