@@ -258,10 +258,8 @@ class Store:
         Raises:
             NotFoundError: No object has this key.
         """
-        session = self._sessions.current()
-        name, meta = parse_key(key)
-        generation = meta.generation if meta else ""
-        return await session.call(name, lambda _: session.service.head(name, generation=generation))
+        source = _source(key)
+        return await self._sessions.current().head(source.key, source.generation)
 
     async def get(self, key: str | ObjectMeta) -> bytes:
         """Read a whole object, in parallel ranges if it is large, and verify its crc32c.
@@ -805,10 +803,9 @@ class Store:
             NotFoundError: No object has this key.
             PreconditionFailedError: The object was replaced since it was listed.
         """
-        name, meta = parse_key(key)
-        await _delete.delete(
-            self._sessions.current(), name, generation=meta.generation if meta else ""
-        )
+        source = _source(key)
+        session = self._sessions.current()
+        await _delete.delete(session, source.key, generation=source.generation)
 
     async def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
         """Delete many objects, up to `max_in_flight` at once, and return the outcome of each.

@@ -56,7 +56,7 @@ async def compose(
         return await _compose_pinned(session, request, sources, metas, AmbiguousWrite())
     backoff = Backoff(session.retry)
     while True:
-        metas = await gather(_head(session, source) for source in sources)
+        metas = await gather(session.head(source.key, source.generation) for source in sources)
         pinned = [Source(key=meta.key, generation=meta.generation) for meta in metas]
         ambiguous = AmbiguousWrite()
         try:
@@ -117,12 +117,6 @@ async def copy(
         lambda: session.service.copy(source, key, precondition=precondition),
         find,
         find_first=True,
-    )
-
-
-async def _head(session: Session, source: Source) -> ObjectMeta:
-    return await session.call(
-        source.key, lambda _: session.service.head(source.key, generation=source.generation)
     )
 
 

@@ -16,7 +16,6 @@ from aioflux._transfer.get_range import (
     Pin,
     ReplacedError,
     confirm,
-    plan_ranges,
     read_first,
     read_first_twice,
     read_into,
@@ -49,8 +48,6 @@ __all__ = [
     "fetch_into",
     "fetch_pinned",
     "fetch_range",
-    "head",
-    "plan_ranges",
     "replaced_error",
 ]
 
@@ -185,14 +182,9 @@ def replaced_error(session: Session, key: str, num_tries: int) -> PreconditionFa
     )
 
 
-async def head(session: Session, key: str, generation: str = "") -> ObjectMeta:
-    """Read the metadata of an object."""
-    return await session.call(key, lambda _: session.service.head(key, generation=generation))
-
-
 async def _head_of(session: Session, key: str, meta: ObjectMeta) -> ObjectMeta:
     """Read the metadata of a generation again; its size must be the same."""
-    found = await head(session, key, meta.generation)
+    found = await session.head(key, meta.generation)
     if found.size != meta.size:
         raise size_error(session, key, Pin(meta.generation, meta.size), found.size)
     return found
@@ -234,7 +226,7 @@ async def _fetch_unknown(
         if body.generation:
             return Fetched(b"", body.meta), body.crc32c, 0
         # The response to a range of an empty object is 416, without metadata.
-        found = await head(session, key)
+        found = await session.head(key)
         if found.size:
             raise ReplacedError
         return Fetched(b"", found), found.crc32c, 0
@@ -272,7 +264,7 @@ async def _head_checksum(session: Session, key: str, body: Body) -> None:
     """Request the checksum of an object whose first range came without it."""
     if body.crc32c is None and body.generation and _needs_head(session):
         try:
-            body.crc32c = (await head(session, key, body.generation)).crc32c
+            body.crc32c = (await session.head(key, body.generation)).crc32c
         except NotFoundError as exc:
             raise ReplacedError from exc
 
@@ -437,7 +429,11 @@ async def fetch_range(
         return await _verified(session, key, lambda: _range_known(session, key, start, end, meta))
     if end - start <= session.options.range_size_bytes:
         return await _verified(session, key, lambda: _range_unknown(session, key, start, end))
-    return await _verified(session, key, lambda: _range_byhead(session, key, start, end))
+    return await fetch_pinned(
+        session,
+        key,
+        lambda found: fetch_range(session, key, start=start, end=end, meta=found),
+    )
 
 
 async def _range_known(
@@ -462,23 +458,13 @@ async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], 
     """
 
     async def attempt() -> tuple[T, int | None, int]:
-        meta = await head(session, key)
+        meta = await session.head(key)
         try:
             return await read(meta), None, 0
         except NotFoundError as exc:
             raise ReplacedError from exc
 
     return await _verified(session, key, attempt)
-
-
-async def _range_byhead(
-    session: Session, key: str, start: int, end: int
-) -> tuple[bytes, int | None, int]:
-    meta = await head(session, key)
-    try:
-        return await _range_known(session, key, start, end, meta)
-    except NotFoundError as exc:
-        raise ReplacedError from exc
 
 
 async def _range_unknown(
