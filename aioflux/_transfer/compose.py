@@ -130,12 +130,7 @@ async def _find_composed(
 ) -> ObjectMeta | None:
     """Return the object if an ambiguous attempt composed it of the sources.
 
-    Args:
-        session: The session.
-        key: Key of the object.
-        sources: Its sources.
-        metas: Their metadata, if it is known.
-        may_read: Objects without a checksum are read to compare them.
+    With `may_read`, objects without a checksum are read to compare them.
     """
     service = session.service
     try:

@@ -142,11 +142,8 @@ async def _verified(
 ) -> T:
     """Repeat a read that does not match its checksum, or whose object was replaced meanwhile.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        read: Returns the result, the expected crc32c or None, and the actual one.
-        num_reads: Earlier reads that did not match; there is one more in any case.
+    `read` returns the result, the expected crc32c or None, and the actual one. After `num_reads`
+    that did not match there is one more in any case.
     """
     backoff: Backoff | None = None
     num_remaining = MAX_READS - min(num_reads, MAX_READS - 1)
@@ -282,15 +279,8 @@ async def _complete(
 ) -> int:
     """Read the rest after the first range, and return the crc32c of all of `view`.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        view: Memory for the bytes; the first `num_read` are in it.
-        start: Offset of `view` in the object.
-        num_read: Size of the first range.
-        body: Response to the first range.
-        is_whole: `view` is the whole object.
-        is_confirmed: The first range was read twice already.
+    `view`, at byte `start` of the object, already has the `num_read` bytes of the first range,
+    whose response is `body`. With `is_confirmed` that was read twice.
     """
     checksum = crc32c(view[:num_read]) if session.options.verify else 0
     twice = reads_twice(session) and not (is_whole and body.crc32c is not None)
@@ -445,12 +435,7 @@ async def _range_known(
 
 
 async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], Awaitable[T]]) -> T:
-    """Read the current generation of an object; anew if it is replaced meanwhile.
-
-    Args:
-        session: The session.
-        key: Name of the object.
-        read: Reads the generation of the metadata, and verifies it.
+    """Read the current generation of an object by `read`; anew if it is replaced meanwhile.
 
     Raises:
         NotFoundError: No object has this key.

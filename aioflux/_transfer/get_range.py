@@ -236,13 +236,7 @@ async def read_sure(
 ) -> int:
     """Fill `view` as `read_range`, and return its crc32c; 0 if nothing is verified.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        view: Memory for the bytes.
-        start: First byte.
-        pin: Read this content and no other.
-        twice: Read twice at the same time, and compare.
+    With `twice` it is read twice at the same time, and compared.
 
     Raises:
         ChecksumError: Three reads gave three different contents.
@@ -262,15 +256,9 @@ async def read_sure(
 async def confirm(
     session: Session, key: str, view: memoryview, *, start: int, pin: Pin, checksum: int
 ) -> int:
-    """Read the bytes of `view` a second time, correct them, and return their crc32c.
+    """Read the bytes of `view`, which have this crc32c, a second time; return the right crc32c.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        view: The bytes; if they were wrong, they are replaced.
-        start: First byte.
-        pin: The content that was read.
-        checksum: CRC32C of `view`.
+    If they were wrong, they are replaced.
 
     Raises:
         ChecksumError: Three reads gave three different contents.
@@ -325,26 +313,12 @@ async def read_into(
     pin: Pin,
     twice: bool = False,
 ) -> int:
-    """Fill `view` in parallel ranges of one generation, and return its crc32c.
-
-    Args:
-        session: The session.
-        key: Name of the object.
-        view: Memory for the bytes.
-        start: First byte.
-        pin: Read this content and no other.
-        twice: Read each range twice at the same time, and compare.
-    """
+    """Fill `view` in parallel ranges of one generation, each as `read_sure`; return its crc32c."""
     size = session.options.range_size_bytes
     plan = plan_ranges(start, start + view.nbytes, size)
     checksums = await gather(
         read_sure(
-            session,
-            key,
-            view[begin - start : end - start],
-            start=begin,
-            pin=pin,
-            twice=twice,
+            session, key, view[begin - start : end - start], start=begin, pin=pin, twice=twice
         )
         for begin, end in plan
     )
@@ -357,15 +331,9 @@ async def read_into(
 def size_error(
     session: Session, key: str, pin: Pin, size: int, *, is_certain: bool = True
 ) -> StorageError:
-    """Return the error of a response with another size than expected.
+    """Return the error of a response with another size than that of `pin`.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        pin: The expected content.
-        size: The size in the response.
-        is_certain: Another response had the same size; otherwise it may be damaged, and the error
-            makes the request be repeated.
+    Unless another response had the same size it may be damaged, and the error causes a retry.
     """
     uri = session.service.uri(key)
     text = (
