@@ -18,6 +18,7 @@ PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py _values
 	_http/codec.py _http/errors.py _http/request.py \
 	_services/gcs/list_page.py _services/gcs/read.py _services/gcs/wire.py _services/headers.py _services/status.py _services/xml_multipart.py \
 	_transfer/counters.py _transfer/glob.py _transfer/limits.py _transfer/list_plan.py \
+	_transfer/composite_plan.py _transfer/lost_uploads.py _transfer/range_plan.py \
 	_transfer/retry.py _transfer/temp_keys.py cli/_cp/plan.py \
 	_auth/sigv4.py _services/s3/endpoint.py _services/s3/errors.py \
 	_services/s3/read.py _services/s3/wire.py \

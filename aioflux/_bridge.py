@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import BufferedIterator
-from aioflux._transfer.sessions import live_sessions, longest_cleanup
+from aioflux._transfer.sessions import live_sessions, longest_cleanup_of_all
 from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class _LoopThread:
         if loop is None or thread is None or not thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(_wind_down(loop), loop)
-        thread.join(longest_cleanup().total_seconds)
+        thread.join(longest_cleanup_of_all().total_seconds)
         if not thread.is_alive():
             loop.close()
 
@@ -170,7 +170,7 @@ class _LoopThread:
 
     def wait_for_cancelled(self) -> None:
         """Wait a little for cancelled work."""
-        seconds = longest_cleanup().interrupted_seconds
+        seconds = longest_cleanup_of_all().interrupted_seconds
         concurrent.futures.wait(list(self._cancelled), timeout=seconds)
 
     def serves(self, sessions: Sessions) -> bool:
@@ -376,7 +376,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         elif not outcome.done():
             loop.call_soon_threadsafe(cancel)
             _bridge.track_cancelled(outcome)  # another Ctrl-C ends the wait for it
-            concurrent.futures.wait([outcome], timeout=longest_cleanup().total_seconds)
+            concurrent.futures.wait([outcome], timeout=longest_cleanup_of_all().total_seconds)
         if _bridge.is_exiting and threading.current_thread().daemon:
             _block_forever()
         raise

@@ -37,9 +37,10 @@ from aioflux._transfer.arguments import (
     parse_prefix,
     require_many_keys,
 )
+from aioflux._transfer.composite_plan import can_compose
 from aioflux._transfer.get_many import fetch_many, try_many
-from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
 from aioflux._transfer.put import write_request
+from aioflux._transfer.range_plan import MAX_GAP_BYTES
 from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.sessions import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
@@ -375,7 +376,7 @@ class Store:
                 raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
         session = self._sessions.current()
-        return await fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
+        return await _get.fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
 
     async def get_many(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
@@ -504,7 +505,7 @@ class Store:
         require_many_keys(metas)
         if max_composite_bytes < 1:
             raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
-        if _composed_read.can_compose(session.service.capabilities):
+        if can_compose(session.service.capabilities):
             batches = _composed_read.try_fetch_composed(
                 session, metas, max_composite_bytes=max_composite_bytes
             )

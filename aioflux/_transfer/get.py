@@ -4,13 +4,15 @@ key, or meta of a listing
     -> first range, which returns size and generation if they are not known
     -> plan_ranges(rest) -> each range straight into its slice of the buffer, pinned
     -> crc32c of the ranges, combined, against the object's; a part of an object as in `get_range`
+
+ranges -> coalesce_ranges -> merged ranges -> fetch_range of each, pinned -> slices, in order
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from aioflux._concurrency.fan_out import pair
+from aioflux._concurrency.fan_out import bounded_map, pair
 from aioflux._http.memory import BytesBuffer
 from aioflux._transfer.get_range import (
     Pin,
@@ -30,15 +32,17 @@ from aioflux._transfer.get_small import (
     first_range_bytes,
     small_bytes,
 )
+from aioflux._transfer.range_plan import coalesce_ranges
 from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from aioflux._services.base import Body
     from aioflux._transfer.get_range import First
+    from aioflux._transfer.range_plan import MergedRange
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
@@ -48,6 +52,7 @@ __all__ = [
     "fetch_into",
     "fetch_pinned",
     "fetch_range",
+    "fetch_ranges",
     "replaced_error",
 ]
 
@@ -72,17 +77,13 @@ class ExceedsReservationError(Exception):
         self.meta = meta
 
 
-def _always(_: int) -> bool:
-    return True
-
-
 async def fetch(
     session: Session,
     key: str,
     meta: ObjectMeta | None = None,
     *,
     first_bytes: int = 0,
-    may_hold: Callable[[int], bool] = _always,
+    may_hold: Callable[[int], bool] | None = None,
     prior: PriorAttempt = NO_ATTEMPT,
 ) -> Fetched:
     """Read a whole object and verify it.
@@ -94,8 +95,8 @@ async def fetch(
             less.
         first_bytes: Size of the first range if the object is read by name; by default that of
             `first_range_bytes`.
-        may_hold: Returns whether all bytes of an object may be held; called if it is read by name
-            and is larger than its first range.
+        may_hold: Returns whether all bytes of an object may be held; called, if given, for one
+            that is read by name and is larger than its first range.
         prior: What has been read of it before.
 
     Raises:
@@ -202,7 +203,7 @@ async def _fetch_unknown(
     session: Session,
     key: str,
     first_bytes: int,
-    may_hold: Callable[[int], bool],
+    may_hold: Callable[[int], bool] | None,
     first: First | None,
 ) -> tuple[Fetched, int | None, int]:
     estimate = session.limits.unknown_size
@@ -233,7 +234,7 @@ async def _fetch_unknown(
         data = made[-1].finish()
         actual = crc32c(data) if session.options.verify else 0
         return Fetched(data, body.meta), body.crc32c, actual
-    if not may_hold(body.size):
+    if may_hold is not None and not may_hold(body.size):
         made.clear()
         first.drop()
         raise ExceedsReservationError(body.meta())
@@ -371,7 +372,8 @@ async def _fill_unknown(
     largest = session.options.range_size_bytes
     end = start + (view.nbytes if view.nbytes <= largest else min(largest, _MAX_FIRST_BYTES))
     # From the first byte on it is often all of the object, which its crc32c verifies.
-    first = await _read_start(session, key, start, end, lambda size: view[:size], twice=start > 0)
+    read = read_first_twice if start else read_first
+    first = await read(session, key, start=start, end=end, allocate=lambda size: view[:size])
     body, num_read = first.body, first.data.nbytes
     length = max(0, min(view.nbytes, body.size - start))
     if not length:
@@ -390,20 +392,6 @@ async def _fill_unknown(
         is_confirmed=start > 0,
     )
     return length, body.crc32c if is_whole else None, actual
-
-
-async def _read_start(
-    session: Session,
-    key: str,
-    start: int,
-    end: int,
-    allocate: Callable[[int], memoryview],
-    *,
-    twice: bool,
-) -> First:
-    """Read the first range; with `twice` also its second copy, if one is needed."""
-    read = read_first_twice if twice and reads_twice(session) else read_first
-    return await read(session, key, start=start, end=end, allocate=allocate)
 
 
 async def fetch_range(
@@ -461,8 +449,55 @@ async def _range_unknown(
         made.append(BytesBuffer(size))
         return made[-1].view
 
-    first = await _read_start(session, key, start, end, allocate, twice=True)
+    first = await read_first_twice(session, key, start=start, end=end, allocate=allocate)
     is_whole = first.data.nbytes == first.body.size
     data = made[-1].finish()
     actual = crc32c(data) if session.options.verify else 0
     return data, first.body.crc32c if is_whole else None, actual
+
+
+async def fetch_ranges(
+    session: Session,
+    key: str,
+    ranges: Sequence[tuple[int, int]],
+    *,
+    max_gap_bytes: int,
+    meta: ObjectMeta | None,
+) -> list[bytes]:
+    """Read ranges of one generation of an object, each merged range verified as by `fetch_range`.
+
+    Raises:
+        ChecksumError: The bytes of a merged range never matched.
+        NotFoundError: No object has this key, or not in the generation of `meta`.
+        PreconditionFailedError: The object was replaced each time while it was read by name.
+    """
+    plan = coalesce_ranges(
+        ranges, max_gap_bytes=max_gap_bytes, max_merged_bytes=session.options.range_size_bytes
+    )
+    if meta is not None or len(plan) <= 1:
+        return await _read_plan(session, key, ranges, plan, meta)
+    return await fetch_pinned(
+        session, key, lambda found: _read_plan(session, key, ranges, plan, found)
+    )
+
+
+async def _read_plan(
+    session: Session,
+    key: str,
+    ranges: Sequence[tuple[int, int]],
+    plan: Sequence[MergedRange],
+    meta: ObjectMeta | None,
+) -> list[bytes]:
+    results = [b""] * len(ranges)
+
+    async def read(merged: MergedRange) -> None:
+        data = await fetch_range(session, key, start=merged.start, end=merged.end, meta=meta)
+        for index in merged.members:
+            start, end = ranges[index]
+            # A range that was not merged is not copied: a slice of all of `data` is `data` itself.
+            results[index] = data[start - merged.start : end - merged.start]
+
+    max_in_flight = session.options.max_in_flight
+    async for _ in bounded_map(read, plan, max_in_flight=max_in_flight, ordered=False):
+        pass
+    return results

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioflux._concurrency.fan_out import gather, pair
 from aioflux._http.memory import new_buffer
 from aioflux._services.base import ReadRequest
+from aioflux._transfer.range_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, StorageError, TransientError
 
@@ -30,7 +31,6 @@ __all__ = [
     "Pin",
     "ReplacedError",
     "confirm",
-    "plan_ranges",
     "read_checksum",
     "read_first",
     "read_first_twice",
@@ -53,11 +53,6 @@ class Pin(NamedTuple):
 
 class ReplacedError(Exception):
     """The object was replaced during a read by name, which begins anew."""
-
-
-def plan_ranges(start: int, end: int, range_size_bytes: int) -> list[tuple[int, int]]:
-    """Cut `[start, end)` into ranges of `range_size_bytes`, the last one shorter."""
-    return [(at, min(at + range_size_bytes, end)) for at in range(start, end, range_size_bytes)]
 
 
 def reads_twice(session: Session) -> bool:
@@ -191,7 +186,9 @@ async def read_first(
 async def read_first_twice(
     session: Session, key: str, *, start: int, end: int, allocate: Callable[[int], memoryview]
 ) -> First:
-    """Read `[start, end)` of the current generation of an object, twice at the same time.
+    """Read `[start, end)` of the current generation of an object; twice, if `reads_twice`.
+
+    Both reads are sent at the same time.
 
     Raises:
         ChecksumError: Three reads gave three different contents.
@@ -212,6 +209,8 @@ async def read_first_twice(
     async def once() -> First:
         return await read_first(session, key, start=start, end=end, allocate=allocate)
 
+    if not reads_twice(session):
+        return await once()
     first, (other, second_checksum) = await pair(once(), again())
     body = first.body
     # A response to a range beyond the end may have no generation.
