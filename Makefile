@@ -13,7 +13,8 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 # What decides without I/O is covered whole, branches included.
 comma := ,
 empty :=
-PURE := $(addprefix aioflux/,_transfer/arguments.py _values/checksums.py _values/columns.py _values/listing.py \
+PURE := $(addprefix aioflux/,_concurrency/async_iteration.py _concurrency/byte_budget.py _concurrency/run_to_completion.py \
+	_transfer/arguments.py _transfer/deadlines.py _transfer/prefetch_budget.py _values/checksums.py _values/columns.py _values/listing.py \
 	errors.py _values/meta.py options.py _values/stats.py _values/uri.py \
 	_http/codec.py _http/errors.py _http/request.py \
 	_services/gcs/list_page.py _services/gcs/read.py _services/gcs/wire.py _services/headers.py _services/status.py _services/xml_multipart.py \

@@ -430,6 +430,7 @@ async def test_an_iteration_that_is_left_leaves_nothing(scripted: ScriptedServic
     await reach_quiet(scripted, before)
 
 
+@pytest.mark.usefixtures("quick_collection")
 async def test_an_iteration_that_is_dropped_leaves_nothing(scripted: ScriptedService) -> None:
     before = asyncio.all_tasks()
     batches = scripted.store.try_fetch_composed(filled(scripted, 900))

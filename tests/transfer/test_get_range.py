@@ -503,7 +503,7 @@ BREAKS: dict[str, dict[str, Any]] = {
 async def test_only_the_missing_bytes_are_asked_for_again(
     server: GCSServer, call: str, kind: str
 ) -> None:
-    async with opened(server, progress_seconds=1 if kind == "stall" else 100) as store:
+    async with opened(server, progress_seconds=0.3 if kind == "stall" else 100) as store:
         server.faults.add("objects.media", times=1, **BREAKS[kind])
         server.stats.reset()
         assert await CALLS[call](store) == pattern(SIZE)
@@ -518,7 +518,7 @@ async def test_an_overwrite_behind_a_break_gives_one_generation(
     server: GCSServer, call: str
 ) -> None:
     changed = pattern(SIZE, seed=9)
-    async with opened(server, progress_seconds=1) as store:
+    async with opened(server, progress_seconds=0.3) as store:
         server.faults.add("objects.media", times=1, stall_at=MIB)
         reading = asyncio.create_task(CALLS[call](store))
         await until(lambda: server.faults.injected.total() > 0)

@@ -830,6 +830,7 @@ async def test_an_error_that_nobody_expects_fails_the_item(fake: FakeService) ->
     assert reading.is_clean()
 
 
+@pytest.mark.usefixtures("quick_collection")
 async def test_what_was_read_is_let_go_of(fake: FakeService) -> None:
     """Neither the session nor what it watches keeps an iteration alive."""
     stored = filled(fake, "abcdef")

@@ -154,6 +154,27 @@ async def test_clean_up_that_outlives_its_caller_logs_its_failure(
     assert "did not work" in caplog.text
 
 
+async def test_clean_up_that_fails_after_its_task_was_cancelled_logs_its_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As the end of a loop cancels it: it begins anew, and the end expects a cancellation."""
+    begun, tasks = asyncio.Event(), set()
+
+    async def work() -> None:
+        if begun.is_set():
+            raise ValueError("it did not work")
+        begun.set()
+        await asyncio.Event().wait()
+
+    caller = asyncio.create_task(run_to_completion(work, tasks, seconds=5, interrupted_seconds=5))
+    await begun.wait()
+    for task in tasks:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert "did not work" in caplog.text
+
+
 async def test_clean_up_has_a_deadline_of_its_own() -> None:
     with pytest.raises(TimeoutError):
         await run_to_completion(asyncio.Event().wait, set(), seconds=0.01, interrupted_seconds=5)
