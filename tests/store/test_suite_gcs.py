@@ -14,7 +14,6 @@ import pytest
 from aioflux.testing.store_suite import (
     ManyContract,
     ReadContract,
-    ReaderContract,
     WriteContract,
     WriterContract,
 )
@@ -40,7 +39,7 @@ class TestGCSBlocking(OnPlace, ManyContract, WriterContract):
         self.place = GCSPlace(gcs_server)
 
 
-class TestTLS(OnPlace, ReadContract, ManyContract, WriteContract, WriterContract, ReaderContract):
+class TestTLS(OnPlace, ReadContract, WriteContract, WriterContract):
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server_tls: GCSServer) -> None:
         self.place = tls_place(gcs_server_tls)
