@@ -398,12 +398,11 @@ class Store:
         Raises:
             StorageError: An object cannot be read; the error names it and ends the iteration.
         """
-        batches = self._fetch_many(keys, ordered=ordered)
-        async with nested(batches) as inner:
-            async for batch in inner:
-                for name, fetched in batch:
-                    yield name, fetched.data
-                del batch, fetched
+        async with nested(self.get_batches(keys, ordered=ordered)) as batches:
+            async for batch in batches:
+                for found in batch:
+                    yield found
+                del batch, found
 
     async def get_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
@@ -414,9 +413,8 @@ class Store:
         sixteenth of `max_in_flight_bytes`; it counts against the budget until the next list is
         requested.
         """
-        batches = self._fetch_many(keys, ordered=ordered)
-        async with nested(batches) as inner:
-            async for batch in inner:
+        async with nested(self._fetch_many(keys, ordered=ordered)) as batches:
+            async for batch in batches:
                 yield [(name, fetched.data) for name, fetched in batch]
                 del batch
 

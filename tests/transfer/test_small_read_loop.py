@@ -229,22 +229,6 @@ async def test_a_place_that_comes_free_is_taken_without_a_task(fake: FakeService
     assert reading.is_clean()
 
 
-@pytest.mark.usefixtures("clock")
-async def test_in_line_no_deadline_passes(fake: FakeService) -> None:
-    stored = filled(fake, "ab")
-    store = fake.open(max_in_flight=2, retry=RetryPolicy(deadline_seconds=0.1))
-    for _ in range(2):
-        await store.session.limits.requests.acquire()
-    reading = Reading(store, list(stored))
-    await asyncio.sleep(0.35)
-    assert (fake.begun, reading.task.done()) == ([], False)
-    for _ in range(2):
-        store.session.limits.requests.release()
-    await answer_all(fake, reading)
-    assert reading.got == list(stored.items())
-    assert reading.is_clean()
-
-
 async def test_who_is_cancelled_in_line_leaves_it_and_its_bytes(fake: FakeService) -> None:
     stored = filled(fake, "abcd")
     store = fake.open(max_in_flight=2)
@@ -282,22 +266,6 @@ async def test_a_place_that_comes_as_the_worker_is_cancelled_is_given_back(
     with pytest.raises(asyncio.CancelledError):
         await reading.task
     assert not fake.under_way
-    assert reading.is_clean()
-
-
-async def test_a_place_without_a_connection_is_for_a_coroutine(fake: FakeService) -> None:
-    stored = filled(fake, "abcd")
-    store = fake.open(max_in_flight=2)
-    for _ in range(2):
-        await store.session.limits.requests.acquire()
-    reading = Reading(store, list(stored))
-    await settle()
-    fake.is_full = True
-    for _ in range(2):
-        store.session.limits.requests.release()
-    await reading.task
-    assert reading.got == list(stored.items())
-    assert len(fake.gets) == 4
     assert reading.is_clean()
 
 
