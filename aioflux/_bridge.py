@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Feed",
+    "ForkSafeLock",
     "Held",
-    "OwnLock",
     "background_loop",
     "begin",
     "close_when_dropped",
@@ -441,10 +441,10 @@ async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
         return False, None
 
 
-class OwnLock:
+class ForkSafeLock:
     """A lock among threads of a process that is free in a forked child.
 
-        with own_lock.mine:
+        with lock.current:
 
     `with` enters the interpreter's own lock: in a Python method around it, Ctrl-C could arrive
     after the lock is acquired and before the block is entered, or before it is released.
@@ -454,7 +454,7 @@ class OwnLock:
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     @property
-    def mine(self) -> threading.Lock:
+    def current(self) -> threading.Lock:
         """The lock of this process."""
         if self._pid != os.getpid():
             self._lock, self._pid = threading.Lock(), os.getpid()

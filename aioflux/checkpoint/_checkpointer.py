@@ -165,7 +165,7 @@ class Checkpointer:
         self._stager = Stager(
             max_staged_bytes, is_shared=staging == "process", on_drop=self._uploader.release
         )
-        self._lock = _bridge.OwnLock()
+        self._lock = _bridge.ForkSafeLock()
         self._in_flight: list[tuple[SaveHandle, Staged]] = []
         self._ended: list[SaveHandle] = []
         self._protected: set[int] = set()
@@ -298,7 +298,7 @@ class Checkpointer:
             CheckpointError: The state cannot be planned, as one with a sparse or quantized tensor,
                 or a rank does not answer.
         """
-        with self._lock.mine:
+        with self._lock.current:
             handle = self._save(step, state, metrics or {})
         if self.is_stopping:
             seconds = self._signals.seconds_left
@@ -488,7 +488,7 @@ class Checkpointer:
             raise ValueError("map_location has no effect with into: its tensors are where they are")
         failure: BaseException | None = None
         failed: int | None = None
-        with self._lock.mine:
+        with self._lock.current:
             for found in self._candidates(step):
                 uri = uri_below(self._store, step_prefix(found))
                 if failed is not None and found < failed:
@@ -617,7 +617,7 @@ class Checkpointer:
         Raises:
             AiofluxError: A save failed, and its handle was not read.
         """
-        with self._lock.mine:
+        with self._lock.current:
             if self._is_released:
                 return
             while self._in_flight:
