@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-__all__ = ["run_to_completion", "start_task"]
+__all__ = ["run_to_completion", "start_task", "wait_until_done"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,17 @@ def start_task(coroutine: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]])
         group.add(task)
         task.add_done_callback(group.discard)
     return task
+
+
+async def wait_until_done(future: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Wait until `future` is done, and return the last cancellation of the caller meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    return cancelled
 
 
 async def run_to_completion(

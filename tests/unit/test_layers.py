@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).parents[2] / "aioflux"
 CHECKPOINT_FILES = (
     "checkpoint._format.commit checkpoint._store.commits checkpoint._maintain.copy "
     "checkpoint._maintain.history checkpoint._maintain.orphans checkpoint._maintain.retention "
-    "checkpoint._maintain.verify"
+    "checkpoint._maintain.retention_rules checkpoint._maintain.verify"
 )
 CHECKPOINT_PARTS = (
     "checkpoint checkpoint._format.commit checkpoint._store.commits checkpoint._store.objects "
@@ -78,8 +78,8 @@ MAY_IMPORT: dict[str, str] = {
         "checkpoint._format.* checkpoint._store.* checkpoint._save.*"
     ),
     "checkpoint.dcp": (
-        f"{BLOCKING} checkpoint._require_torch checkpoint.compression checkpoint._format.* "
-        "checkpoint._store.* checkpoint._save.* checkpoint._load.*"
+        f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint.compression "
+        "checkpoint._format.* checkpoint._store.* checkpoint._save.* checkpoint._load.*"
     ),
     "checkpoint": (
         f"{BLOCKING} checkpoint._format.* checkpoint._store.* checkpoint._maintain.* "
@@ -89,9 +89,7 @@ MAY_IMPORT: dict[str, str] = {
     "integrations": "",
     "integrations.fsspec": BLOCKING,
     "integrations.lightning": (
-        f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._format.commit "
-        "checkpoint._save.save checkpoint._store.mapping "
-        "integrations.fsspec"
+        f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._tag_checkpoints integrations.fsspec"
     ),
     "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
     "compat": "",
@@ -110,7 +108,7 @@ MAY_IMPORT: dict[str, str] = {
     # the front door and the command line
     "aioflux": f"{STORE} sync data checkpoint testing",
     "cli": (
-        f"{STORE} aioflux _concurrency.* _auth.google {CHECKPOINT_FILES} testing testing._serve "
+        f"{STORE} aioflux _concurrency.* _auth.google {CHECKPOINT_FILES} testing testing._process "
         "testing.gcs_server.*"
     ),
 }

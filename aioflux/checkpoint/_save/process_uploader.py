@@ -54,10 +54,6 @@ class _Child:
     arenas: set[int] = field(default_factory=set)
     """Numbers of the arenas that it has."""
 
-    def close(self) -> None:
-        self.jobs.close()
-        self.results.close()
-
 
 @dataclass(slots=True)
 class _Pending:
