@@ -117,8 +117,7 @@ async def send_write(
         resends: Limits the attempts whose bytes arrived damaged.
         num_bytes: Bytes of its body.
         find_first: Look for the object before another attempt, which would cost more.
-        find_if_throttled: Look for it also if attempts ended with throttling alone (else add a
-            note), because its sources are cleaned up next.
+        find_if_throttled: Look for it even after throttling alone: its sources are deleted next.
 
     Raises:
         AlreadyExistsError: `mode="create"`, and another object has the key.

@@ -286,29 +286,18 @@ async def _complete(
     checksum = crc32c(view[:num_read]) if session.options.verify else 0
     twice = reads_twice(session) and not (is_whole and body.crc32c is not None)
     rest_size = view.nbytes - num_read
+    pin = Pin(body.generation, body.size)
 
     async def check() -> int:
         if not twice or is_confirmed or not num_read:
             return checksum
-        return await confirm(
-            session,
-            key,
-            view[:num_read],
-            start=start,
-            pin=Pin(body.generation, body.size),
-            checksum=checksum,
-        )
+        return await confirm(session, key, view[:num_read], start=start, pin=pin, checksum=checksum)
 
     async def read_rest() -> int:
         if not rest_size:
             return 0
         return await read_into(
-            session,
-            key,
-            view[num_read:],
-            start=start + num_read,
-            pin=Pin(body.generation, body.size),
-            twice=twice,
+            session, key, view[num_read:], start=start + num_read, pin=pin, twice=twice
         )
 
     try:
@@ -408,9 +397,7 @@ async def fetch_range(
     if end - start <= session.options.range_size_bytes:
         return await _verified(session, key, lambda: _range_unknown(session, key, start, end))
     return await fetch_pinned(
-        session,
-        key,
-        lambda found: fetch_range(session, key, start=start, end=end, meta=found),
+        session, key, lambda found: fetch_range(session, key, start=start, end=end, meta=found)
     )
 
 

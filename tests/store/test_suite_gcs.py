@@ -1,8 +1,8 @@
 """The store's contract on `gs://`, on the embedded server.
 
-All of it on the data plane and on its proxy transport, which a proxy selects. Over TLS and for TLS
-through a proxy, what differs there: reads and writes of bytes. The blocking face has all of it on
-`memory://` and `file://`, and here what crosses threads piece by piece.
+All of it on the data plane and on the proxy transport. Over TLS and through the blocking face, and
+through all three at once, what differs there: reads and writes of bytes. The blocking face has all
+of it on `memory://` and `file://`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class TestProxy(PlaceSuite):
         self.place = GCSPlace(gcs_server)
 
 
-class TestProxyTLS(OnPlace, ReadContract, WriterContract):
+class TestProxyTLSBlocking(OnPlace, ReadContract, WriterContract):
+    face = "sync"
+
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server_tls: GCSServer, by_proxy: Gateway) -> None:
         self.place = tls_place(gcs_server_tls)

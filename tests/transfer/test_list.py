@@ -87,6 +87,12 @@ async def test_a_run_of_empty_pages_ends_with_a_page_that_is_not(scripted: Scrip
     assert await listed(scripted) == "ab"
 
 
+async def settle() -> None:
+    """Let every task run until it waits."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def filled(scripted: ScriptedService, num: int = 10_000) -> list[str]:
     keys = [f"p/{at:06}" for at in range(num)]
     for key in keys:
@@ -141,13 +147,28 @@ async def test_ten_objects_cost_one_request(scripted: ScriptedService) -> None:
     assert gauge.num_all == 1
 
 
-async def test_who_takes_the_first_page_has_asked_for_no_other(scripted: ScriptedService) -> None:
+async def test_pages_are_prefetched_once_the_second_is_needed(scripted: ScriptedService) -> None:
     filled(scripted)
     gauge = Gauge(scripted)
     pages = scripted.store.list_pages("p/")
     assert len(await anext(pages)) == 1000
-    await pages.aclose()
+    await settle()
     assert gauge.num_all == 1
+    await anext(pages)
+    await settle()
+    assert gauge.num_all > 2
+    await pages.aclose()
+
+
+async def test_pages_of_a_chosen_size_are_not_prefetched(scripted: ScriptedService) -> None:
+    filled(scripted, 10)
+    gauge = Gauge(scripted)
+    pages = scripted.store.list_pages("p/", page_size=3)
+    for number in range(1, 4):
+        assert len(await anext(pages)) == 3
+        await settle()
+        assert gauge.num_all == number
+    await pages.aclose()
 
 
 async def test_failures_of_some_ranges_are_mended(scripted: ScriptedService) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import aioflux
-from aioflux._concurrency.run_to_completion import run_to_completion
+from aioflux._concurrency.run_to_completion import run_to_completion, wait_until_done
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import PART, ScriptedService, pattern
@@ -173,6 +173,18 @@ async def test_clean_up_that_fails_after_its_task_was_cancelled_logs_its_failure
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert "did not work" in caplog.text
+
+
+async def test_a_wait_until_the_end_goes_on_after_cancellations() -> None:
+    end = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(wait_until_done(end))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    end.set_result(None)
+    assert isinstance(await waiting, asyncio.CancelledError)
 
 
 async def test_clean_up_has_a_deadline_of_its_own() -> None:
