@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import Items, bounded_map
-from aioflux._services.base import Precondition, Source
-from aioflux._services.open import ServiceConfig, open_service
+from aioflux._services.base import Precondition, ServiceConfig, Source
+from aioflux._services.open import open_service
 from aioflux._transfer import clean as _clean
 from aioflux._transfer import compose as _compose
 from aioflux._transfer import composed_read as _composed_read
@@ -46,7 +46,7 @@ from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux._transfer.writer import ObjectWriter
 from aioflux._transfer.zero_copy_writer import ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
-from aioflux._values.uri import Location, parse_uri
+from aioflux._values.uri import REMOTE_SCHEMES, Location, parse_uri
 from aioflux.errors import StorageError
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secret
 
@@ -176,10 +176,8 @@ class Store:
             ssl_context=ssl_context,
             verify=transfer.verify,
         )
-        if location.scheme not in {"gs", "s3", "az", "file", "memory"}:
-            raise ValueError(f"{location}: unsupported scheme {location.scheme}://")
-        is_local = location.scheme in {"file", "memory"}
-        if is_local and (credentials is not None or endpoint_url is not None):
+        is_remote = location.scheme in REMOTE_SCHEMES
+        if not is_remote and (credentials is not None or endpoint_url is not None):
             raise ValueError(f"{location} takes neither credentials nor an endpoint_url")
         self._sessions = Sessions(
             partial(self._open_service, self._config),

@@ -268,9 +268,9 @@ class _PoolReader:
             self._reads.target(key),
             (),
             self,
-            into=bytes,
-            max_body_bytes=self._reads.size_bytes,
-            fixed=self._fixed,
+            bytes,
+            self._reads.size_bytes,
+            self._fixed,
         )
         if self._connection is None:
             self._turn.fail(RuntimeError("no connection is idle"))

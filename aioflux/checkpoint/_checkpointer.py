@@ -53,6 +53,7 @@ from aioflux.checkpoint._save.state_spec import (
 from aioflux.checkpoint._schedule import Schedule, StopSignals
 from aioflux.checkpoint._store.commits import list_steps, uri_below
 from aioflux.checkpoint.dcp import _load_step as _step
+from aioflux.checkpoint.dcp import load_state
 from aioflux.errors import (
     AiofluxError,
     CheckpointCorruptError,
@@ -529,8 +530,8 @@ class Checkpointer:
 
     def _load_from(self, uri: str, into: Any, map_location: Any, weights_only: bool) -> Any:
         if into is None:
-            return _step.load_whole(
-                uri, map_location=map_location, weights_only=weights_only, options=self._options
+            return load_state(
+                uri, map_location=map_location, weights_only=weights_only, **self._options
             )
         _step.load_into(uri, into, self._ranks, weights_only=weights_only, options=self._options)
         return into

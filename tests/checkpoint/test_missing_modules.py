@@ -6,47 +6,60 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-_BLOCKED = """
+_RUN = """
 import sys
-for name in {missing!r}:
-    sys.modules[name] = None  # importing it is a ModuleNotFoundError
-for code in {codes!r}:
+for code, missing in {cases!r}:
+    for name in missing:
+        sys.modules[name] = None  # importing it is a ModuleNotFoundError
     try:
         exec(code)
     except ModuleNotFoundError as exc:
         print(exc)
+    for name in missing:
+        del sys.modules[name]
 """
 
+NEEDS = {
+    "from aioflux.checkpoint import load; load('gs://bucket/model.pt')": (
+        ["torch"],
+        "aioflux.checkpoint.load needs PyTorch: pip install 'aioflux[torch]'",
+    ),
+    "from aioflux.checkpoint import save; save(1, 'gs://bucket/model.pt')": (
+        ["torch"],
+        "aioflux.checkpoint.save needs PyTorch: pip install 'aioflux[torch]'",
+    ),
+    "from aioflux.checkpoint import Checkpointer": (
+        ["torch"],
+        "aioflux.checkpoint.Checkpointer needs PyTorch: pip install 'aioflux[torch]'",
+    ),
+    "from aioflux.checkpoint.dcp import StorageReader": (
+        ["torch"],
+        "aioflux.checkpoint.dcp needs PyTorch: pip install 'aioflux[torch]'",
+    ),
+    "from aioflux.integrations.lightning import ModelCheckpoint": (
+        ["lightning", "torch"],
+        "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
+    ),
+    "import aioflux.integrations.lightning": (
+        ["lightning"],
+        "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
+    ),
+}
+"""What is run, the modules that are missing, and the message."""
 
-def messages(missing: list[str], *codes: str) -> list[str]:
-    """Run code in a process without some modules, and return the messages of its errors."""
-    script = _BLOCKED.format(missing=missing, codes=codes)
+
+def output_of(cases: list[tuple[str, list[str]]]) -> list[str]:
+    """Run code without some modules, one piece after the other in one new process."""
+    script = _RUN.format(cases=cases)
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240
     )
     return result.stdout.splitlines()
 
 
-def test_the_error_of_missing_torch_names_the_extra() -> None:
-    codes = {
-        "from aioflux.checkpoint import load; load('gs://bucket/model.pt')": "load",
-        "from aioflux.checkpoint import save; save(1, 'gs://bucket/model.pt')": "save",
-        "from aioflux.checkpoint import Checkpointer": "Checkpointer",
-        "from aioflux.checkpoint.dcp import StorageReader": "dcp",
-    }
-    assert messages(["torch"], *codes) == [
-        f"aioflux.checkpoint.{name} needs PyTorch: pip install 'aioflux[torch]'"
-        for name in codes.values()
-    ]
-
-
-@pytest.mark.parametrize("missing", [["lightning"], ["lightning", "torch"]], ids="-".join)
-def test_the_error_of_missing_lightning_names_the_extra(missing: list[str]) -> None:
-    assert messages(missing, "from aioflux.integrations.lightning import ModelCheckpoint") == [
-        "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'"
-    ]
+def test_the_error_of_a_missing_module_names_the_extra() -> None:
+    printed = output_of([(code, missing) for code, (missing, _) in NEEDS.items()])
+    assert printed == [message for _, message in NEEDS.values()]
 
 
 _CHECKPOINT = Path(__file__).parents[2] / "aioflux" / "checkpoint"
@@ -61,10 +74,9 @@ WITHOUT_TORCH = {
 
 
 def test_modules_import_without_torch() -> None:
-    assert all(WITHOUT_TORCH.values())
-    codes = [
-        f"import aioflux.checkpoint.{package}.{name}"
+    names = [
+        f"aioflux.checkpoint.{package}.{name}"
         for package, names in WITHOUT_TORCH.items()
         for name in names
     ]
-    assert messages(["torch"], *codes) == []
+    assert output_of([(f"import {name}", ["torch"]) for name in names]) == []

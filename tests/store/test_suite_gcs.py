@@ -1,8 +1,8 @@
 """The store's contract on `gs://`, on the embedded server.
 
-All of it on the data plane and on its stand-in, which a proxy selects. Over TLS, through the
-blocking face and for TLS through a proxy, what differs there: reads and writes of bytes. The
-blocking face has all of it on `memory://` and `file://`.
+All of it on the data plane and on the proxy transport. Over TLS and through the blocking face, and
+through all three at once, what differs there: reads and writes of bytes. The blocking face has all
+of it on `memory://` and `file://`.
 """
 
 from __future__ import annotations
@@ -54,21 +54,15 @@ class TestTLSBlocking(OnPlace, ReadContract, WriterContract):
         self.place = tls_place(gcs_server_tls)
 
 
-class TestStandin(PlaceSuite):
+class TestProxy(PlaceSuite):
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server: GCSServer, by_proxy: Gateway) -> None:
         self.place = GCSPlace(gcs_server)
 
 
-class TestStandinBlocking(OnPlace, ReadContract, WriterContract):
+class TestProxyTLSBlocking(OnPlace, ReadContract, ManyContract, WriterContract, ReaderContract):
     face = "sync"
 
-    @pytest.fixture(autouse=True)
-    def set_place(self, gcs_server: GCSServer, by_proxy: Gateway) -> None:
-        self.place = GCSPlace(gcs_server)
-
-
-class TestStandinTLS(OnPlace, ReadContract, ManyContract, WriterContract, ReaderContract):
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server_tls: GCSServer, by_proxy: Gateway) -> None:
         self.place = tls_place(gcs_server_tls)

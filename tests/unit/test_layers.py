@@ -78,8 +78,8 @@ MAY_IMPORT: dict[str, str] = {
         "checkpoint._format.* checkpoint._store.* checkpoint._save.*"
     ),
     "checkpoint.dcp": (
-        f"{BLOCKING} checkpoint._require_torch checkpoint.compression checkpoint._format.* "
-        "checkpoint._store.* checkpoint._save.* checkpoint._load.*"
+        f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint.compression "
+        "checkpoint._format.* checkpoint._store.* checkpoint._save.* checkpoint._load.*"
     ),
     "checkpoint": (
         f"{BLOCKING} checkpoint._format.* checkpoint._store.* checkpoint._maintain.* "
@@ -87,7 +87,7 @@ MAY_IMPORT: dict[str, str] = {
     ),
     # over the interfaces of others
     "integrations": "",
-    "integrations.fsspec": BLOCKING,
+    "integrations.fsspec": f"{BLOCKING} _concurrency.fan_out",
     "integrations.lightning": (
         f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._tag_checkpoints integrations.fsspec"
     ),
@@ -98,17 +98,15 @@ MAY_IMPORT: dict[str, str] = {
         "integrations.lightning._uris"
     ),
     "compat.nebula": (
-        f"{BLOCKING} checkpoint checkpoint._maintain.tags checkpoint._save.ranks "
-        "checkpoint._save.staging checkpoint._save.state_pickle checkpoint._save.tag_save "
-        "checkpoint._save.uploader_messages"
+        f"{BLOCKING} checkpoint checkpoint._tag_checkpoints checkpoint._save.uploader_messages"
     ),
-    "compat.s3_datapipes": f"{BLOCKING} data._object_stream data._store_reader",
+    "compat.s3_datapipes": f"{BLOCKING} data._error_policy data._object_stream data._store_reader",
     "testing": f"{STORE} sync _services.base _services.open testing.gcs_server.*",
     "testing.gcs_server": "errors _values.*",
     # the front door and the command line
     "aioflux": f"{STORE} sync data checkpoint testing",
     "cli": (
-        f"{STORE} aioflux _concurrency.* _auth.google {CHECKPOINT_FILES} testing testing._serve "
+        f"{STORE} aioflux _concurrency.* _auth.google {CHECKPOINT_FILES} testing testing._process "
         "testing.gcs_server.*"
     ),
 }

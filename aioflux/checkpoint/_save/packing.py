@@ -72,7 +72,7 @@ class Packer:
             else None
             for item in items
         ]
-        compressed = codec.encode_items_on_loop(each for each in frames if each is not None)
+        compressed = codec.encode_items(each for each in frames if each is not None)
         async with aclosing(compressed) as segments:
             for item, each in zip(items, frames, strict=True):
                 if each is None:

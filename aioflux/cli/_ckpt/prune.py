@@ -66,11 +66,11 @@ def prune_command(
     from aioflux.checkpoint._maintain.retention import prune
 
     retention = _parse_rules(keep_last, keep_every, keep_best, ttl)
-    root_uri, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
     report = Report()
 
     async def work() -> int:
-        async with open_checkpoints(root_uri, access) as root:
+        async with open_checkpoints(argument) as root:
             if not root.is_root:
                 raise ValueError(f"{root.store.uri} is one checkpoint; use `aioflux rm -r`")
             done = await prune(

@@ -85,7 +85,6 @@ class DaemonClient:
             time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Disconnect."""
         with self._lock.mine:
             self._drop()
 

@@ -97,9 +97,6 @@ class Cache:
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (self.directory, self.max_bytes)
 
-    def __repr__(self) -> str:
-        return f"<Cache {self.directory}, {self.max_bytes:,} bytes at most>"
-
     def _make_directories(self) -> None:
         # The objects may be confidential.
         os.makedirs(self._join("objects", "00"), mode=0o700, exist_ok=True)
