@@ -15,6 +15,9 @@ comma := ,
 empty :=
 PURE := $(addprefix aioflux/,\
 	_auth/sigv4.py \
+	_concurrency/async_iteration.py \
+	_concurrency/byte_budget.py \
+	_concurrency/run_to_completion.py \
 	_http/codec.py \
 	_http/errors.py \
 	_http/request.py \
@@ -33,10 +36,15 @@ PURE := $(addprefix aioflux/,\
 	_services/status.py \
 	_services/xml_multipart.py \
 	_transfer/arguments.py \
+	_transfer/composite_plan.py \
 	_transfer/counters.py \
+	_transfer/deadlines.py \
 	_transfer/glob.py \
 	_transfer/limits.py \
 	_transfer/list_plan.py \
+	_transfer/lost_uploads.py \
+	_transfer/prefetch_budget.py \
+	_transfer/range_plan.py \
 	_transfer/retry.py \
 	_transfer/temp_keys.py \
 	_values/checksums.py \

@@ -182,7 +182,7 @@ class Checkpointer:
         self._stager = Stager(
             max_staged_bytes, is_shared=staging == "process", on_drop=self._uploader.release
         )
-        self._lock = _bridge.OwnLock()
+        self._lock = _bridge.ForkSafeLock()
         self._in_flight: list[_InFlight] = []
         self._ended: list[SaveHandle] = []
         self._protected: set[int] = set()
@@ -315,7 +315,7 @@ class Checkpointer:
             CheckpointError: The state cannot be planned, as one with a sparse or quantized tensor,
                 or a rank does not answer.
         """
-        with self._lock.mine:
+        with self._lock.current:
             handle = self._save(step, state, metrics or {})
         if self.is_stopping:
             seconds = self._signals.seconds_left
@@ -501,7 +501,7 @@ class Checkpointer:
             raise ValueError("map_location has no effect with into: its tensors are where they are")
         failure: BaseException | None = None
         failed: int | None = None
-        with self._lock.mine:
+        with self._lock.current:
             for found in self._candidates(step):
                 uri = uri_below(self._store, step_prefix(found))
                 if failed is not None and found < failed:
@@ -630,7 +630,7 @@ class Checkpointer:
         Raises:
             AiofluxError: A save failed, and its handle was not read.
         """
-        with self._lock.mine:
+        with self._lock.current:
             if self._is_released:
                 return
             while self._in_flight:

@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, str] = {
     "_bridge": "store _concurrency.* _transfer.sessions",
     "_files": "_bridge store _values.*",
     "_store_cache": "",
-    "sync": f"{STORE} _bridge _transfer.get_ranges",
+    "sync": f"{STORE} _bridge _transfer.range_plan",
     # upon the store
     "data": BLOCKING,
     "checkpoint._format": "errors _values.checksums",
