@@ -595,8 +595,12 @@ def close_when_dropped(store: Store) -> Store:
 
 
 def _close_session(sessions: Sessions) -> None:
-    if _own_bridge().serves(sessions):
-        _close_dropped(sessions, sessions.close_current, os.getpid())
+    # Not awaited: the collector may run while this thread holds a lock that the loop needs, such as
+    # that of a future that it waits for.
+    bridge = _own_bridge()
+    close = sessions.close_current
+    if bridge.serves(sessions) and not (bridge.is_closed or bridge.start_if_own(close)):
+        begin(close())
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from aioflux.checkpoint._format.commit import COMMIT_KEY, part_key
 from aioflux.checkpoint._maintain.verify import plan_pieces, verify
 from aioflux.checkpoint._store.commits import MAX_IN_FLIGHT, is_home, read_commit, uri_below
 from aioflux.checkpoint._store.mapping import MemoryFile
-from aioflux.checkpoint._store.objects import open_checkpoint, read_range
+from aioflux.checkpoint._store.objects import read_range
 from aioflux.checkpoint._store.tag_names import is_tag, part_name, quote_name, tag_of
 from aioflux.errors import CheckpointCorruptError, CheckpointError, NotFoundError
 
@@ -25,8 +25,6 @@ __all__ = [
     "is_valid",
     "keep_newest",
     "list_tags",
-    "open_checkpoint",
-    "quote_name",
     "read_part",
     "read_tag",
     "remove_tag",

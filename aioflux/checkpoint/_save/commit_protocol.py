@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from aioflux.checkpoint._format.commit import StoredObject
+    from aioflux.checkpoint._maintain.history import Outcome
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
@@ -132,7 +133,12 @@ class RankSave:
         objects = [stored for each in uploaded for stored in each]
         metadata = self._encode_metadata(uploaded)
         num_bytes = await coordinator.commit(objects, metadata, replaces)
-        await coordinator.record("committed", num_bytes=num_bytes)
+        await self._record("committed", num_bytes=num_bytes)
+
+    async def _record(self, outcome: Outcome, *, num_bytes: int = 0, error: str = "") -> None:
+        """Record the outcome of the save, on the coordinator; Nebula has a history of its own."""
+        assert self._coordinator is not None
+        await self._coordinator.record(outcome, num_bytes=num_bytes, error=error)
 
     async def _participate(self, uploaded: tuple[StoredObject, ...] | None) -> None:
         if uploaded is None:
@@ -372,7 +378,7 @@ class RankSave:
                 if not isinstance(error, CheckpointError):
                     text = f"{self._uri} was not saved: rank 0: {text}"
                 await manifests.write(Manifest(rank=0, error=text, is_unknown=is_unknown))
-            await self._coordinator.record("cancelled" if is_cancel else "failed", error=text)
+            await self._record("cancelled" if is_cancel else "failed", error=text)
         if is_unknown:
             return  # the objects of the step must stay
         if self._coordinator is None:

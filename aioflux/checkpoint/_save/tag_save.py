@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from aioflux._concurrency.fan_out import gather_bounded
-from aioflux.checkpoint._format.commit import StoredItem, StoredObject, new_save_id, part_key
+from aioflux.checkpoint._format.commit import StoredItem, StoredObject, part_key
 from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
 from aioflux.checkpoint._save.commit_protocol import RankSave
 from aioflux.checkpoint._save.job import GlobalSavePlan, Job, UploadSettings
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from aioflux.store import Store
 
-__all__ = ["PartData", "TagSave", "UploadSettings", "new_save_id", "tag_job", "write_part"]
+__all__ = ["PartData", "TagSave", "tag_job", "write_part"]
 
 _MAX_PARTS: Final = 4
 """Parts that are written at once; each is in many pieces by itself."""

@@ -558,6 +558,28 @@ def test_a_deadline_that_passes_is_an_error(server: GCSServer) -> None:
             checkpointer.save(1, state_of(1))
 
 
+@pytest.mark.clouds("gs")
+def test_a_store_that_is_dropped_does_not_wait_for_the_loop(
+    stubborn: Checkpointer, server: GCSServer
+) -> None:
+    """The collector may drop one while this thread holds what the loop waits for."""
+    is_blocked, is_dropped = threading.Event(), threading.Event()
+
+    def block(_: object) -> None:
+        is_blocked.set()
+        assert is_dropped.wait(LONG)
+
+    store = aioflux.sync.open_store(URI)
+    store.put("key", b"data")
+    with server.faults.inject(WRITE, key=DATA, status=503):
+        handle = stubborn.save_async(1, {"a": torch.ones(3)})
+        handle.add_done_callback(block)  # on the thread of the loop
+    assert is_blocked.wait(LONG)
+    del store
+    is_dropped.set()
+    handle.result()
+
+
 class TestCancel:
     @pytest.mark.clouds("gs")
     def test_nothing_is_left(self, checkpointer: Checkpointer, server: GCSServer) -> None:
