@@ -14,7 +14,7 @@ from aioflux.cli._text import format_count, json_line, one_line, parse_age
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._maintain.retention import Retention
+    from aioflux.checkpoint._maintain.retention_rules import Retention
 
 __all__ = ["prune_command"]
 
@@ -101,7 +101,7 @@ def prune_command(
 def _parse_rules(
     keep_last: int | None, keep_every: int | None, keep_best: str | None, ttl: str | None
 ) -> Retention:
-    from aioflux.checkpoint._maintain.retention import Retention
+    from aioflux.checkpoint._maintain.retention_rules import Retention
 
     try:
         retention = Retention(

@@ -122,7 +122,7 @@ class WriteFile(WritableFile):
         mode: str,
         autocommit: bool,
     ) -> None:
-        super().__init__(held, uri)
+        super().__init__(held, uri, num_written=held.value.tell())
         self.fs = system
         self.path = path
         self.mode = mode  # type: ignore[misc]  # read-only in typing.IO
