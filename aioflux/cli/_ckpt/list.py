@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aioflux.cli._ckpt.root import Root, open_checkpoints
+from aioflux.cli._ckpt.root import Root, checkpoint_row, open_checkpoints
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._text import (
@@ -83,17 +83,6 @@ def _cells(summary: StepSummary) -> tuple[str, ...]:
 
 
 def _row(summary: StepSummary) -> dict[str, Any]:
-    is_known = not summary.problem
-    return {
-        "type": "checkpoint",
-        "uri": summary.uri,
-        "step": summary.step,
-        "created": format_timestamp(summary.created) if is_known else None,
-        "size": summary.num_bytes if is_known else None,
-        "num_objects": summary.num_objects if is_known else None,
-        "world_size": summary.world_size if is_known else None,
-        "layout": summary.layout,
-        "save_id": summary.save_id,
-        "metrics": dict(summary.metrics),
-        "problem": summary.problem,
-    }
+    row = checkpoint_row(summary.uri, summary, summary.num_objects)
+    unknown = ("created", "size", "num_objects", "world_size") if summary.problem else ()
+    return row | dict.fromkeys(unknown) | {"problem": summary.problem}

@@ -8,20 +8,30 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aioflux.cli._text import format_timestamp
 from aioflux.errors import CheckpointNotFoundError
 from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from aioflux.checkpoint._format.commit import Commit
+    from aioflux.checkpoint._store.commits import StepSummary
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
-__all__ = ["VERIFIED_BY_BLOCKS", "CheckpointRoot", "Root", "Steps", "open_checkpoints"]
+__all__ = [
+    "VERIFIED_BY_BLOCKS",
+    "CheckpointRoot",
+    "Root",
+    "Steps",
+    "checkpoint_row",
+    "open_checkpoints",
+]
 
 Root = Annotated[
     str,
@@ -83,3 +93,19 @@ async def open_checkpoints(argument: UriOrPath) -> AsyncIterator[CheckpointRoot]
     root = str(argument.location)
     async with argument.open_root(root, transfer=VERIFIED_BY_BLOCKS) as store:
         yield CheckpointRoot(store, not await read_commits(store, ""))
+
+
+def checkpoint_row(uri: str, saved: Commit | StepSummary, num_objects: int) -> dict[str, Any]:
+    """Return the JSON fields of a checkpoint."""
+    return {
+        "type": "checkpoint",
+        "uri": uri,
+        "step": saved.step,
+        "created": format_timestamp(saved.created),
+        "size": saved.num_bytes,
+        "num_objects": num_objects,
+        "world_size": saved.world_size,
+        "layout": saved.layout,
+        "save_id": saved.save_id,
+        "metrics": dict(saved.metrics),
+    }

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux.cli._ckpt.root import Root, open_checkpoints
+from aioflux.cli._ckpt.root import Root, checkpoint_row, open_checkpoints
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import print_lines
-from aioflux.cli._text import format_timestamp, json_line, paragraph, table
+from aioflux.cli._text import json_line, paragraph, table
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
@@ -73,18 +73,7 @@ async def _choose(root: CheckpointRoot, step: int | None) -> str:
 
 
 def _rows(root: CheckpointRoot, prefix: str, commit: Commit) -> list[dict[str, Any]]:
-    whole = {
-        "type": "checkpoint",
-        "uri": root.uri(prefix),
-        "step": commit.step,
-        "created": format_timestamp(commit.created),
-        "size": commit.num_bytes,
-        "num_objects": len(commit.objects),
-        "world_size": commit.world_size,
-        "layout": commit.layout,
-        "save_id": commit.save_id,
-        "metrics": dict(commit.metrics),
-    }
+    whole = checkpoint_row(root.uri(prefix), commit, len(commit.objects))
     return [whole] + [
         {
             "type": "object",
