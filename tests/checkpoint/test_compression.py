@@ -177,7 +177,5 @@ def test_a_missing_zstandard_is_told_with_what_to_install(monkeypatch: pytest.Mo
 
 def test_nothing_is_imported_before_it_is_used() -> None:
     code = "import aioflux.checkpoint, sys; print({'numpy', 'torch', 'zstandard'} & {*sys.modules})"
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
