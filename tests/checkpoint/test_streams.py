@@ -116,6 +116,15 @@ def test_an_empty_write_writes_nothing() -> None:
         assert sink.getvalue() == b""
 
 
+def test_small_writes_are_gathered_to_frames() -> None:
+    sink = Sink()
+    with StreamWriter(sink, small) as file:
+        for number in range(100):
+            file.write(bytes([number]) * 20)
+        assert sink.getvalue()
+    assert read(sink.data) == b"".join(bytes([number]) * 20 for number in range(100))
+
+
 def test_a_flush_that_fails_fails_the_stream() -> None:
     class Full(Sink):
         def flush(self) -> None:
