@@ -268,9 +268,9 @@ class _PoolReader:
             self._reads.target(key),
             (),
             self,
-            into=bytes,
-            max_body_bytes=self._reads.size_bytes,
-            fixed=self._fixed,
+            bytes,
+            self._reads.size_bytes,
+            self._fixed,
         )
         if self._connection is None:
             self._turn.fail(RuntimeError("no connection is idle"))
@@ -339,7 +339,8 @@ class _ServiceReader:
             self._turn.fail(exc)
             return
         if self._limits:
-            self._session.finish_attempt(self._request.key, body, size, self._began)
+            self._session.limits.bytes.release(size)
+            self._session.count_success(self._request.key, body, 0, self._began)
         if body is None or body.size != size:
             self._turn.fail(ValueError("another object came"))
         elif self._verifies and crc32c(body.data) != body.crc32c:

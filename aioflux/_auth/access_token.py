@@ -134,11 +134,8 @@ class RenewedToken(ABC):
         self._is_rejected = False
 
     @abstractmethod
-    def _refresh_blocking(self) -> tuple[str, float]:
-        """Return a new token and its expiry, in seconds of Unix time. Runs in a thread."""
-
     async def _refresh(self) -> tuple[str, float]:
-        return await asyncio.to_thread(self._refresh_blocking)
+        """Return a new token and its expiry, in seconds of Unix time."""
 
     def get_nowait(self) -> str | NotReady | None:
         """Return the token, or `NOT_READY` if it has to be found or renewed first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from datetime import UTC
@@ -46,6 +47,9 @@ class GoogleToken(RenewedToken):
         """
         super().__init__(clock=clock)
         self._credentials = credentials
+
+    async def _refresh(self) -> tuple[str, float]:
+        return await asyncio.to_thread(self._refresh_blocking)
 
     def _refresh_blocking(self) -> tuple[str, float]:
         import google.auth

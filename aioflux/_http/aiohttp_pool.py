@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import AbstractStreamWriter
 
-    from aioflux._http.connection import Connection, ResponseFuture
     from aioflux._http.request import Origin
     from aioflux.options import Timeouts
 
@@ -132,19 +131,8 @@ class AiohttpPool:
         finally:
             attempt.timeout = None
 
-    def start_get(
-        self,
-        origin: Origin,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        future: ResponseFuture,
-        *,
-        into: Destination | None,
-        max_body_bytes: int | None,
-        fixed: FixedHeaders = _NO_HEADERS,
-    ) -> Connection | None:
+    def start_get(self, *_: object) -> None:
         """Return None: aiohttp needs a task for each request."""
-        return None
 
     async def aclose(self) -> None:
         """Fail the requests under way and close every connection."""

@@ -146,8 +146,9 @@ def encode_fields(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     for field in headers:
         if field[0] not in _names:
             _checked_name(field[0], ValueError)
-        parts += field
-    lines = b"%b: %b\r\n" * len(headers) % (*parts,)
+        parts.append(b": ".join(field))
+    parts.append(b"")
+    lines = b"\r\n".join(parts)
     # Once for all lines: three searches in each value take three times as long.
     if len(lines) - len(lines.translate(None, b"\r\n\0")) != 2 * len(headers):
         raise ValueError("header values must not contain CR, LF or NUL")
@@ -199,7 +200,8 @@ def match_head(
     fields = Headers(zip(template.names, values, strict=True))
     length = fields.get(b"content-length")
     content_length = None if length is None else int(length)
-    head = ResponseHead(int(status), fields, 1, True, content_length, False)
+    # Not by `ResponseHead()`, whose call takes twice the time.
+    head = tuple.__new__(ResponseHead, (int(status), fields, 1, True, content_length, False))
     return head, found.end()
 
 

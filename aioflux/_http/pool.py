@@ -201,7 +201,6 @@ class Pool:
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         future: ResponseFuture,
-        *,
         into: Destination | None,
         max_body_bytes: int | None,
         fixed: FixedHeaders = _NO_HEADERS,

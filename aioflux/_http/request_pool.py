@@ -4,56 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.request import getproxies, proxy_bypass
 
 from aioflux._http.pool import Pool
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Coroutine, Sequence
 
-    from aioflux._http.body import Buffer, Destination
-    from aioflux._http.connection import Connection, Response, ResponseFuture
-    from aioflux._http.request import FixedHeaders, Origin
+    from aioflux._http.aiohttp_pool import AiohttpPool
+    from aioflux._http.request import Origin
     from aioflux.options import Timeouts
 
 __all__ = ["RequestPool", "open_pool", "proxy_for"]
 
 
-class RequestPool(Protocol):
-    """The interface of `Pool` that services use; `Pool` documents its arguments."""
-
-    def request(
-        self,
-        origin: Origin,
-        method: bytes,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-        *,
-        body: Sequence[Buffer] | Buffer | None = None,
-        into: Destination | None = None,
-        max_body_bytes: int | None = None,
-        head_seconds: float | None = None,
-        fixed: FixedHeaders = ...,
-    ) -> Coroutine[Any, Any, Response]:
-        """Send one request and receive its complete response."""
-
-    def start_get(
-        self,
-        origin: Origin,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        future: ResponseFuture,
-        *,
-        into: Destination | None,
-        max_body_bytes: int | None,
-        fixed: FixedHeaders = ...,
-    ) -> Connection | None:
-        """Start a GET without a task; return None if that is not possible at once."""
-
-    async def aclose(self) -> None:
-        """Fail the requests under way and close every connection."""
+RequestPool: TypeAlias = "Pool | AiohttpPool"
+"""Sends the requests of one service."""
 
 
 def proxy_for(origin: Origin) -> str | None:

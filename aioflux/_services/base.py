@@ -8,15 +8,18 @@ Nothing here retries, splits or limits requests; `_transfer/` does. Every failur
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Mapping, Sequence
 
     from aioflux._http import Connection, Response, ResponseFuture
     from aioflux._values.meta import ObjectMeta, OpenUpload
+    from aioflux._values.uri import Location
     from aioflux.errors import StorageError
+    from aioflux.options import Timeouts
 
 __all__ = [
     "MAX_EMPTY_PAGES",
@@ -29,6 +32,7 @@ __all__ = [
     "Precondition",
     "ReadRequest",
     "Service",
+    "ServiceConfig",
     "Source",
     "UploadedPart",
     "WriteRequest",
@@ -214,6 +218,26 @@ class UploadedPart:
     """Bytes in the part."""
     crc32c: int | None = None
     """CRC32C of the bytes that the service holds, if it returned one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceConfig:
+    """Settings with which a service is opened."""
+
+    location: Location
+    """Bucket and prefix; the prefix is empty or ends with a slash."""
+    timeouts: Timeouts
+    """How long one attempt waits."""
+    max_connections: int
+    """Connections of the data plane, at most."""
+    credentials: Any = field(default=None, repr=False)
+    """As in `open_store`."""
+    endpoint_url: str | None = None
+    """Url of another endpoint than the service's own."""
+    ssl_context: ssl.SSLContext | None = None
+    """TLS settings; None for the system's trust store."""
+    verify: bool = True
+    """Bytes are compared with checksums, those of the service's own kinds included."""
 
 
 class Service(ABC):

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aioflux._http import Response
+    from aioflux._services.base import ReadRequest
+
 __all__ = [
     "DEFAULT_TYPE",
     "byte_range",
@@ -42,29 +45,29 @@ def parse_content_range(headers: Mapping[bytes, bytes]) -> tuple[int, int, int] 
     return (int(match[1]), int(match[2]), int(match[3])) if match is not None else None
 
 
-def size_from_response(
-    status: int, headers: Mapping[bytes, bytes], num_bytes: int, *, start: int, end: int | None
-) -> int:
-    """Return the size of the whole object, from the response to a read of `[start, end)`.
-
-    Args:
-        status: Status of the response, 2xx.
-        headers: Its headers, names in lower case.
-        num_bytes: Length of its body.
-        start: First byte of the read.
-        end: One past the last byte of the read, or None for the end of the object.
+def size_from_response(request: ReadRequest, response: Response) -> int:
+    """Return the size of the whole object, in bytes, from a response to a read, with status 2xx.
 
     Raises:
         ValueError: The response has other bytes than those of the read.
     """
-    if status == 200:
+    num_bytes, start, end = response.num_bytes, request.start, request.end
+    if response.status == 200:
         if start or (end is not None and num_bytes > end):
             raise ValueError("the service ignored the range")
         return num_bytes
-    if status != 206:
-        raise ValueError(f"HTTP {status} is not a response to a read")
-    content_range = headers.get(b"content-range")
-    part = parse_content_range(headers)
+    if response.status != 206:
+        raise ValueError(f"HTTP {response.status} is not a response to a read")
+    content_range = response.headers.get(b"content-range")
+    if (
+        not start
+        and end is not None
+        and 0 < num_bytes <= end
+        and content_range == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes)
+    ):
+        # A whole object, as most are: this takes less time than the checks below, which accept it.
+        return num_bytes
+    part = parse_content_range(response.headers)
     if part is None:
         # A body of several parts (multipart/byteranges) has their ranges inside it.
         raise ValueError(f"the Content-Range {content_range!r} has no range of known size")

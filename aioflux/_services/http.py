@@ -1,7 +1,7 @@
 """Reads and parts, as the services on the data plane share them.
 
     get -------> _encode_read -> Sender.send ------------------> _decode_read -> Body
-    begin_get -> _encode_read -> Sender.start_read ~> end_get -> _decode_read -> Body
+    begin_get -> _encode_read -> Pool.start_get ----~> end_get -> _decode_read -> Body
 
 A service encodes requests and decodes responses. Errors, and requests that are sent again, are in
 `sender`.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from aioflux._http import ConnectionLostError, ProtocolError
 from aioflux._services.base import Body, Service, UploadedPart
 from aioflux._services.sender import READ, RequestKind, as_read
+from aioflux._services.status import malformed_response
 from aioflux.errors import StorageError, TransientError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ emulator of Azure 10 s."""
 
 
 EncodedRead: TypeAlias = "tuple[bytes, Sequence[tuple[bytes, bytes]], bool, bool]"
-"""A read as it is sent: path and query, the headers of this request alone, whether they have a
-Range, which may turn out to be past the end of the object, and whether it is a guess: it reads all
-of the object for a range that is expected to hold all of it. A bare tuple, since every read makes
-one."""
+"""A read as a service encodes it: path and query, the headers of this request alone, whether they
+have a Range, which may turn out to be past the end of the object, and whether it is a guess: it
+reads all of the object for a range that is expected to hold all of it. A bare tuple, since every
+read makes one."""
 
 
 def is_too_long(error: BaseException | None) -> bool:
@@ -97,11 +98,15 @@ class HTTPService(Service):
         return body
 
     def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
-        assert request.end is not None
         target, headers, _, is_guess = self._encode_read(request)
-        return self._sender.start_read(
-            target, headers, waiter, max_body_bytes=request.end, is_guess=is_guess
-        )
+        sender = self._sender
+        authorized = sender.authorize_nowait(target, headers)
+        pool = sender.pool
+        if authorized is None or pool is None:
+            return None
+        origin, whole, signed, fixed, credentials = authorized
+        connection = pool.start_get(origin, whole, signed, waiter, bytes, request.end, fixed)
+        return None if connection is None else (connection, credentials, is_guess)
 
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
         connection, credentials, _ = exchange
@@ -163,9 +168,8 @@ class HTTPService(Service):
     def _unexpected_response(self, key: str, response: Response, exc: ValueError) -> TransientError:
         """Return the error for a response that is not that of this read."""
         response.discard_connection()
-        uri = self.uri(key)
-        return TransientError(
-            f"could not read {uri}: {exc}", uri=uri, status=response.status, is_malformed=True
+        return malformed_response(
+            "read", self.uri(key), exc, status=response.status, maybe_done=False
         )
 
     async def _resolve_unsatisfied(self, request: ReadRequest) -> Body:
@@ -241,26 +245,16 @@ class HTTPService(Service):
 
     def _malformed_response(self, key: str, exc: ValueError) -> TransientError:
         """Return the error for a response with a malformed field; another attempt is made."""
-        uri = self.uri(key)
-        return TransientError(
-            f"could not parse the response about {uri}: {exc}",
-            uri=uri,
-            maybe_done=True,
-            is_malformed=True,
-        )
+        return malformed_response("parse the response about", self.uri(key), exc)
 
     def _not_from_service(self, action: str, key: str, response: Response) -> TransientError:
         """Return the error for a success that is not a response of the service."""
         response.discard_connection()
-        uri = self.uri(key)
-        return TransientError(
-            f"could not {action} {uri}: the response, HTTP {response.status}, is not from "
-            f"{self._service_name}; check the endpoint, and any proxy in between",
-            uri=uri,
-            status=response.status,
-            maybe_done=True,
-            is_malformed=True,
+        why = (
+            f"the response, HTTP {response.status}, is not from {self._service_name}; check the "
+            "endpoint, and any proxy in between"
         )
+        return malformed_response(action, self.uri(key), why, status=response.status)
 
     async def aclose(self) -> None:
         await self._sender.aclose()

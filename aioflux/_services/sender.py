@@ -4,7 +4,7 @@
                                                        -> should_resend -> send again, or raise
 
 A subclass authorizes requests, and knows the error codes of its service. Reads without a task
-begin with `start_read`, and their service continues with the response.
+are authorized by `authorize_nowait`, and their service does the rest.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from aioflux._auth.access_token import NOT_READY
 from aioflux._http import CertificateError, FixedHeaders, ProtocolError, TransportError
-from aioflux.errors import StorageError, TransientError
+from aioflux.errors import CredentialsError, StorageError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
-    from aioflux._http import Origin, RequestPool, Response, ResponseFuture
-    from aioflux._services.base import Exchange
+    from aioflux._http import Origin, RequestPool, Response
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
 
@@ -39,7 +38,10 @@ __all__ = [
     "TokenSender",
     "as_read",
     "hash_body",
+    "name_errors",
 ]
+
+T = TypeVar("T")
 
 USER_AGENT: Final = (b"User-Agent", b"aioflux")
 _MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
@@ -108,6 +110,21 @@ async def hash_body(algorithm: str, body: Any) -> bytes:
     return run() if size <= _HASHED_ON_LOOP_BYTES else await asyncio.to_thread(run)
 
 
+async def name_errors(found: Awaitable[T], action: str, uri: str) -> T:
+    """Await credentials or settings; errors name the action and the object.
+
+    Raises:
+        CredentialsError: There are no usable credentials.
+        TransientError: They are temporarily unavailable.
+    """
+    try:
+        return await found
+    except CredentialsError as exc:
+        raise CredentialsError(f"could not {action} {uri}: {exc.message}") from exc
+    except TransientError as exc:
+        raise TransientError(f"could not {action} {uri}: {exc.message}", uri=uri) from exc
+
+
 def as_read(error: StorageError) -> StorageError:
     """Mark the error of a read: it changed nothing."""
     if isinstance(error, TransientError):
@@ -116,7 +133,11 @@ def as_read(error: StorageError) -> StorageError:
 
 
 class Sender(ABC):
-    """Requests to one bucket."""
+    """Requests to one bucket.
+
+    Attributes:
+        pool: Sends requests; None before the server is known.
+    """
 
     _num_sends: ClassVar[int] = 2
     """Times that one request is sent, at most."""
@@ -124,7 +145,7 @@ class Sender(ABC):
     def __init__(self, uri: Callable[[str], str]) -> None:
         """Initialize with a function that returns the whole uri of a key, for errors."""
         self._uri = uri
-        self._pool: RequestPool | None = None
+        self.pool: RequestPool | None = None
 
     async def send(
         self,
@@ -165,7 +186,7 @@ class Sender(ABC):
             origin, whole, signed, fixed, credentials = await self._authorize(
                 method, target, headers, body, action, key, kind
             )
-            pool = self._pool
+            pool = self.pool
             assert pool is not None
             try:
                 response = await pool.request(
@@ -189,30 +210,6 @@ class Sender(ABC):
                 error = self.response_error(response, action, key, kind)
                 raise as_read(error) if method in _READS else error
 
-    def start_read(
-        self,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        future: ResponseFuture,
-        *,
-        max_body_bytes: int,
-        is_guess: bool,
-    ) -> Exchange | None:
-        """Start a GET without a task; None if it cannot be authorized or sent at once.
-
-        Raises:
-            ValueError: The request cannot be encoded.
-        """
-        authorized = self._authorize_nowait(target, headers)
-        pool = self._pool
-        if authorized is None or pool is None:
-            return None
-        origin, whole, signed, fixed, credentials = authorized
-        connection = pool.start_get(
-            origin, whole, signed, future, into=bytes, max_body_bytes=max_body_bytes, fixed=fixed
-        )
-        return None if connection is None else (connection, credentials, is_guess)
-
     @abstractmethod
     async def _authorize(
         self,
@@ -232,7 +229,7 @@ class Sender(ABC):
         """
 
     @abstractmethod
-    def _authorize_nowait(
+    def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> AuthorizedRequest | None:
         """Return a read as it is sent; None if credentials have to be found or renewed first."""
@@ -315,7 +312,7 @@ class TokenSender(Sender):
         """
         super().__init__(uri)
         self._token = token
-        self._pool: RequestPool = pool
+        self.pool: RequestPool = pool
         self._origin = origin
         self._fixed_token: str | None = None
         self._fixed, self._fixed_for_reads = self._fix(None)
@@ -323,10 +320,6 @@ class TokenSender(Sender):
     @abstractmethod
     def _fix(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
         """Return the headers of all requests, and of all reads, with a token."""
-
-    @abstractmethod
-    async def _await_token(self, action: str, key: str) -> str | None:
-        """Wait for a token; errors name the action and the key."""
 
     async def _authorize(
         self,
@@ -340,13 +333,13 @@ class TokenSender(Sender):
     ) -> AuthorizedRequest:
         token = self._token.get_nowait()
         if token is NOT_READY:
-            token = await self._await_token(action, key)
+            token = await name_errors(self._token.get(), action, self._uri(key))
         if token != self._fixed_token:
             self._use(token)
         fixed = self._fixed_for_reads if kind.is_read else self._fixed
         return self._origin, target, headers, fixed, token
 
-    def _authorize_nowait(
+    def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> AuthorizedRequest | None:
         token = self._token.get_nowait()
@@ -357,9 +350,8 @@ class TokenSender(Sender):
         return self._origin, target, headers, self._fixed_for_reads, token
 
     async def make_ready(self, action: str, key: str) -> str | None:
-        """Wait for a token, and return it: for requests that are sent in the body of another."""
-        token = self._token.get_nowait()
-        self._use(await self._await_token(action, key) if token is NOT_READY else token)
+        """Wait for a token, use it for the next requests, and return it."""
+        await TokenSender._authorize(self, b"", b"", (), None, action, key, PLAIN)
         return self._fixed_token
 
     def should_resend(self, response: ErrorResponse, credentials: str | None) -> bool:
@@ -374,5 +366,5 @@ class TokenSender(Sender):
         self._fixed_token = token
 
     async def aclose(self) -> None:
-        await self._pool.aclose()
+        await self.pool.aclose()
         await self._token.close()

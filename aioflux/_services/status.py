@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import math
 import time
+from typing import Any, TypeVar
 
 from aioflux._services.base import MAX_EMPTY_PAGES
 from aioflux.errors import (
@@ -19,12 +20,15 @@ from aioflux.errors import (
 __all__ = [
     "TRANSIENT",
     "EmptyPageCounter",
-    "describe_response",
     "error_from_status",
     "malformed_page",
+    "malformed_response",
     "parse_retry_after",
+    "response_error",
     "unexpected_page",
 ]
+
+E = TypeVar("E", bound=StorageError)
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which a request of any operation is sent again. After each of them the work may
@@ -68,17 +72,62 @@ def parse_retry_after(value: str | None, *, now: float | None = None) -> float |
     return max(0.0, moment - (time.time() if now is None else now))
 
 
-def describe_response(status: int, code: str, detail: str) -> tuple[str, str]:
-    """Return status and code as text, and the message of the service, shortened, to follow it."""
+def response_error(
+    kind: type[E],
+    status: int,
+    *,
+    action: str,
+    uri: str,
+    code: str = "",
+    detail: str = "",
+    before: str = "",
+    advice: str = "",
+    **fields: Any,
+) -> E:
+    """Return an error whose text has what failed, the response, and what to do about it.
+
+    Args:
+        kind: Class of the error.
+        status: HTTP status.
+        action: Verb: "could not {action} {uri}".
+        uri: Uri of the object.
+        code: Code of the service, such as `NoSuchKey`.
+        detail: Message of the service, shortened here.
+        before: Text before the response.
+        advice: Text after it.
+        fields: Further fields of the error.
+    """
     message = " ".join(detail.split())[:300]
-    return f"HTTP {status}" + (f" {code}" if code else ""), f" ({message})" if message else ""
+    text = f"could not {action} {uri}: {before}HTTP {status}" + (f" {code}" if code else "")
+    text += (f" ({message})" if message else "") + (f"; {advice}" if advice else "")
+    return kind(text, uri=uri, status=status, **fields)
+
+
+def malformed_response(
+    action: str, uri: str, why: object, *, status: int | None = None, maybe_done: bool = True
+) -> TransientError:
+    """Return the error for a success that cannot be parsed, or is not from the service.
+
+    Args:
+        action: Verb: "could not {action} {uri}".
+        uri: Uri of the object.
+        why: What is wrong with the response.
+        status: Its HTTP status.
+        maybe_done: The request may have changed something.
+    """
+    return TransientError(
+        f"could not {action} {uri}: {why}",
+        uri=uri,
+        status=status,
+        maybe_done=maybe_done,
+        is_malformed=True,
+    )
 
 
 def malformed_page(uri: str, exc: ValueError) -> TransientError:
     """Return the error for a response to a listing that cannot be parsed."""
-    return TransientError(
-        f"could not list {uri}: the response is not a listing ({exc})", uri=uri, is_malformed=True
-    )
+    why = f"the response is not a listing ({exc})"
+    return malformed_response("list", uri, why, maybe_done=False)
 
 
 def unexpected_page(uri: str, why: object) -> StorageError:
@@ -128,13 +177,13 @@ def error_from_status(
         retry_after: Retry-After header.
         generation: Generation that a read is pinned to; empty for none.
     """
-    said, message = describe_response(status, code, detail)
-    what = f"could not {action} {uri}"
+    what = {"action": action, "uri": uri, "code": code, "detail": detail}
     if status in TRANSIENT:
-        return TransientError(
-            f"{what}: the service returned {said}{message}",
-            uri=uri,
-            status=status,
+        return response_error(
+            TransientError,
+            status,
+            **what,
+            before="the service returned ",
             retry_after_seconds=parse_retry_after(retry_after),
             maybe_done=True,
         )
@@ -153,5 +202,5 @@ def error_from_status(
             "redirects are not followed, because the credentials would be sent along; pass "
             "endpoint_url= with the right address"
         )
-    advice = f"; {advice.format(action=action)}" if advice else ""
-    return error(f"{what}: {before}{said}{message}{advice}", uri=uri, status=status)
+    advice = advice.format(action=action)
+    return response_error(error, status, **what, before=before, advice=advice)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.http import HTTPService
-from aioflux._services.status import EmptyPageCounter
+from aioflux._services.status import EmptyPageCounter, malformed_response
 from aioflux._values.uri import check_name
-from aioflux.errors import TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,10 +74,7 @@ class XMLService(HTTPService):
                     is_encoded = True
                     continue
                 response.discard_connection()
-                uri = self.uri(prefix)
-                raise TransientError(
-                    f"could not {action} {uri}: {exc}", uri=uri, is_malformed=True
-                ) from exc
+                raise malformed_response(action, self.uri(prefix), exc, maybe_done=False) from exc
             found += [
                 replace(upload, key=upload.key[cut:])
                 for upload in uploads

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 __all__ = [
+    "REMOTE_SCHEMES",
     "SCHEMES",
     "Location",
     "check_endpoint",
@@ -20,7 +21,9 @@ __all__ = [
     "split_object_uri",
 ]
 
-SCHEMES = ("gs", "s3", "az", "file", "memory")
+REMOTE_SCHEMES = ("gs", "s3", "az")
+"""Schemes of services with buckets and credentials."""
+SCHEMES = (*REMOTE_SCHEMES, "file", "memory")
 """Schemes that aioflux knows; `gcs` is taken for `gs`."""
 
 _ALIASES = {"gcs": "gs"}

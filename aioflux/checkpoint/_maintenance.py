@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final, Literal
 
 from aioflux import _bridge
-from aioflux._values.uri import parse_uri, split_at_bucket
+from aioflux._values.uri import REMOTE_SCHEMES, parse_uri, split_at_bucket
 from aioflux.checkpoint._maintain import copy as _copy
 from aioflux.checkpoint._maintain import orphans as _orphans
 from aioflux.checkpoint._maintain import verify as _verify
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["clean", "copy", "verify"]
 
-_REMOTE: Final = frozenset({"gs", "s3", "az"})
 _ONLY_REMOTE: Final[tuple[Literal["credentials", "endpoint_url", "ssl_context"], ...]] = (
     "credentials",
     "endpoint_url",
@@ -112,7 +111,7 @@ async def _open_locations(
 ) -> AsyncIterator[list[CheckpointLocation]]:
     """Open the locations of uris; those in one bucket share a store, which copies by itself."""
     locations = [parse_uri(uri) for uri in uris]
-    has_bucket = any(location.scheme in _REMOTE for location in locations)
+    has_bucket = any(location.scheme in REMOTE_SCHEMES for location in locations)
     stores: dict[str, Store] = {}
     opened = []
     async with AsyncExitStack() as stack:
@@ -121,7 +120,7 @@ async def _open_locations(
             root = str(location) if is_disk else split_at_bucket(location)[0]
             if root not in stores:
                 mine = options.copy()
-                if has_bucket and location.scheme not in _REMOTE:
+                if has_bucket and location.scheme not in REMOTE_SCHEMES:
                     for name in _ONLY_REMOTE:
                         mine.pop(name, None)
                 stores[root] = await stack.enter_async_context(open_checkpoint(root, **mine))

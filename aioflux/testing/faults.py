@@ -19,8 +19,15 @@ from typing import (
     cast,
 )
 
-from aioflux._services.base import Body, ListRequest, ReadRequest, Service, WriteRequest
-from aioflux._services.open import ServiceConfig, open_service
+from aioflux._services.base import (
+    Body,
+    ListRequest,
+    ReadRequest,
+    Service,
+    ServiceConfig,
+    WriteRequest,
+)
+from aioflux._services.open import open_service
 from aioflux._values.uri import parse_uri
 from aioflux.errors import StorageError, TransientError
 from aioflux.store import Store

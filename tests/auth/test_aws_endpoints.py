@@ -165,7 +165,7 @@ async def test_the_region_of_a_bucket_is_found_at_the_same_kind_of_endpoint(
         async def aclose(self) -> None:
             pass
 
-    service._sender._pool = Pool()  # type: ignore[assignment]
+    service._sender.pool = Pool()  # type: ignore[assignment]
     with pytest.raises(aioflux.StorageError):
         await service.head("k")
     assert hosts == ["data-1.s3-fips.dualstack.us-east-1.amazonaws.com"]

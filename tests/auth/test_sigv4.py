@@ -86,8 +86,12 @@ def test_a_signature_is_that_of_botocore(
     given_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
     signer = signer_of(keys)
     # The template of the canonical request is cached by the names of headers.
-    signer.sign(b"GET", b"/", [(name, b"x") for name, _ in given_headers], EMPTY_HASH, now=NOW)
-    sent = dict(signer.sign(method.encode(), target.encode(), given_headers, payload, now=NOW))
+    signer.sign(b"GET", b"/", b"", [(name, b"x") for name, _ in given_headers], EMPTY_HASH, now=NOW)
+    path, _, text = target.encode().partition(b"?")
+    signed = signer.sign(
+        method.encode(), path, canonical_query(text), given_headers, payload, now=NOW
+    )
+    sent = dict(signed)
     assert sent[b"Authorization"].decode() == expected
 
 
@@ -95,26 +99,26 @@ def test_many_sets_of_headers_are_signed_alike() -> None:
     """Templates of canonical requests are cached, and dropped when they are too many."""
     signer = signer_of(Keys("AKIDEXAMPLE", "secret"))
     headers = [(b"x-amz-meta-a", b"1")]
-    first = dict(signer.sign(b"PUT", b"/a", headers, EMPTY_HASH, now=NOW))
+    first = dict(signer.sign(b"PUT", b"/a", b"", headers, EMPTY_HASH, now=NOW))
     for number in range(100):
-        signer.sign(b"PUT", b"/a", [(b"x-amz-meta-%d" % number, b"1")], EMPTY_HASH, now=NOW)
-    assert dict(signer.sign(b"PUT", b"/a", headers, EMPTY_HASH, now=NOW)) == first
+        signer.sign(b"PUT", b"/a", b"", [(b"x-amz-meta-%d" % number, b"1")], EMPTY_HASH, now=NOW)
+    assert dict(signer.sign(b"PUT", b"/a", b"", headers, EMPTY_HASH, now=NOW)) == first
 
 
 def test_a_day_that_ends_changes_the_key() -> None:
     signer = signer_of(Keys("AKIDEXAMPLE", "secret"))
-    before = dict(signer.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW))
-    after = dict(signer.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW + 86_400))
+    before = dict(signer.sign(b"GET", b"/a", b"", [], EMPTY_HASH, now=NOW))
+    after = dict(signer.sign(b"GET", b"/a", b"", [], EMPTY_HASH, now=NOW + 86_400))
     fresh = signer_of(Keys("AKIDEXAMPLE", "secret"))
     assert before[b"Authorization"] != after[b"Authorization"]
-    assert after == dict(fresh.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW + 86_400))
+    assert after == dict(fresh.sign(b"GET", b"/a", b"", [], EMPTY_HASH, now=NOW + 86_400))
 
 
 def test_a_wrong_clock_is_corrected() -> None:
     ahead = signer_of(Keys("AKIDEXAMPLE", "secret"), skew_seconds=3600.0)
     right = signer_of(Keys("AKIDEXAMPLE", "secret"))
-    assert ahead.sign(b"GET", b"/a", [], EMPTY_HASH, now=NOW) == right.sign(
-        b"GET", b"/a", [], EMPTY_HASH, now=NOW + 3600
+    assert ahead.sign(b"GET", b"/a", b"", [], EMPTY_HASH, now=NOW) == right.sign(
+        b"GET", b"/a", b"", [], EMPTY_HASH, now=NOW + 3600
     )
 
 

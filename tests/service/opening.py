@@ -6,17 +6,23 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aioflux import Timeouts
-from aioflux._services import open as _open
+from aioflux._services.base import ServiceConfig
+from aioflux._services.open import open_service as open_of
 from aioflux._values.uri import parse_uri
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
-def open_service(uri: str, **settings: Any) -> Any:
-    """Open the service of a uri; settings are those of `ServiceConfig`."""
+def service_config(uri: str, **settings: Any) -> ServiceConfig:
+    """Return the settings of a service; `settings` are those of `ServiceConfig`."""
     settings = {"timeouts": Timeouts(), "max_connections": 4, **settings}
-    return _open.open_service(_open.ServiceConfig(location=parse_uri(uri), **settings))
+    return ServiceConfig(location=parse_uri(uri), **settings)
+
+
+def open_service(uri: str, **settings: Any) -> Any:
+    """Open the service of a uri."""
+    return open_of(service_config(uri, **settings))
 
 
 @asynccontextmanager

@@ -10,8 +10,9 @@ from botocore.credentials import Credentials
 
 from aioflux import S3Access
 from aioflux._services.base import Precondition
+from aioflux._services.s3.service import S3Service
 from tests.http.scripted import serving
-from tests.service.opening import opened_service
+from tests.service.opening import service_config
 from tests.service.operations import operations
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ async def asking(
     *answers: bytes | Callable[[Asked], bytes],
     access: S3Access | None = None,
     probed: Probed | None = None,
+    kind: type[S3Service] = S3Service,
     **settings: Any,
 ) -> AsyncIterator[tuple[Any, list[Asked]]]:
     """A service whose n-th request gets the n-th answer, and all others the last one.
@@ -120,13 +122,15 @@ async def asking(
                 peer.writer.close()
                 return
 
-    async with (
-        serving(script) as (_, origin),
-        opened_service(
+    async with serving(script) as (_, origin):
+        config = service_config(
             "s3://bucket/p/",
             credentials=access or S3Access(credentials=Credentials("AKID", "hush-secret")),
             endpoint_url=f"http://127.0.0.1:{origin.port}",
             **settings,
-        ) as service,
-    ):
-        yield service, asked
+        )
+        service = kind(config)
+        try:
+            yield service, asked
+        finally:
+            await service.aclose()

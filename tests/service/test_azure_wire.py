@@ -18,9 +18,10 @@ from aioflux import (
     StorageError,
     TransientError,
 )
+from aioflux._http import Headers, Response
 from aioflux._services.azure import batch, wire
 from aioflux._services.azure import read as reading
-from aioflux._services.base import Precondition
+from aioflux._services.base import Precondition, ReadRequest
 
 WHEN = b"Sun, 22 Nov 2026 07:00:00 GMT"
 
@@ -308,29 +309,25 @@ def test_an_answer_is_what_was_asked_for_or_refused(
     expected: int | str,
 ) -> None:
     headers = TOLD if part is None else {**TOLD, b"content-range": part}
-    settings = {"start": start, "end": end, "generation": generation}
+    request = ReadRequest("a", generation, start, end)
+    response = Response(status, Headers(headers), b"", num_bytes)
     if isinstance(expected, int):
-        assert reading.object_size(status, headers, num_bytes, **settings) == expected
-        is_whole = bool(end) and reading.is_whole(
-            status, headers, num_bytes, end=end, generation=generation
-        )
-        assert is_whole == (status == 206 and start == 0 and num_bytes == expected)
+        assert reading.object_size(request, response) == expected
     else:
         with pytest.raises(ValueError, match=expected):
-            reading.object_size(status, headers, num_bytes, **settings)
+            reading.object_size(request, response)
 
 
 def test_a_range_that_holds_the_whole_object_has_its_size() -> None:
-    headers = {**TOLD, b"content-range": b"bytes 0-4/5"}
-    assert reading.is_whole(206, headers, 5, end=10, generation="")
-    assert reading.object_size(206, headers, 5, start=0, end=10, generation="") == 5
+    response = Response(206, Headers({**TOLD, b"content-range": b"bytes 0-4/5"}), b"", 5)
+    assert reading.object_size(ReadRequest("a", end=10), response) == 5
 
 
 @pytest.mark.parametrize("missing", TOLD)
 def test_an_answer_of_somebody_else_is_refused(missing: bytes) -> None:
     headers = {name: value for name, value in TOLD.items() if name != missing}
     with pytest.raises(ValueError, match="it is not from Azure"):
-        reading.object_size(200, headers, 5, start=0, end=None, generation="")
+        reading.object_size(ReadRequest("a"), Response(200, Headers(headers), b"", 5))
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ async def test_a_new_token_is_sent_as_soon_as_there_is_one(server: GCSServer) ->
     async with opened(server.url, credentials=mine) as service:
         await warm(service)
         await begin(service, "a").result
-        service._token.invalidate("one")
+        service._sender._token.invalidate("one")
         assert begin(service, "a").exchange is None  # there is none at once
         await warm(service)
         await begin(service, "a").result
@@ -202,7 +202,7 @@ async def test_a_token_of_a_coroutine_function_is_asked_for_by_a_coroutine(
     tokens = iter(["one", "two"])
     async with opened(server.url, credentials=provide) as service:
         await warm(service)
-        service._token.invalidate("one")
+        service._sender._token.invalidate("one")
         assert begin(service, "a").exchange is None
         await warm(service)
     assert hook.tokens == ["Bearer one", "Bearer two"]
@@ -232,7 +232,7 @@ async def test_a_function_for_tokens_is_not_called_by_a_read_without_a_task(
 
     async with opened(server.url, credentials=provide) as service:
         await warm(service)
-        service._token.invalidate("one")
+        service._sender._token.invalidate("one")
         assert begin(service, "a").exchange is None
         assert num_asked == 1
 
@@ -267,7 +267,7 @@ async def test_many_small_objects_come_alike_through_both_clients(
         ) as store:
             got = [pair async for pair in store.get_many(iter(stored))]
             service: Any = store._sessions.current().service
-            assert isinstance(service._pool, Pool) is not by_proxy
+            assert isinstance(service._sender.pool, Pool) is not by_proxy
             has_one = begin(service, "a").exchange is not None
         num_proxied = sum(proxy.num_requests.values())
     assert got == list(stored.items())

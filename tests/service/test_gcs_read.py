@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aioflux
-from aioflux import NotFoundError, StorageError, TransientError
+from aioflux import NotFoundError, StorageError, TransientError, _http
 from aioflux._services.base import ReadRequest, WriteRequest
 from aioflux._services.gcs.read import object_size
 from aioflux._services.headers import size_from_unsatisfied
@@ -27,14 +27,19 @@ if TYPE_CHECKING:
 PART = b"206 Partial Content"
 
 
+def size_of(status: int, headers: dict[bytes, bytes], num_bytes: int, **read: Any) -> int:
+    response = _http.Response(status, _http.Headers(headers), b"", num_bytes)
+    return object_size(ReadRequest("a", **read), response)
+
+
 def told_size(status: int, headers: dict[bytes, bytes], num_bytes: int, **asked: Any) -> int:
     """What an answer of generation 7 tells, unless it says another."""
-    return object_size(status, {b"x-goog-generation": b"7"} | headers, num_bytes, **asked)
+    return size_of(status, {b"x-goog-generation": b"7"} | headers, num_bytes, **asked)
 
 
 def test_an_answer_without_a_generation_is_not_of_cloud_storage() -> None:
     with pytest.raises(ValueError, match="the response has no generation"):
-        object_size(200, {}, 3, start=0, end=None, generation="")
+        size_of(200, {}, 3, start=0, end=None, generation="")
 
 
 @given(st.binary(max_size=30), st.integers(0, 40), st.one_of(st.none(), st.integers(1, 50)))

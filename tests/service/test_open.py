@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 import aioflux
-from aioflux._services.open import ServiceConfig, open_service, resolve_endpoint
-from aioflux._values.uri import parse_uri
+from aioflux._services.gcs.wire import resolve_endpoint
+from tests.service.opening import open_service, service_config
 
 
 @pytest.mark.parametrize(
     ("given", "environment", "expected"),
     [
-        (None, None, (None, False)),
-        (None, "", (None, False)),
+        (None, None, ("https://storage.googleapis.com", False)),
+        (None, "", ("https://storage.googleapis.com", False)),
         (None, "localhost:4443", ("http://localhost:4443", True)),
         (None, "http://host:1", ("http://host:1", True)),
         (None, "https://host:1", ("https://host:1", True)),
@@ -22,15 +22,10 @@ from aioflux._values.uri import parse_uri
     ],
 )
 def test_an_emulator_is_asked_without_credentials(
-    monkeypatch: pytest.MonkeyPatch,
-    given: str | None,
-    environment: str | None,
-    expected: tuple[str | None, bool],
+    given: str | None, environment: str | None, expected: tuple[str, bool]
 ) -> None:
-    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
-    if environment is not None:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", environment)
-    assert resolve_endpoint(given) == expected
+    environ = {} if environment is None else {"STORAGE_EMULATOR_HOST": environment}
+    assert resolve_endpoint(given, environ) == expected
 
 
 @pytest.mark.parametrize("uri", ["file:///tmp/x", "memory://x"])
@@ -47,19 +42,9 @@ def test_services_are_opened_without_a_request(scheme: str) -> None:
     assert aioflux.open_store(f"{scheme}://{bucket}/p").uri == f"{scheme}://{bucket}/p/"
 
 
-def config_of(uri: str, endpoint_url: str, credentials: object = None) -> ServiceConfig:
-    return ServiceConfig(
-        location=parse_uri(uri),
-        timeouts=aioflux.Timeouts(),
-        max_connections=1,
-        endpoint_url=endpoint_url,
-        credentials=credentials,
-    )
-
-
 def test_an_endpoint_of_s3_has_no_path() -> None:
     with pytest.raises(ValueError, match="has a path"):
-        open_service(config_of("s3://bucket/p/", "http://e/path"))
+        open_service("s3://bucket/p/", endpoint_url="http://e/path")
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/p/", "s3://bucket/p/", "az://account/c/p/"])
@@ -77,19 +62,19 @@ def test_an_endpoint_of_s3_has_no_path() -> None:
 )
 def test_what_is_no_endpoint_is_said(uri: str, endpoint_url: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as error:
-        open_service(config_of(uri, endpoint_url))
+        open_service(uri, endpoint_url=endpoint_url)
     assert "planted" not in str(error.value)
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/p/", "s3://bucket/p/", "az://account/c/p/"])
 async def test_no_bytes_are_trusted_that_come_over_http_in_capitals(uri: str) -> None:
-    service = open_service(config_of(uri, "HTTP://127.0.0.1:1"))
+    service = open_service(uri, endpoint_url="HTTP://127.0.0.1:1")
     assert not service.capabilities.guarded_transport
     await service.aclose()
 
 
 def test_settings_do_not_tell_credentials() -> None:
-    assert "planted" not in repr(config_of("az://account/c/", "http://e", "sv=1&sig=planted"))
+    assert "planted" not in repr(service_config("az://account/c/", credentials="sv=1&sig=planted"))
 
 
 async def test_names_that_mean_the_bucket_never_reach_the_service() -> None:

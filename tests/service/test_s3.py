@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.credentials import Credentials
 
-import aioflux._services.s3.sender
 from aioflux import (
     ChecksumError,
     CredentialsError,
@@ -23,6 +22,7 @@ from aioflux import (
     TransientError,
     open_store,
 )
+from aioflux._auth.sigv4 import Keys, Signer
 from aioflux._http import Origin
 from aioflux._services.base import (
     MAX_EMPTY_PAGES,
@@ -34,7 +34,10 @@ from aioflux._services.base import (
     WriteRequest,
 )
 from aioflux._services.s3.endpoint import Endpoint
+from aioflux._services.s3.sender import S3Sender
+from aioflux._services.s3.service import S3Service
 from tests.service.opening import open_service
+from tests.service.operations import small_read
 from tests.service.s3_rig import (
     ANY,
     ETAG,
@@ -134,28 +137,57 @@ async def test_a_region_that_is_no_help_is_an_error() -> None:
     assert len(asked) == 1
 
 
-def take_for_aws(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a service ask its scripted server in the place of AWS, with no region configured."""
+class SenderToAWS(S3Sender):
+    """Sends to a scripted server in the place of AWS, with no region configured."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._server, self._endpoint_url = Origin.from_url(self._endpoint_url), ""
+
+    def endpoint_in(self, region: str) -> Endpoint:
+        return Endpoint(self._server, f"/{self._bucket}".encode(), region)
+
+
+class ServiceOfAWS(S3Service):
+    sender_class = SenderToAWS
+
+
+@pytest.fixture
+def no_region(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
-    origin = Origin.from_url(service._sender._endpoint_url)
-    service._sender._endpoint_url = ""
 
-    def site(bucket: str, *, region: str = "us-east-1", **_: object) -> Endpoint:
-        return Endpoint(origin, f"/{bucket}".encode(), region, is_aws=True)
 
-    monkeypatch.setattr(aioflux._services.s3.sender, "discovery_endpoint", site)
-    monkeypatch.setattr(aioflux._services.s3.sender, "endpoint_of", site)
+class OtherSigner(Signer):
+    """A signature of another kind."""
+
+    def sign(self, *args: Any, **settings: Any) -> list[tuple[bytes, bytes]]:
+        *_, headers, _ = args
+        return [*headers, (b"Authorization", b"OTHER " + self.keys.access_key.encode())]
+
+
+class OtherSender(S3Sender):
+    def new_signer(self, keys: Keys, endpoint: Endpoint) -> Signer:
+        return OtherSigner(keys, region=endpoint.region, host=endpoint.origin.authority)
+
+
+class OtherService(S3Service):
+    sender_class = OtherSender
+
+
+async def test_a_service_may_sign_otherwise() -> None:
+    async with asking(hello(), kind=OtherService) as (service, asked):
+        await service.get(ReadRequest("a"))
+        await small_read(service)
+    assert {each.headers["authorization"] for each in asked} == {"OTHER AKID"}
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-async def test_a_region_is_not_guessed_while_the_answer_may_come(
-    status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_region")
+async def test_a_region_is_not_guessed_while_the_answer_may_come(status: int) -> None:
     """Nor may the write have been done that waits for the region: it was not sent."""
     told = answer(200, x_amz_bucket_region="eu-west-3")
-    async with asking(answer(status), told, hello()) as (service, asked):
-        take_for_aws(service, monkeypatch)
+    async with asking(answer(status), told, hello(), kind=ServiceOfAWS) as (service, asked):
         with pytest.raises(TransientError) as error:
             await service.put(WriteRequest("a"), b"hello", crc32c=None)
         assert not error.value.maybe_done
@@ -173,12 +205,10 @@ async def test_a_region_is_not_guessed_while_the_answer_may_come(
         (answer(403), "us-east-1"),
     ],
 )
-async def test_the_region_of_a_bucket_on_aws_is_asked_for(
-    told: bytes, region: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_region")
+async def test_the_region_of_a_bucket_on_aws_is_asked_for(told: bytes, region: str) -> None:
     """Without keys, once, and of AWS itself."""
-    async with asking(told, hello()) as (service, asked):
-        take_for_aws(service, monkeypatch)
+    async with asking(told, hello(), kind=ServiceOfAWS) as (service, asked):
         await service.get(ReadRequest("a"))
         await service.get(ReadRequest("a"))
     assert [each.method for each in asked] == ["HEAD", "GET", "GET"]

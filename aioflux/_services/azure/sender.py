@@ -10,11 +10,9 @@ from aioflux._http import FixedHeaders
 from aioflux._services.azure import wire
 from aioflux._services.sender import USER_AGENT, ErrorResponse, RequestKind, TokenSender
 from aioflux.errors import (
-    CredentialsError,
     NotFoundError,
     PreconditionFailedError,
     StorageError,
-    TransientError,
 )
 
 if TYPE_CHECKING:
@@ -61,15 +59,6 @@ class AzureSender(TokenSender):
         fixed = FixedHeaders(headers)
         return fixed, fixed
 
-    async def _await_token(self, action: str, key: str) -> str | None:
-        uri = self._uri(key)
-        try:
-            return await self._token.get()
-        except CredentialsError as exc:
-            raise CredentialsError(f"could not {action} {uri}: {exc}") from exc
-        except TransientError as exc:
-            raise TransientError(f"could not {action} {uri}: {exc}", uri=uri) from exc
-
     async def _authorize(
         self,
         method: bytes,
@@ -83,10 +72,10 @@ class AzureSender(TokenSender):
         request = await super()._authorize(method, target, headers, body, action, key, kind)
         return self._sign(method, request, body)
 
-    def _authorize_nowait(
+    def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> AuthorizedRequest | None:
-        request = super()._authorize_nowait(target, headers)
+        request = super().authorize_nowait(target, headers)
         return None if request is None else self._sign(b"GET", request, None)
 
     def _sign(self, method: bytes, request: AuthorizedRequest, body: Any) -> AuthorizedRequest:

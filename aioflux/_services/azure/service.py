@@ -32,14 +32,14 @@ from aioflux._services.azure.lister import AzureLister
 from aioflux._services.azure.sender import AzureSender
 from aioflux._services.base import Body, Capabilities, Precondition
 from aioflux._services.headers import DEFAULT_TYPE
-from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, EncodedRead, HTTPService
+from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, HTTPService
 from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind, hash_body
-from aioflux._services.status import EmptyPageCounter
+from aioflux._services.status import EmptyPageCounter, malformed_response
 from aioflux._values.meta import OpenUpload
+from aioflux._values.uri import check_endpoint
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Mapping, Sequence
 
     from aioflux._http import Response
@@ -48,12 +48,13 @@ if TYPE_CHECKING:
         ListRequest,
         Page,
         ReadRequest,
+        ServiceConfig,
         Source,
         UploadedPart,
         WriteRequest,
     )
+    from aioflux._services.http import EncodedRead
     from aioflux._values.meta import ObjectMeta
-    from aioflux.options import Timeouts
 
 __all__ = ["AzureService"]
 
@@ -87,24 +88,19 @@ class AzureService(HTTPService):
     _sender: AzureSender
     _lister: AzureLister
 
-    def __init__(
-        self,
-        account: str,
-        container: str,
-        prefix: str,
-        *,
-        endpoint_url: str | None = None,
-        credentials: Any = None,
-        timeouts: Timeouts,
-        max_connections: int,
-        verify: bool = True,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> None:
+    def __init__(self, config: ServiceConfig) -> None:
+        account, _, container = config.location.bucket.partition("/")
+        prefix = config.location.key
         super().__init__(root_uri=f"az://{account}/{container}/", prefix=prefix)
-        is_http = (endpoint_url or "").startswith("http://")
-        access = open_access(account, credentials, is_http=is_http, environ=os.environ)
-        url = endpoint_url or access.endpoint_url
-        url = url or f"https://{account}.blob.core.windows.net"
+        url = config.endpoint_url or ""
+        url = check_endpoint(url, may_have_path=True) if url else ""
+        access = open_access(
+            account,
+            config.credentials,
+            is_http=url.startswith("http://"),
+            environ=os.environ,
+        )
+        url = url or access.endpoint_url or f"https://{account}.blob.core.windows.net"
         origin = Origin.from_url(url)
         self._container_path = (
             f"{wire.root_path(url, account)}/{quote(container, safe='')}".encode()
@@ -116,11 +112,14 @@ class AzureService(HTTPService):
             delete_page_size=0 if access.sas else batch.MAX_DELETES,
         )
         pool = open_pool(
-            origin, max_connections=max_connections, timeouts=timeouts, ssl_context=ssl_context
+            origin,
+            max_connections=config.max_connections,
+            timeouts=config.timeouts,
+            ssl_context=config.ssl_context,
         )
         self._sender = AzureSender(access, pool, origin, self.uri)
         self._lister = AzureLister(self._sender, self._container_path, prefix, uri=self.uri)
-        self._verify = verify
+        self._verify = config.verify
         self._own_uploads: set[str] = set()
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
@@ -159,16 +158,15 @@ class AzureService(HTTPService):
         return body
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
-        key, generation, start, end = request.key, request.generation, request.start, request.end
+        key = request.key
         self._require_blob(response, key)
         status, headers = response.status, response.headers
         if status == 416 or (status == 206 and not response.num_bytes):
-            past = reading.size_past_the_end(headers, start=start)
-            is_told = past is not None and wire.etag_of(headers)
-            return self._body(key, response, b"", past) if is_told and past is not None else None
-        size = reading.object_size(
-            status, headers, response.num_bytes, start=start, end=end, generation=generation
-        )
+            past = reading.size_past_the_end(headers, start=request.start)
+            if past is None or not wire.etag_of(headers):
+                return None
+            return self._body(key, response, b"", past)
+        size = reading.object_size(request, response)
         return self._body(key, response, response.body, size)
 
     def _body(self, key: str, response: Response, data: Any, size: int) -> Body:
@@ -294,13 +292,8 @@ class AzureService(HTTPService):
             responses = batch.parse_batch(content_type, response.body)
             return {source: responses[number] for number, source in enumerate(sources)}, token
         except (KeyError, ValueError) as exc:
-            uri = self.uri()
-            raise TransientError(
-                f"could not {action} {uri}: the response cannot be read ({exc})",
-                uri=uri,
-                maybe_done=True,
-                is_malformed=True,
-            ) from exc
+            why = f"the response cannot be read ({exc})"
+            raise malformed_response(action, self.uri(), why) from exc
 
     async def list_page(self, request: ListRequest) -> Page:
         return await self._lister.page(request, request.page_size or self.capabilities.page_size)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from aioflux._services.headers import DEFAULT_TYPE, parse_http_date
-from aioflux._services.status import describe_response, error_from_status
+from aioflux._services.status import error_from_status, response_error
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import (
     ChecksumError,
@@ -63,7 +63,7 @@ _MARK = b"aioflux-"
 _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 _BLOCK = re.compile(rb"aioflux-([0-9a-f]{32})-([0-9]{7})")
 
-_IS_THERE = frozenset({"BlobAlreadyExists", "UnauthorizedBlobOverwrite"})
+_EXISTS = frozenset({"BlobAlreadyExists", "UnauthorizedBlobOverwrite"})
 _UNMET = frozenset(
     {"ConditionNotMet", "SourceConditionNotMet", "TargetConditionNotMet", "InvalidBlockList"}
 )
@@ -388,40 +388,27 @@ def service_error(
         retry_after: Retry-After header.
         is_conditional: The request had a condition.
     """
-    said, tail = describe_response(status, code, detail)
-    what = f"could not {action} {uri}"
-    if code in _WRONG_BYTES:
-        return ChecksumError(
-            f"{what}: the service received other bytes than were sent, {said}{tail}",
-            uri=uri,
-            status=status,
-        )
+    what = {"action": action, "uri": uri, "code": code}
     if code == "InvalidBlockList":
-        return PreconditionFailedError(
-            f"{what}: another writer wrote it while its parts were sent, which deletes them on "
-            f"Azure, {said}; write it again",
-            uri=uri,
-            status=status,
-        )
-    is_missing = is_conditional and status == 404 and code in {"", "BlobNotFound"}
-    if code in _IS_THERE | _UNMET or is_missing or (status == 412 and not code):
-        return PreconditionFailedError(
-            f"{what}: its generation is not the expected one, {said}{tail}", uri=uri, status=status
-        )
+        before = "another writer wrote it while its parts were sent, which deletes them on Azure, "
+        advice = "write it again"
+        return response_error(PreconditionFailedError, status, **what, before=before, advice=advice)
     if code == "ContainerNotFound":
-        return NotFoundError(
-            f"{what}: there is no such container, {said}; make it first, with 'az storage "
-            "container create'",
-            uri=uri,
-            status=status,
-        )
+        before = "there is no such container, "
+        advice = "make it first, with 'az storage container create'"
+        return response_error(NotFoundError, status, **what, before=before, advice=advice)
+    what["detail"] = detail
+    if code in _WRONG_BYTES:
+        before = "the service received other bytes than were sent, "
+        return response_error(ChecksumError, status, **what, before=before)
+    is_missing = is_conditional and status == 404 and code in {"", "BlobNotFound"}
+    if code in _EXISTS | _UNMET or is_missing or (status == 412 and not code):
+        before = "its generation is not the expected one, "
+        return response_error(PreconditionFailedError, status, **what, before=before)
     advice = _WHAT_TO_DO.get(code, "")
     if status in {401, 403} or code == "PublicAccessNotPermitted":
         advice = advice or f"check that the credentials in use may {action} objects there; {_ROLES}"
-        return PermissionDeniedError(f"{what}: {said}{tail}; {advice}", uri=uri, status=status)
+        return response_error(PermissionDeniedError, status, **what, advice=advice)
     if advice or status == 412:
-        advice = f"; {advice}" if advice else ""
-        return StorageError(f"{what}: {said}{tail}{advice}", uri=uri, status=status)
-    return error_from_status(
-        status, action=action, uri=uri, code=code, detail=detail, retry_after=retry_after
-    )
+        return response_error(StorageError, status, **what, advice=advice)
+    return error_from_status(status, **what, retry_after=retry_after)

@@ -16,7 +16,8 @@ from gcloud.aio.storage import Storage
 from aioflux._auth.google import AnonymousToken
 from aioflux._http import SocketTracker, certificate_error_text
 from aioflux._services.gcs import wire
-from aioflux._services.status import error_from_status
+from aioflux._services.sender import name_errors
+from aioflux._services.status import error_from_status, malformed_response
 from aioflux.errors import (
     NotFoundError,
     PermissionDeniedError,
@@ -26,14 +27,12 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import SimpleNamespace
 
-    from aioflux._services.base import Precondition, Source, WriteRequest
-    from aioflux.options import Timeouts
+    from aioflux._services.base import Precondition, ServiceConfig, Source, WriteRequest
 
-__all__ = ["GCSControl", "get_token"]
+__all__ = ["GCSControl"]
 
 T = TypeVar("T")
 
@@ -49,25 +48,16 @@ class GCSControl:
     """
 
     def __init__(
-        self,
-        bucket: str,
-        *,
-        api_root: str,
-        token: Any,
-        timeouts: Timeouts,
-        max_connections: int,
-        ssl_context: ssl.SSLContext | None,
-        proxy: str | None,
+        self, config: ServiceConfig, api_root: str, token: Any, *, proxy: str | None
     ) -> None:
-        self._bucket = bucket
-        self._bucket_url = f"{api_root}/storage/v1/b/{quote(bucket, safe='')}"
+        self._config = config
+        self._bucket = config.location.bucket
+        self._api_root = api_root.rstrip("/")
+        self._bucket_url = f"{self._api_root}/storage/v1/b/{quote(self._bucket, safe='')}"
         self._root = f"{self._bucket_url}/o"
         self._token = token
-        self._timeouts = timeouts
-        self._max_connections = max_connections
-        self._ssl_context = ssl_context
         self._proxy = proxy
-        self._api_root = api_root
+        timeouts = config.timeouts
         # The service responds to a read at once; a write may be processed for some time first.
         self._read_timeout = aiohttp.ClientTimeout(
             sock_connect=timeouts.connect_seconds, sock_read=timeouts.progress_seconds
@@ -84,9 +74,9 @@ class GCSControl:
         if self._is_closed:
             raise RuntimeError("Session is closed")  # the message of aiohttp
         connector = aiohttp.TCPConnector(
-            limit=self._max_connections,
-            keepalive_timeout=self._timeouts.idle_seconds,
-            ssl=True if self._ssl_context is None else self._ssl_context,
+            limit=self._config.max_connections,
+            keepalive_timeout=self._config.timeouts.idle_seconds,
+            ssl=self._config.ssl_context or True,
             socket_factory=self._sockets.create,
         )
         # aiohttp follows redirects by default, and gcloud-aio-storage does not change that.
@@ -203,11 +193,8 @@ class GCSControl:
         try:
             return wire.decode_permissions(response)
         except ValueError as exc:
-            raise TransientError(
-                f"could not {action} {uri}: the response has no permissions ({exc})",
-                uri=uri,
-                is_malformed=True,
-            ) from exc
+            why = f"the response has no permissions ({exc})"
+            raise malformed_response(action, uri, why, maybe_done=False) from exc
 
     async def aclose(self) -> None:
         """Close the session; the token belongs to the service."""
@@ -217,14 +204,14 @@ class GCSControl:
 
     async def _call(self, request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
         """Run a request; once more with another token, if the service rejects the first."""
-        token = await get_token(self._token, action=action, uri=uri)
+        token = await name_errors(self._token.get(), action, uri)
         try:
             return await _run_request(request, action=action, uri=uri)
         except PermissionDeniedError as exc:
             if exc.status != 401 or token is None:
                 raise
         self._token.invalidate(token)
-        await get_token(self._token, action=action, uri=uri)
+        await name_errors(self._token.get(), action, uri)
         return await _run_request(request, action=action, uri=uri)
 
     async def _send(
@@ -243,20 +230,6 @@ class GCSControl:
                 url, data=body, headers=headers, params=dict(params), timeout=self._timeout
             )
         return await response.read()
-
-
-async def get_token(source: Any, *, action: str, uri: str) -> str | None:
-    """Return the token for a request, or None for a request without one.
-
-    Raises:
-        CredentialsError: There are no usable credentials.
-        TransientError: Tokens are temporarily unavailable.
-    """
-    try:
-        token: str | None = await source.get()
-    except TransientError as exc:
-        raise TransientError(f"could not {action} {uri}: {exc}", uri=uri) from exc
-    return token
 
 
 class _RedirectError(Exception):
@@ -298,12 +271,7 @@ async def _run_request(request: Callable[[], Awaitable[T]], *, action: str, uri:
             maybe_done=not isinstance(exc, _NEVER_SENT),
         ) from exc
     except json.JSONDecodeError as exc:
-        raise TransientError(
-            f"could not {action} {uri}: the response is not JSON",
-            uri=uri,
-            maybe_done=True,
-            is_malformed=True,
-        ) from exc
+        raise malformed_response(action, uri, "the response is not JSON") from exc
     except RuntimeError as exc:  # aiohttp's error for a closed session
         raise StorageError(f"could not {action} {uri}: the store was closed", uri=uri) from exc
     # Neither from aiohttp's error nor in its context, which has the request with its token.
@@ -314,12 +282,7 @@ def _response_error(exc: aiohttp.ClientResponseError, *, action: str, uri: str) 
     """Return the error to raise for an error response of aiohttp or gcloud-aio."""
     if isinstance(exc.__cause__, HttpProcessingError):
         # The status is aiohttp's own: the server sent no valid one.
-        return TransientError(
-            f"could not {action} {uri}: the response is not valid HTTP/1.1",
-            uri=uri,
-            maybe_done=True,
-            is_malformed=True,
-        )
+        return malformed_response(action, uri, "the response is not valid HTTP/1.1")
     return error_from_status(
         exc.status,
         action=action,
@@ -344,12 +307,7 @@ def _decode(
     try:
         resource = wire.decode_resource(response)
     except ValueError as exc:
-        raise TransientError(
-            f"could not {action} {uri}: the response is not an object resource",
-            uri=uri,
-            maybe_done=True,
-            is_malformed=True,
-        ) from exc
+        raise malformed_response(action, uri, "the response is not an object resource") from exc
     if resource.name != name or generation not in {"", resource.generation}:
         raise StorageError(
             f"could not {action} {uri}: the response is about {resource.name!r} of generation "

@@ -14,55 +14,36 @@ from aioflux._services.headers import size_from_response
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["is_whole", "object_size"]
+    from aioflux._http import Response
+    from aioflux._services.base import ReadRequest
+
+__all__ = ["object_size"]
 
 
-def is_whole(
-    status: int, headers: Mapping[bytes, bytes], num_bytes: int, *, end: int, generation: str
-) -> bool:
-    """Return whether a response to a read of `[0, end)` is certainly a whole object.
-
-    Most responses are, and this takes less time than `object_size`, which accepts all of them, too.
-    Arguments as there.
-    """
-    get = headers.get
-    found = get(b"x-goog-generation")
-    return (
-        status == 206
-        and 0 < num_bytes <= end
-        and get(b"content-range") == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes)
-        and found is not None
-        and found != b""
-        and (not generation or found == generation.encode())
-        and b"content-encoding" not in headers
-        and get(b"x-goog-stored-content-encoding", b"identity") == b"identity"
-    )
-
-
-def object_size(
-    status: int,
-    headers: Mapping[bytes, bytes],
-    num_bytes: int,
-    *,
-    start: int,
-    end: int | None,
-    generation: str,
-) -> int:
+def object_size(request: ReadRequest, response: Response) -> int:
     """Return the size of the whole object, in bytes, from a response to a read.
-
-    Arguments as `size_from_response`, and the generation of the read.
 
     Raises:
         ValueError: It is not the response to this read.
     """
+    status, headers, num_bytes = response.status, response.headers, response.num_bytes
+    generation, start, end = request.generation, request.start, request.end
+    get = headers.get
+    found = get(b"x-goog-generation")
     if (
-        not start
+        status == 206
+        and not start
         and end is not None
-        and is_whole(status, headers, num_bytes, end=end, generation=generation)
+        and 0 < num_bytes <= end
+        and get(b"content-range") == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes)
+        and found
+        and (not generation or found == generation.encode())
+        and b"content-encoding" not in headers
+        and get(b"x-goog-stored-content-encoding", b"identity") == b"identity"
     ):
+        # A whole object, as most are: this takes less time than the checks below, which accept it.
         return num_bytes
     _require_stored_bytes(headers)
-    found = headers.get(b"x-goog-generation")
     if not found:
         # Such as the login page of a hotel's network.
         raise ValueError("the response has no generation: it is not from Cloud Storage")
@@ -70,7 +51,7 @@ def object_size(
         raise ValueError(f"the response is of generation {found.decode('latin-1')}")
     if status == 206 and not start and end is None:
         raise ValueError("a range came in place of the whole object")
-    size = size_from_response(status, headers, num_bytes, start=start, end=end)
+    size = size_from_response(request, response)
     stored = headers.get(b"x-goog-stored-content-length") if status == 200 else None
     if stored is not None and stored != b"%d" % num_bytes:
         raise ValueError(f"{num_bytes} bytes came of an object of {stored.decode('latin-1')}")

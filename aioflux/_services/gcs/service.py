@@ -8,48 +8,83 @@ decompress them.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 from aioflux._auth.google import open_token
-from aioflux._http import Origin, default_context, open_pool, proxy_for
+from aioflux._http import FixedHeaders, Origin, default_context, open_pool, proxy_for
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Page, Precondition
 from aioflux._services.gcs import list_page as listing
 from aioflux._services.gcs import read as reading
 from aioflux._services.gcs import wire
 from aioflux._services.gcs.control import GCSControl
-from aioflux._services.gcs.sender import GCSSender
 from aioflux._services.headers import DEFAULT_TYPE, byte_range, size_from_unsatisfied
-from aioflux._services.http import COMPLETE_SECONDS, EncodedRead
-from aioflux._services.status import malformed_page, unexpected_page
+from aioflux._services.http import COMPLETE_SECONDS
+from aioflux._services.sender import USER_AGENT, ErrorResponse, RequestKind, TokenSender
+from aioflux._services.status import error_from_status, malformed_page, unexpected_page
 from aioflux._services.xml_uploads import XMLService
 from aioflux.errors import TransientError
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Mapping, Sequence
 
     from aioflux._http import Response
     from aioflux._services.base import (
         ListRequest,
         ReadRequest,
+        ServiceConfig,
         Source,
         UploadedPart,
         WriteRequest,
     )
+    from aioflux._services.http import EncodedRead
     from aioflux._values.listing import Kind
     from aioflux._values.meta import ObjectMeta
-    from aioflux.options import Timeouts
+    from aioflux.errors import StorageError
 
 __all__ = ["GCSService"]
 
-DEFAULT_ENDPOINT: Final = "https://storage.googleapis.com"
+_STORED_BYTES: Final = (b"Accept-Encoding", b"gzip")
 
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~/-]{0,1023}")
 """Names that need no percent-encoding; `check_name` accepts all of them."""
+
+
+class GCSSender(TokenSender):
+    """Requests to one bucket of the XML API, and listings."""
+
+    def _fix(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
+        headers = [USER_AGENT]
+        if token is not None:
+            headers.append((b"Authorization", b"Bearer " + token.encode()))
+        return FixedHeaders(headers), FixedHeaders([*headers, _STORED_BYTES])
+
+    def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
+        return wire.generation_of(headers)
+
+    def _service_error(
+        self,
+        response: ErrorResponse,
+        kind: RequestKind,
+        *,
+        action: str,
+        uri: str,
+        retry_after: str | None,
+    ) -> StorageError:
+        code, detail = multipart.parse_error(response.body)
+        return error_from_status(
+            response.status,
+            action=action,
+            uri=uri,
+            code=code,
+            detail=detail or wire.decode_error(response.body),
+            retry_after=retry_after,
+            generation=kind.generation,
+        )
 
 
 class GCSService(XMLService):
@@ -59,43 +94,26 @@ class GCSService(XMLService):
     _service_name = "Cloud Storage"
     _sender: GCSSender
 
-    def __init__(
-        self,
-        bucket: str,
-        prefix: str,
-        *,
-        endpoint_url: str = DEFAULT_ENDPOINT,
-        emulator: bool = False,
-        credentials: Any = None,
-        timeouts: Timeouts,
-        max_connections: int,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> None:
-        super().__init__(root_uri=f"gs://{bucket}/", prefix=prefix)
+    def __init__(self, config: ServiceConfig) -> None:
+        bucket = config.location.bucket
+        super().__init__(root_uri=f"gs://{bucket}/", prefix=config.location.key)
+        endpoint_url, is_emulator = wire.resolve_endpoint(config.endpoint_url, os.environ)
         origin = Origin.from_url(endpoint_url)
         self.capabilities = replace(
             GCSService.capabilities, guarded_transport=origin.scheme == "https"
         )
-        self._token = open_token(credentials, emulator=emulator)
-        if ssl_context is None and origin.scheme == "https":
+        token = open_token(config.credentials, emulator=is_emulator)
+        if config.ssl_context is None and origin.scheme == "https":
             # The same for both planes, so that a store trusts one set of authorities.
-            ssl_context = default_context()
-        self._pool = open_pool(
+            config = replace(config, ssl_context=default_context())
+        pool = open_pool(
             origin,
-            max_connections=max_connections,
-            timeouts=timeouts,
-            ssl_context=ssl_context,
+            max_connections=config.max_connections,
+            timeouts=config.timeouts,
+            ssl_context=config.ssl_context,
         )
-        self._sender = GCSSender(self._token, self._pool, origin, self.uri)
-        self._control = GCSControl(
-            bucket,
-            api_root=endpoint_url.rstrip("/"),
-            token=self._token,
-            timeouts=timeouts,
-            max_connections=max_connections,
-            ssl_context=ssl_context,
-            proxy=proxy_for(origin),
-        )
+        self._sender = GCSSender(token, pool, origin, self.uri)
+        self._control = GCSControl(config, endpoint_url, token, proxy=proxy_for(origin))
         self._bucket_path = f"/{quote(bucket, safe='')}".encode()
         self._list_path = f"/storage/v1/b/{quote(bucket, safe='')}/o"
         self._listed_kind: Kind | None = None
@@ -115,20 +133,11 @@ class GCSService(XMLService):
         return target, headers, has_range, False
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
-        key, start = request.key, request.start
-        status, headers = response.status, response.headers
-        if status == 416:
-            past = size_from_unsatisfied(headers, start=start)
-            return None if past is None else self._body(key, response, b"", past)
-        size = reading.object_size(
-            status,
-            headers,
-            response.num_bytes,
-            start=start,
-            end=request.end,
-            generation=request.generation,
-        )
-        return self._body(key, response, response.body, size)
+        if response.status == 416:
+            past = size_from_unsatisfied(response.headers, start=request.start)
+            return None if past is None else self._body(request.key, response, b"", past)
+        size = reading.object_size(request, response)
+        return self._body(request.key, response, response.body, size)
 
     def _body(self, key: str, response: Response, data: Any, size: int) -> Body:
         headers = response.headers

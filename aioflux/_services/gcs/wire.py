@@ -21,6 +21,7 @@ from aioflux._services.headers import (
 )
 from aioflux._values.listing import MAX_SIZE_BYTES
 from aioflux._values.meta import ObjectMeta
+from aioflux._values.uri import check_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,8 +43,10 @@ __all__ = [
     "precondition_headers",
     "precondition_params",
     "quote_key",
+    "resolve_endpoint",
 ]
 
+_ENDPOINT = "https://storage.googleapis.com"
 _PERMISSIONS = "storage#testIamPermissionsResponse"
 _USER_PREFIX = b"x-goog-meta-"
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -84,6 +87,24 @@ class ErrorBody(msgspec.Struct):
 _resource_decoder = msgspec.json.Decoder(ObjectResource)
 _error_decoder = msgspec.json.Decoder(ErrorBody)
 _permissions_decoder = msgspec.json.Decoder(_Permissions)
+
+
+def resolve_endpoint(endpoint_url: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the endpoint, and whether it is an emulator: requests to it have no credentials.
+
+    Environment:
+        STORAGE_EMULATOR_HOST: Default endpoint, a url or host:port, as for Google's own clients.
+
+    Raises:
+        ValueError: It is not the url of a server.
+    """
+    if endpoint_url is not None:
+        is_emulator = endpoint_url.strip().lower().startswith("http://")
+        return check_endpoint(endpoint_url), is_emulator
+    host = environ.get("STORAGE_EMULATOR_HOST", "")
+    if not host:
+        return _ENDPOINT, False
+    return check_endpoint(host if "://" in host else f"http://{host}"), True
 
 
 def decode_resource(data: bytes | bytearray | memoryview) -> ObjectResource:

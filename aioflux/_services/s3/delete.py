@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from aioflux._services.http import DELETE_SECONDS
-from aioflux.errors import TransientError
+from aioflux._services.status import malformed_response
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,12 +50,7 @@ async def delete_many(
     try:
         return parse_deletions(response.body)
     except ValueError as exc:
-        raise TransientError(
-            f"could not {action} {uri}: the response cannot be read ({exc})",
-            uri=uri,
-            maybe_done=True,
-            is_malformed=True,
-        ) from exc
+        raise malformed_response(action, uri, f"the response cannot be read ({exc})") from exc
 
 
 def delete_body(objects: Iterable[tuple[str, Pin]]) -> bytes:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_REGION",
     "Endpoint",
-    "discovery_endpoint",
     "endpoint_of",
     "is_amazon",
     "region_from_response",
@@ -41,8 +40,6 @@ class Endpoint:
     """Path of the bucket; empty if its name is in the host."""
     region: str
     """Region that requests are signed for."""
-    is_aws: bool
-    """It is a host of AWS, which may return that the bucket is in another region."""
 
 
 def is_amazon(endpoint_url: str) -> bool:
@@ -86,8 +83,7 @@ def endpoint_of(
         raise ValueError(
             f"the name of s3://{bucket} cannot be a part of a host name; use addressing='path'"
         )
-    is_aws = not endpoint_url
-    if is_aws:
+    if not endpoint_url:
         is_china = region.startswith("cn-")
         if use_fips and is_china:
             raise ValueError(
@@ -102,17 +98,8 @@ def endpoint_of(
     origin = Origin.from_url(endpoint_url)
     if addressing == "virtual":
         origin = Origin(origin.scheme, f"{bucket}.{origin.host}", origin.port)
-        return Endpoint(origin, b"", region, is_aws)
-    return Endpoint(origin, f"/{quote(bucket, safe='')}".encode(), region, is_aws)
-
-
-def discovery_endpoint(
-    bucket: str, *, use_fips: bool = False, use_dualstack: bool = False
-) -> Endpoint:
-    """Return the endpoint of AWS for the region of a bucket; requests need no signature."""
-    return endpoint_of(
-        bucket, region=DEFAULT_REGION, use_fips=use_fips, use_dualstack=use_dualstack
-    )
+        return Endpoint(origin, b"", region)
+    return Endpoint(origin, f"/{quote(bucket, safe='')}".encode(), region)
 
 
 def region_from_response(headers: Mapping[bytes, bytes], fields: Mapping[str, str]) -> str:

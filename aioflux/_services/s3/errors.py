@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aioflux._services.status import TRANSIENT, describe_response, error_from_status
+from aioflux._services.status import (
+    TRANSIENT,
+    error_from_status,
+    malformed_response,
+    response_error,
+)
 from aioflux.errors import (
     NotFoundError,
     PermissionDeniedError,
@@ -36,6 +41,7 @@ _STATUSES = {"AccessDenied": 403, "NoSuchKey": 404, "PreconditionFailed": 412}
 _WRONG_TOKENS = frozenset({"InvalidToken"})
 _DIGEST_CODE = "XAmzContentSHA256Mismatch"
 _HINTS = {
+    **dict.fromkeys(EXPIRED_CODES, "sign in again, as with 'aws sso login'"),
     "InvalidAccessKeyId": "no such access key exists; sign in again, or choose another profile",
     "SignatureDoesNotMatch": (
         "the secret key does not belong to the access key, or a proxy in between changes requests"
@@ -77,48 +83,28 @@ def service_error(
         is_conditional: A write had a condition.
         is_completion: The request was the completion of an upload.
     """
-    said, tail = describe_response(status, code, detail)
+    what = {"action": action, "uri": uri, "code": code}
     if status == 412 and generation:
-        return NotFoundError(
-            f"could not {action} {uri}: it was replaced since it was listed in generation "
-            f"{generation}, {said}; list it again",
-            uri=uri,
-            status=status,
-        )
+        before = f"it was replaced since it was listed in generation {generation}, "
+        return response_error(NotFoundError, status, **what, before=before, advice="list it again")
+    what["detail"] = detail
     is_gone = status == 404 and code != "NoSuchBucket" and code != "NoSuchUpload"
     is_conflict = status == 409 and code == "ConditionalRequestConflict" and is_completion
     if is_conditional and (status == 412 or is_gone or is_conflict):
-        return PreconditionFailedError(
-            f"could not {action} {uri}: its generation is not the expected one, {said}{tail}",
-            uri=uri,
-            status=status,
-        )
+        before = "its generation is not the expected one, "
+        return response_error(PreconditionFailedError, status, **what, before=before)
     if code in _TRANSIENT_CODES and status not in TRANSIENT:
-        return TransientError(
-            f"could not {action} {uri}: the service returned {said}{tail}",
-            uri=uri,
-            status=status,
-            # 409 means that another request won.
-            maybe_done=_TRANSIENT_CODES[code] != 409,
-        )
-    if code == _DIGEST_CODE:
-        code = "BadDigest"
+        # 409 means that another request won.
+        maybe_done = _TRANSIENT_CODES[code] != 409
+        before = "the service returned "
+        return response_error(TransientError, status, **what, before=before, maybe_done=maybe_done)
     if status in {401, 403} or (status == 400 and code in EXPIRED_CODES | _WRONG_TOKENS):
-        return _denial(status, said, tail, action=action, uri=uri, code=code)
-    return error_from_status(
-        status, action=action, uri=uri, code=code, detail=detail, retry_after=retry_after
-    )
-
-
-def _denial(
-    status: int, said: str, tail: str, *, action: str, uri: str, code: str
-) -> PermissionDeniedError:
-    """Return the error for keys without the permission, or that have expired."""
-    if code in EXPIRED_CODES:
-        text = f"the credentials have expired, {said}; sign in again, as with 'aws sso login'"
-    else:
-        text = f"{said}{tail}; {_HINTS.get(code, _DENIED)}"
-    return PermissionDeniedError(f"could not {action} {uri}: {text}", uri=uri, status=status)
+        before = "the credentials have expired, " if code in EXPIRED_CODES else ""
+        advice = _HINTS.get(code, _DENIED)
+        return response_error(PermissionDeniedError, status, **what, before=before, advice=advice)
+    if code == _DIGEST_CODE:
+        what["code"] = "BadDigest"
+    return error_from_status(status, **what, retry_after=retry_after)
 
 
 def deletion_error(code: str, detail: str, *, uri: str) -> StorageError:
@@ -137,13 +123,8 @@ def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> Sto
     """
     code, detail = fields.get("Code", ""), fields.get("Message", "")
     if not code:
-        return TransientError(
-            f"could not {action} {uri}: the response has neither a result nor an error",
-            uri=uri,
-            status=200,
-            maybe_done=True,
-            is_malformed=True,
-        )
+        why = "the response has neither a result nor an error"
+        return malformed_response(action, uri, why, status=200)
     status = _TRANSIENT_CODES.get(code) or _STATUSES.get(code, 400)
     return service_error(
         status, action=action, uri=uri, code=code, detail=detail, is_conditional=status == 412

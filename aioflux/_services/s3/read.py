@@ -14,17 +14,18 @@ import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._services import headers as _headers
-from aioflux._services.s3.wire import etag_of, full_crc32c, generation_of, parse_pin
+from aioflux._services.s3.wire import etag_of, generation_of, parse_pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from aioflux._http import Response
+    from aioflux._services.base import ReadRequest
     from aioflux._services.s3.wire import Pin
 
 __all__ = [
     "WholeObjectGuesses",
     "byte_range",
-    "crc32c_from_headers",
     "generation_from_head",
     "has_md5",
     "is_same_content",
@@ -46,27 +47,22 @@ def byte_range(start: int, end: int | None, pin: Pin) -> bytes:
     return _headers.byte_range(start, end)
 
 
-def object_size(
-    status: int,
-    headers: Mapping[bytes, bytes],
-    num_bytes: int,
-    *,
-    start: int,
-    end: int | None,
-    generation: str,
-) -> int:
+def object_size(request: ReadRequest, response: Response, etag: str) -> int:
     """Return the size of the whole object, in bytes, from a response to a read.
 
-    Arguments as `size_from_response`, and the generation of the read.
+    Args:
+        request: The read.
+        response: Its response.
+        etag: Entity tag of the response.
 
     Raises:
         ValueError: It is not the response to this read.
     """
-    etag = etag_of(headers)
     if not etag:
         # Such as the login page of a hotel's network.
         raise ValueError("the response has no entity tag: it is not from S3")
-    size = _headers.size_from_response(status, headers, num_bytes, start=start, end=end)
+    size = _headers.size_from_response(request, response)
+    generation = request.generation
     if generation and generation != generation_of(etag, size):
         pin = parse_pin(generation)
         if pin.etag and etag != pin.etag:
@@ -97,15 +93,6 @@ def size_past_the_end(headers: Mapping[bytes, bytes], body: Any, *, start: int) 
         return _headers.size_from_unsatisfied(headers, start=start)
     match = _ACTUAL_SIZE.search(bytes(body))
     return int(match[1]) if match is not None and int(match[1]) <= start else None
-
-
-def crc32c_from_headers(headers: Mapping[bytes, bytes]) -> int | None:
-    """Return the crc32c of the whole object from a response to a read of all of it, or None.
-
-    Raises:
-        ValueError: It is malformed.
-    """
-    return full_crc32c(headers.get(b"x-amz-checksum-crc32c"), headers.get(b"x-amz-checksum-type"))
 
 
 def is_same_content(headers: Mapping[bytes, bytes], data: Any, *, takes_md5: bool) -> bool | None:

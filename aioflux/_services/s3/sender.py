@@ -17,7 +17,6 @@ from aioflux._http import FixedHeaders, TransportError, default_context, open_po
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.s3.endpoint import (
     DEFAULT_REGION,
-    discovery_endpoint,
     endpoint_of,
     region_from_response,
 )
@@ -31,18 +30,21 @@ from aioflux._services.sender import (
     Sender,
     as_read,
     hash_body,
+    name_errors,
 )
 from aioflux._values.uri import check_endpoint
-from aioflux.errors import CredentialsError, TransientError
+from aioflux.errors import TransientError
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
+    from aioflux._auth.sigv4 import Keys
     from aioflux._http import Response
+    from aioflux._services.base import ServiceConfig
     from aioflux._services.s3.endpoint import Endpoint
     from aioflux.errors import StorageError
-    from aioflux.options import S3Access, Timeouts
+    from aioflux.options import S3Access
 
 __all__ = ["S3Sender"]
 
@@ -63,32 +65,34 @@ class S3Sender(Sender):
 
     def __init__(
         self,
-        bucket: str,
+        config: ServiceConfig,
+        access: S3Access,
         *,
         uri: Callable[[str], str],
-        access: S3Access,
-        endpoint_url: str,
-        timeouts: Timeouts,
-        max_connections: int,
-        ssl_context: ssl.SSLContext | None,
         on_endpoint: Callable[[], None],
     ) -> None:
+        """Initialize; settings of the environment and the profile are read by the first request.
+
+        Args:
+            config: Settings of the service.
+            access: Settings of S3 alone.
+            uri: Returns the whole uri of a key, for errors.
+            on_endpoint: Called once the endpoint is found.
+        """
         super().__init__(uri)
-        self.endpoint: Endpoint | None = None
-        # A profile may name another endpoint.
-        self.is_guarded = endpoint_url.startswith("https://")
-        self._on_endpoint = on_endpoint
-        self._bucket = bucket
+        self._config = config
+        self._bucket = config.location.bucket
         self._access = access
-        self._endpoint_url = endpoint_url
+        # A profile may name another endpoint.
+        self._endpoint_url = check_endpoint(config.endpoint_url) if config.endpoint_url else ""
+        self.endpoint: Endpoint | None = None
+        self.is_guarded = self._endpoint_url.startswith("https://")
+        self._on_endpoint = on_endpoint
         self._source = AWSSource(access)
-        self._timeouts = timeouts
-        self._max_connections = max_connections
-        self._ssl_context = ssl_context
         self._signer: Signer | None = None
         self._skew_seconds = 0.0
         self._opening: asyncio.Lock | None = None
-        self._addressing = access.addressing
+        self._addressing: str = access.addressing
         self._settings = Settings()
         self._is_closed = False
 
@@ -115,7 +119,7 @@ class S3Sender(Sender):
             signer = await self._find_signer(endpoint, action, key)
         return _signed(method, target, headers, payload, endpoint, signer)
 
-    def _authorize_nowait(
+    def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> AuthorizedRequest | None:
         keys, endpoint, signer = self._source.get_nowait(), self.endpoint, self._signer
@@ -176,14 +180,16 @@ class S3Sender(Sender):
     async def endpoint_url(self) -> str:
         """Return the url of the endpoint, empty if it is that of AWS. Sends nothing."""
         if self.endpoint is None and not self._endpoint_url:
-            settings = await self._named(self._source.settings(), "find the endpoint of", "")
+            settings = await name_errors(
+                self._source.settings(), "find the endpoint of", self._uri("")
+            )
             return str(settings.endpoint_url)
         return self._endpoint_url
 
     async def aclose(self) -> None:
         self._is_closed = True
-        if self._pool is not None:
-            await self._pool.aclose()
+        if self.pool is not None:
+            await self.pool.aclose()
         await self._source.close()
 
     async def _open(self, action: str, key: str) -> Endpoint:
@@ -200,7 +206,7 @@ class S3Sender(Sender):
         return self.endpoint
 
     async def _find_endpoint(self, action: str, key: str) -> Endpoint:
-        found = self._settings = await self._named(self._source.settings(), action, key)
+        found = self._settings = await name_errors(self._source.settings(), action, self._uri(key))
         endpoint_url = self._endpoint_url
         if not endpoint_url and found.endpoint_url:
             endpoint_url = self._endpoint_url = check_endpoint(found.endpoint_url)
@@ -210,26 +216,23 @@ class S3Sender(Sender):
         else:
             self._addressing = self._access.addressing
         is_unknown = not region and not endpoint_url
-        if is_unknown:
-            endpoint = discovery_endpoint(
-                self._bucket, use_fips=found.use_fips, use_dualstack=found.use_dualstack
-            )
-        else:
-            endpoint = self._endpoint_in(region or DEFAULT_REGION)
-        if self._pool is None:
-            self._pool = open_pool(
+        endpoint = self.endpoint_in(region or DEFAULT_REGION)
+        if self.pool is None:
+            config = self._config
+            self.pool = open_pool(
                 endpoint.origin,
-                max_connections=self._max_connections,
-                timeouts=self._timeouts,
-                ssl_context=self._ssl_context or _context_of(found.ca_bundle),
+                max_connections=config.max_connections,
+                timeouts=config.timeouts,
+                ssl_context=config.ssl_context or _context_of(found.ca_bundle),
             )
         return (
-            self._endpoint_in(await self._discover(endpoint, action, key))
+            self.endpoint_in(await self._discover(endpoint, action, key))
             if is_unknown
             else endpoint
         )
 
-    def _endpoint_in(self, region: str) -> Endpoint:
+    def endpoint_in(self, region: str) -> Endpoint:
+        """Return the endpoint of the bucket in a region."""
         return endpoint_of(
             self._bucket,
             region=region,
@@ -241,9 +244,9 @@ class S3Sender(Sender):
 
     async def _discover(self, endpoint: Endpoint, action: str, key: str) -> str:
         """Return the region of the bucket, from AWS; the request needs no credentials."""
-        assert self._pool is not None
+        assert self.pool is not None
         try:
-            response = await self._pool.request(
+            response = await self.pool.request(
                 endpoint.origin, b"HEAD", endpoint.root + b"/", [], fixed=_UNSIGNED_HEADERS
             )
         except (RuntimeError, TransportError) as exc:
@@ -260,39 +263,32 @@ class S3Sender(Sender):
 
     def _move(self, region: str) -> None:
         """Send requests to another region from now on."""
-        self.endpoint = self._endpoint_in(region)
+        self.endpoint = self.endpoint_in(region)
         self._signer = None
 
     async def _find_signer(self, endpoint: Endpoint, action: str, key: str) -> Signer | None:
         """Return the signer of the current keys; None if requests are not signed."""
         keys = self._source.get_nowait()
         if keys is NOT_READY:
-            keys = await self._named(self._source.get(), action, key)
-        assert keys is not NOT_READY
+            keys = await name_errors(self._source.get(), action, self._uri(key))
         if keys is None:
             return None
         signer = self._signer
         if signer is None or signer.keys is not keys:
-            signer = Signer(
-                keys,
-                region=endpoint.region,
-                host=endpoint.origin.authority,
-                requester_pays=self._access.requester_pays,
-                skew_seconds=self._skew_seconds,
-            )
+            signer = self.new_signer(keys, endpoint)
             if endpoint is self.endpoint:  # else the bucket was found in another region meanwhile
                 self._signer = signer
         return signer
 
-    async def _named(self, found: Any, action: str, key: str) -> Any:
-        """Await credentials or settings; errors name the action and the key."""
-        uri = self._uri(key)
-        try:
-            return await found
-        except CredentialsError as exc:
-            raise CredentialsError(f"could not {action} {uri}: {exc.message}") from exc
-        except TransientError as exc:
-            raise TransientError(f"could not {action} {uri}: {exc.message}", uri=uri) from exc
+    def new_signer(self, keys: Keys, endpoint: Endpoint) -> Signer:
+        """Return what signs requests; a service with another signature returns another."""
+        return Signer(
+            keys,
+            region=endpoint.region,
+            host=endpoint.origin.authority,
+            requester_pays=self._access.requester_pays,
+            skew_seconds=self._skew_seconds,
+        )
 
 
 def _signed(
@@ -305,11 +301,12 @@ def _signed(
 ) -> AuthorizedRequest:
     """Return a request as it is sent, signed if there are keys; `target` is that in the bucket."""
     path, _, query = target.partition(b"?")
-    whole = endpoint.root + path or b"/"
+    path = whole = endpoint.root + path or b"/"
     if query:
-        whole = b"%b?%b" % (whole, canonical_query(query))
+        query = canonical_query(query)
+        whole = b"%b?%b" % (path, query)
     if signer is not None:
-        headers = signer.sign(method, whole, headers, payload)
+        headers = signer.sign(method, path, query, headers, payload)
     return endpoint.origin, whole, headers, _UNSIGNED_HEADERS, (endpoint, signer)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest
 from aioflux._services.headers import DEFAULT_TYPE
-from aioflux._services.http import COMPLETE_SECONDS, EncodedRead
+from aioflux._services.http import COMPLETE_SECONDS
 from aioflux._services.s3 import read as reading
 from aioflux._services.s3 import wire
 from aioflux._services.s3.conditions import refuse_ignored, unquoted_endpoints
@@ -37,18 +37,18 @@ from aioflux.errors import (
 from aioflux.options import S3Access
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._http import Response
+    from aioflux._http import Headers, Response
     from aioflux._services.base import (
         ListRequest,
         Page,
         ReadRequest,
+        ServiceConfig,
         Source,
         UploadedPart,
     )
-    from aioflux.options import Timeouts
+    from aioflux._services.http import EncodedRead
 
 __all__ = ["S3Service"]
 
@@ -69,39 +69,25 @@ class S3Service(XMLService):
         "or keep them as they are"
     )
     _encodes_keys = True
+    sender_class: ClassVar[type[S3Sender]] = S3Sender
+    """Sends requests; another service with this API signs by another `S3Sender.new_signer`."""
     _sender: S3Sender
     _lister: S3Lister
 
-    def __init__(
-        self,
-        bucket: str,
-        prefix: str,
-        *,
-        access: S3Access | None = None,
-        endpoint_url: str = "",
-        timeouts: Timeouts,
-        max_connections: int,
-        ssl_context: ssl.SSLContext | None = None,
-        verify: bool = True,
-    ) -> None:
-        super().__init__(root_uri=f"s3://{bucket}/", prefix=prefix)
-        access = access or S3Access()
+    def __init__(self, config: ServiceConfig) -> None:
+        bucket, prefix = config.location.bucket, config.location.key
+        super().__init__(root_uri=f"{config.location.scheme}://{bucket}/", prefix=prefix)
+        given = config.credentials
+        access = given if isinstance(given, S3Access) else S3Access(credentials=given)
         self._bucket = bucket
         self._has_checksums = access.checksums
         self._requires_conditions = access.require_conditions
         self.conditions_known = False
         self._is_amazon = False
         self._server = ""
-        self._verify = verify
-        self._sender = S3Sender(
-            bucket,
-            uri=self.uri,
-            access=access,
-            endpoint_url=endpoint_url,
-            timeouts=timeouts,
-            max_connections=max_connections,
-            ssl_context=ssl_context,
-            on_endpoint=self._update_trust,
+        self._verify = config.verify
+        self._sender = self.sender_class(
+            config, access, uri=self.uri, on_endpoint=self._update_trust
         )
         self._update_trust()
         self._guesses = reading.WholeObjectGuesses()
@@ -251,22 +237,15 @@ class S3Service(XMLService):
         self._guesses.note_wrong()
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
-        key, start = request.key, request.start
-        status, headers = response.status, response.headers
-        if status == 416:
-            past = reading.size_past_the_end(headers, response.body, start=start)
-            return None if past is None else self._body(key, response, b"", past, None)
-        size = reading.object_size(
-            status,
-            headers,
-            response.num_bytes,
-            start=start,
-            end=request.end,
-            generation=request.generation,
-        )
+        key, headers = request.key, response.headers
+        etag = wire.etag_of(headers)
+        if response.status == 416:
+            past = reading.size_past_the_end(headers, response.body, start=request.start)
+            return None if past is None else self._body(key, headers, etag, b"", past, None)
+        size = reading.object_size(request, response, etag)
         is_whole = response.num_bytes == size
         checksum = self._checksum_of_whole(key, response) if is_whole else None
-        return self._body(key, response, response.body, size, checksum)
+        return self._body(key, headers, etag, response.body, size, checksum)
 
     def _checksum_of_whole(self, key: str, response: Response) -> int | None:
         """Return the crc32c of a whole object, of the response or verified by another checksum.
@@ -296,14 +275,19 @@ class S3Service(XMLService):
         )
 
     def _body(
-        self, key: str, response: Response, data: Any, size: int, checksum: int | None
+        self,
+        key: str,
+        headers: Headers,
+        etag: str,
+        data: Any,
+        size: int,
+        checksum: int | None,
     ) -> Body:
-        headers = response.headers
         checksum = 0 if checksum is None and not size else checksum
         return Body(
             data,
             size,
-            wire.generation_of(wire.etag_of(headers), size),
+            wire.generation_of(etag, size),
             checksum,
             lambda: wire.meta_from_headers(
                 headers, key=key, uri=self.uri(key), size=size, crc32c=checksum
@@ -569,11 +553,15 @@ class S3Service(XMLService):
         Raises:
             ValueError: It is malformed.
         """
-        return reading.crc32c_from_headers(headers) if self._has_checksums else None
+        if not self._has_checksums:
+            return None
+        get = headers.get
+        return wire.full_crc32c(get(b"x-amz-checksum-crc32c"), get(b"x-amz-checksum-type"))
 
     def _checksum_from_fields(self, fields: Mapping[str, str], key: str) -> int | None:
         try:
-            return wire.full_crc32c(fields.get("ChecksumCRC32C"), fields.get("ChecksumType"))
+            checksum, kind = fields.get("ChecksumCRC32C", ""), fields.get("ChecksumType", "")
+            return wire.full_crc32c(checksum.encode(), kind.encode())
         except ValueError as exc:
             raise self._malformed_response(key, exc) from exc
 

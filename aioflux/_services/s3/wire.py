@@ -224,16 +224,15 @@ def upload_headers(*, has_checksums: bool) -> list[tuple[bytes, bytes]]:
     return [(b"x-amz-checksum-algorithm", b"CRC32C"), (b"x-amz-checksum-type", b"FULL_OBJECT")]
 
 
-def full_crc32c(checksum: str | bytes | None, kind: str | bytes | None = None) -> int | None:
+def full_crc32c(checksum: bytes | None, kind: bytes | None = None) -> int | None:
     """Decode the crc32c of a whole object; None for one of the checksums of its parts.
 
     Raises:
         ValueError: It is malformed.
     """
-    if not checksum or kind in {"COMPOSITE", b"COMPOSITE"}:
+    if not checksum or kind == b"COMPOSITE" or b"-" in checksum:
         return None
-    text = checksum.decode("latin-1") if isinstance(checksum, bytes) else checksum
-    return None if "-" in text else decode_crc32c(text)
+    return decode_crc32c(checksum)
 
 
 def meta_from_headers(
