@@ -19,7 +19,7 @@ from aioflux.errors import CheckpointCorruptError
 if TYPE_CHECKING:
     from typing import Any
 
-pytestmark = pytest.mark.usefixtures("_small_heap")
+pytestmark = pytest.mark.usefixtures("quick_collection")
 
 FRAME_SIZE = 1000
 
