@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.bridge.patience import be_patient
+from tests.quick_collection import quick_collection
 from tests.servers.clouds import open_bucket
+
+__all__ = ["quick_collection"]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,14 +28,6 @@ def server(
         if uri is not None and cloud != "gs":
             monkeypatch.setattr(request.module, "URI", uri.replace("gs://bucket", bucket.root))
         yield bucket
-
-
-@pytest.fixture(scope="module")
-def _small_heap() -> Iterator[None]:
-    """Take a second from each `gc.collect`: what other tests left is not looked at."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aioflux.testing import GCSServer
     from aioflux.testing.gcs_server import Request, Response
 
-pytestmark = pytest.mark.usefixtures("_small_heap")
+pytestmark = pytest.mark.usefixtures("quick_collection")
 
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"

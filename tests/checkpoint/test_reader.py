@@ -142,7 +142,7 @@ def test_small_reads_cost_no_request_each(server: GCSServer) -> None:
 
 
 @pytest.mark.clouds("gs")
-@pytest.mark.usefixtures("_small_heap")
+@pytest.mark.usefixtures("quick_collection")
 def test_a_dropped_reader_leaves_nothing_behind(server: GCSServer) -> None:
     server.put("bucket", KEY, DATA)
     file = open_reader(URI)

@@ -19,7 +19,7 @@ from aioflux.errors import CheckpointCorruptError
 if TYPE_CHECKING:
     from typing import Any
 
-pytestmark = pytest.mark.usefixtures("_small_heap")
+pytestmark = pytest.mark.usefixtures("quick_collection")
 
 FRAME_SIZE = 1000
 
@@ -114,6 +114,15 @@ def test_an_empty_write_writes_nothing() -> None:
         assert file.write(b"") == 0
         file.flush()
         assert sink.getvalue() == b""
+
+
+def test_small_writes_are_gathered_to_frames() -> None:
+    sink = Sink()
+    with StreamWriter(sink, small) as file:
+        for number in range(100):
+            file.write(bytes([number]) * 20)
+        assert sink.getvalue()
+    assert read(sink.data) == b"".join(bytes([number]) * 20 for number in range(100))
 
 
 def test_a_flush_that_fails_fails_the_stream() -> None:

@@ -297,6 +297,11 @@ class One:
         return "1"
 
 
+def test_keys_that_are_equal_as_text_are_refused() -> None:
+    with pytest.raises(TypeError, match="keys that are the same as text"):
+        describe_containers({"x": {0: torch.ones(1), "0": torch.ones(1)}})
+
+
 def test_containers_of_parts_of_a_state_are_joined() -> None:
     whole = describe_containers({"a": {0: {}}, "b": {1: {}}})
     parts = [describe_containers({"a": {0: {}}}), describe_containers({"b": {1: {}}})]
