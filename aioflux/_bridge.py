@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import BufferedIterator
-from aioflux._transfer.sessions import live_sessions, longest_cleanup
+from aioflux._transfer.sessions import live_sessions, longest_cleanup_of_all
 from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Feed",
+    "ForkSafeLock",
     "Held",
-    "OwnLock",
     "background_loop",
     "begin",
     "close_when_dropped",
@@ -141,7 +141,7 @@ class _LoopThread:
         if loop is None or thread is None or not thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(_wind_down(loop), loop)
-        thread.join(longest_cleanup().total_seconds)
+        thread.join(longest_cleanup_of_all().total_seconds)
         if not thread.is_alive():
             loop.close()
 
@@ -170,7 +170,7 @@ class _LoopThread:
 
     def wait_for_cancelled(self) -> None:
         """Wait a little for cancelled work."""
-        seconds = longest_cleanup().interrupted_seconds
+        seconds = longest_cleanup_of_all().interrupted_seconds
         concurrent.futures.wait(list(self._cancelled), timeout=seconds)
 
     def serves(self, sessions: Sessions) -> bool:
@@ -376,7 +376,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         elif not outcome.done():
             loop.call_soon_threadsafe(cancel)
             _bridge.track_cancelled(outcome)  # another Ctrl-C ends the wait for it
-            concurrent.futures.wait([outcome], timeout=longest_cleanup().total_seconds)
+            concurrent.futures.wait([outcome], timeout=longest_cleanup_of_all().total_seconds)
         if _bridge.is_exiting and threading.current_thread().daemon:
             _block_forever()
         raise
@@ -441,10 +441,10 @@ async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
         return False, None
 
 
-class OwnLock:
+class ForkSafeLock:
     """A lock among threads of a process that is free in a forked child.
 
-        with own_lock.mine:
+        with lock.current:
 
     `with` enters the interpreter's own lock: in a Python method around it, Ctrl-C could arrive
     after the lock is acquired and before the block is entered, or before it is released.
@@ -454,7 +454,7 @@ class OwnLock:
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     @property
-    def mine(self) -> threading.Lock:
+    def current(self) -> threading.Lock:
         """The lock of this process."""
         if self._pid != os.getpid():
             self._lock, self._pid = threading.Lock(), os.getpid()

@@ -46,11 +46,11 @@ class Holder(Protocol):
 class WritableFile(_BufferedBinaryFile):
     """A file whose bytes are uploaded while more are written; subclasses define `close`."""
 
-    def __init__(self, held: Holder, uri: str) -> None:
+    def __init__(self, held: Holder, uri: str, *, num_written: int = 0) -> None:
         self._uri = uri
         self._held = held
         self._pending = bytearray()
-        self._num_written = held.value.tell()  # above 0 when appending
+        self._num_written = num_written  # above 0 when appending
         self._failure: BaseException | None = None
 
     def writable(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Iterable
 
     from aioflux._values.stats import ProgressHook
 
@@ -161,6 +162,13 @@ class CleanupTimeouts:
 
     def __post_init__(self) -> None:
         _require_positive(self, *(each.name for each in fields(self)))
+
+
+def longest_cleanup(times: Iterable[CleanupTimeouts]) -> CleanupTimeouts:
+    """Return the longest of each time; the defaults if there are none."""
+    every = list(times) or [CleanupTimeouts()]
+    names = [each.name for each in fields(CleanupTimeouts)]
+    return CleanupTimeouts(**{name: max(getattr(each, name) for each in every) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,9 +37,10 @@ from aioflux._transfer.arguments import (
     parse_prefix,
     require_many_keys,
 )
+from aioflux._transfer.composite_plan import can_compose
 from aioflux._transfer.get_many import fetch_many, try_many
-from aioflux._transfer.get_ranges import MAX_GAP_BYTES, fetch_ranges
 from aioflux._transfer.put import write_request
+from aioflux._transfer.range_plan import MAX_GAP_BYTES
 from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.sessions import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
@@ -256,10 +257,8 @@ class Store:
         Raises:
             NotFoundError: No object has this key.
         """
-        session = self._sessions.current()
-        name, meta = parse_key(key)
-        generation = meta.generation if meta else ""
-        return await session.call(name, lambda _: session.service.head(name, generation=generation))
+        source = _source(key)
+        return await self._sessions.current().head(source.key, source.generation)
 
     async def get(self, key: str | ObjectMeta) -> bytes:
         """Read a whole object, in parallel ranges if it is large, and verify its crc32c.
@@ -375,7 +374,7 @@ class Store:
                 raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
         session = self._sessions.current()
-        return await fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
+        return await _get.fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
 
     async def get_many(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
@@ -397,12 +396,11 @@ class Store:
         Raises:
             StorageError: An object cannot be read; the error names it and ends the iteration.
         """
-        batches = self._fetch_many(keys, ordered=ordered)
-        async with nested(batches) as inner:
-            async for batch in inner:
-                for name, fetched in batch:
-                    yield name, fetched.data
-                del batch, fetched
+        async with nested(self.get_batches(keys, ordered=ordered)) as batches:
+            async for batch in batches:
+                for found in batch:
+                    yield found
+                del batch, found
 
     async def get_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
@@ -413,9 +411,8 @@ class Store:
         sixteenth of `max_in_flight_bytes`; it counts against the budget until the next list is
         requested.
         """
-        batches = self._fetch_many(keys, ordered=ordered)
-        async with nested(batches) as inner:
-            async for batch in inner:
+        async with nested(self._fetch_many(keys, ordered=ordered)) as batches:
+            async for batch in batches:
                 yield [(name, fetched.data) for name, fetched in batch]
                 del batch
 
@@ -504,7 +501,7 @@ class Store:
         require_many_keys(metas)
         if max_composite_bytes < 1:
             raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
-        if _composed_read.can_compose(session.service.capabilities):
+        if can_compose(session.service.capabilities):
             batches = _composed_read.try_fetch_composed(
                 session, metas, max_composite_bytes=max_composite_bytes
             )
@@ -803,10 +800,9 @@ class Store:
             NotFoundError: No object has this key.
             PreconditionFailedError: The object was replaced since it was listed.
         """
-        name, meta = parse_key(key)
-        await _delete.delete(
-            self._sessions.current(), name, generation=meta.generation if meta else ""
-        )
+        source = _source(key)
+        session = self._sessions.current()
+        await _delete.delete(session, source.key, generation=source.generation)
 
     async def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
         """Delete many objects, up to `max_in_flight` at once, and return the outcome of each.

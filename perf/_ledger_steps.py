@@ -339,7 +339,8 @@ class _ServiceReader:
             self._turn.fail(exc)
             return
         if self._limits:
-            self._session.finish_attempt(self._request.key, body, size, self._began)
+            self._session.limits.bytes.release(size)
+            self._session.count_success(self._request.key, body, 0, self._began)
         if body is None or body.size != size:
             self._turn.fail(ValueError("another object came"))
         elif self._verifies and crc32c(body.data) != body.crc32c:

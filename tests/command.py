@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from typing import TYPE_CHECKING
 
-from aioflux.cli import _app
+from aioflux.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,4 +14,13 @@ if TYPE_CHECKING:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command; return its exit status."""
-    return _app.run_app(list(arguments))
+    # The command sets its own handler.
+    handler, argv = signal.getsignal(signal.SIGINT), sys.argv
+    sys.argv = ["aioflux", *arguments]
+    try:
+        main()  # always exits
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else 1
+    finally:
+        sys.argv = argv
+        signal.signal(signal.SIGINT, handler)

@@ -25,9 +25,6 @@ class ByteBudget:
         """Bytes that are held now."""
         return self._held
 
-    def _fits(self, size: int) -> bool:
-        return self._held <= 0 or self._held + size <= self._max
-
     def try_acquire(self, size: int) -> bool:
         """Acquire `size` bytes if they are free and no one waits; return whether they were."""
         held = self._held
@@ -60,9 +57,10 @@ class ByteBudget:
             self._wake()
 
     def _wake(self) -> None:
-        while self._waiters and self._fits(self._waiters[0][0]):
+        while self._waiters:
             size, waiter = self._waiters[0]
-            if waiter.cancelled():  # its own handler removes it, and wakes the next
+            is_too_much = self._held > 0 and self._held + size > self._max
+            if is_too_much or waiter.cancelled():  # its handler removes it, and wakes the next
                 return
             self._waiters.popleft()
             self._held += size

@@ -1,4 +1,8 @@
-"""Bounded fan-out: many items through one coroutine function, in order or as they complete."""
+"""Bounded fan-out: many items through one coroutine function, in order or as they complete.
+
+A fixed set of workers instead of a task for each item saves 15 microseconds an item. They are not
+in a TaskGroup, because a generator that yields inside one would let it cancel the consumer's code.
+"""
 
 from __future__ import annotations
 
@@ -279,12 +283,7 @@ async def bounded_batches(
     for a slow consumer; then no new item is started. Closing the generator, or cancelling its
     consumer, cancels what is under way and waits for it.
 
-    `weigh` returns the weight of a result: a list ends when its results weigh `max_weight` or more.
-    Without it a list has no limit.
-
-    A fixed set of workers instead of a task for each item saves 15 microseconds an item. They are
-    not in a TaskGroup, because a generator that yields inside one would let it cancel the
-    consumer's code.
+    `weigh` returns the weight of a result: if given, a list ends when it has `max_weight` or more.
     """
     fan_out: FanOut[T, R] = FanOut(
         items,

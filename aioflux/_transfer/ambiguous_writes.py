@@ -117,15 +117,14 @@ async def send_write(
         resends: Limits the attempts whose bytes arrived damaged.
         num_bytes: Bytes of its body.
         find_first: Look for the object before another attempt, which would cost more.
-        find_if_throttled: Look for it also if attempts ended with throttling alone, because its
-            sources are cleaned up next; otherwise a note says that the outcome is not known.
+        find_if_throttled: Look for it also if attempts ended with throttling alone (else add a
+            note), because its sources are cleaned up next.
 
     Raises:
         AlreadyExistsError: `mode="create"`, and another object has the key.
         PreconditionFailedError: The object has another generation.
     """
-    if ambiguous is None:
-        ambiguous = AmbiguousWrite()
+    ambiguous = ambiguous or AmbiguousWrite()
 
     async def attempt(_: int) -> ObjectMeta:
         if find_first and ambiguous.needs_check and (found := await find()):
@@ -144,12 +143,7 @@ async def send_write(
             if ambiguous.maybe_done and (found := await find()):
                 return found
             if isinstance(exc, PreconditionFailedError) and request.precondition.if_absent:
-                raise AlreadyExistsError(
-                    f"could not create {exc.uri}: an object of this name exists; "
-                    'mode="overwrite" replaces it',
-                    uri=exc.uri,
-                    status=exc.status,
-                ) from exc
+                raise _exists_error(exc) from exc
             raise
 
     try:
@@ -161,6 +155,15 @@ async def send_write(
         elif ambiguous.maybe_done:
             exc.add_note("whether it was done all the same is not known; look before you repeat it")
         raise
+
+
+def _exists_error(error: PreconditionFailedError) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f"could not create {error.uri}: an object of this name exists; "
+        'mode="overwrite" replaces it',
+        uri=error.uri,
+        status=error.status,
+    )
 
 
 async def _find_at_last(

@@ -14,45 +14,18 @@ from aioflux._concurrency.fan_out import bounded_map
 from aioflux._services.base import Source
 from aioflux._transfer.delete import delete_many
 from aioflux._transfer.list import list_pages
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, is_temporary
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, stale_objects, stale_uploads
 from aioflux._values.meta import CleanResult
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta, OpenUpload
 
-__all__ = ["clean", "stale_objects", "stale_uploads"]
-
-
-def stale_uploads(
-    uploads: Iterable[OpenUpload], *, now: datetime, older_than_seconds: float
-) -> list[OpenUpload]:
-    """Return the uploads that were initiated at least so long before `now`."""
-    return [each for each in uploads if _age(each.initiated, now) >= older_than_seconds]
-
-
-def stale_objects(
-    metas: Iterable[ObjectMeta], *, now: datetime, older_than_seconds: float
-) -> list[ObjectMeta]:
-    """Return the temporary objects that were last written at least so long before `now`.
-
-    One of unknown time stays.
-    """
-    return [
-        meta
-        for meta in metas
-        if is_temporary(meta.key)
-        and meta.updated is not None
-        and _age(meta.updated, now) >= older_than_seconds
-    ]
-
-
-def _age(since: datetime, now: datetime) -> float:
-    return (now - since).total_seconds()
+__all__ = ["clean"]
 
 
 async def clean(

@@ -56,7 +56,7 @@ async def compose(
         return await _compose_pinned(session, request, sources, metas, AmbiguousWrite())
     backoff = Backoff(session.retry)
     while True:
-        metas = await gather(_head(session, source) for source in sources)
+        metas = await gather(session.head(source.key, source.generation) for source in sources)
         pinned = [Source(key=meta.key, generation=meta.generation) for meta in metas]
         ambiguous = AmbiguousWrite()
         try:
@@ -120,12 +120,6 @@ async def copy(
     )
 
 
-async def _head(session: Session, source: Source) -> ObjectMeta:
-    return await session.call(
-        source.key, lambda _: session.service.head(source.key, generation=source.generation)
-    )
-
-
 async def _find_composed(
     session: Session,
     key: str,
@@ -136,12 +130,7 @@ async def _find_composed(
 ) -> ObjectMeta | None:
     """Return the object if an ambiguous attempt composed it of the sources.
 
-    Args:
-        session: The session.
-        key: Key of the object.
-        sources: Its sources.
-        metas: Their metadata, if it is known.
-        may_read: Objects without a checksum are read to compare them.
+    With `may_read`, objects without a checksum are read to compare them.
     """
     service = session.service
     try:

@@ -183,16 +183,8 @@ async def _remove(session: Session, key: str, *, is_interrupted: bool = False) -
 async def _try(session: Session, key: str, meta: ObjectMeta | None) -> tuple[_Conditions, bool]:
     """Write and delete an object under conditions that hold, and under others that do not.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        meta: The object, created under a condition; None if the server rejected that.
-
-    Returns:
-        The conditions that the server compares, and whether the object is gone.
-
-    Raises:
-        StorageError: A request without a condition failed, or one is not permitted.
+    `meta` is the object, created under a condition; None if the server rejected that. Returns the
+    conditions that the server compares, and whether the object is gone.
     """
     create = meta is not None
     if meta is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from aioflux._values.stats import LATENCY_BOUNDS_SECONDS, LatencyHistogram, StoreStats
@@ -16,67 +17,44 @@ if TYPE_CHECKING:
 __all__ = ["Counters", "StoreCounters"]
 
 
+@dataclass(slots=True)
 class Counters:
-    """Sums that one event loop writes and any thread reads.
+    """Sums that one event loop writes and any thread reads; those of `StoreStats`."""
 
-    Attributes:
-        num_requests: Attempts sent.
-        num_retries: Attempts that repeated an earlier one.
-        num_failures: Attempts that ended with an error or were cancelled.
-        num_throttled: Attempts that the service throttled (429 or 503).
-        bytes_received: Bytes of object bodies received.
-        bytes_sent: Bytes of object bodies sent.
-        num_in_flight: Requests under way.
-    """
-
-    __slots__ = (
-        "_latency",
-        "_total_seconds",
-        "bytes_received",
-        "bytes_sent",
-        "num_failures",
-        "num_in_flight",
-        "num_requests",
-        "num_retries",
-        "num_throttled",
-    )
-
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self.num_retries = 0
-        self.num_failures = 0
-        self.num_throttled = 0
-        self.bytes_received = 0
-        self.bytes_sent = 0
-        self.num_in_flight = 0
-        self._total_seconds = 0.0
-        self._latency = [0] * (len(LATENCY_BOUNDS_SECONDS) + 1)
+    num_requests: int = 0
+    num_retries: int = 0
+    num_failures: int = 0
+    num_throttled: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    num_in_flight: int = 0
+    total_seconds: float = 0.0
+    """Sum of the durations of attempts that succeeded."""
+    latency: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_SECONDS) + 1))
+    """Those attempts by duration; see `LatencyHistogram.counts`."""
 
     def add_latency(self, seconds: float) -> None:
         """Add the duration of an attempt."""
-        self._latency[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
-        self._total_seconds += seconds
+        self.latency[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
+        self.total_seconds += seconds
 
     def add(self, other: Counters) -> None:
         """Add the sums of another loop."""
-        for name in Counters.__slots__[2:]:
+        for name in (*_SUMS, "total_seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self._total_seconds += other._total_seconds
-        self._latency = [a + b for a, b in zip(self._latency, other._latency, strict=True)]
+        self.latency = [a + b for a, b in zip(self.latency, other.latency, strict=True)]
 
     def stats(self, *, max_in_flight: int) -> StoreStats:
         """Return a copy; `max_in_flight` requests may be under way now."""
         return StoreStats(
-            num_requests=self.num_requests,
-            num_retries=self.num_retries,
-            num_failures=self.num_failures,
-            num_throttled=self.num_throttled,
-            bytes_received=self.bytes_received,
-            bytes_sent=self.bytes_sent,
-            num_in_flight=self.num_in_flight,
+            **{name: getattr(self, name) for name in _SUMS},
             max_in_flight=max_in_flight,
-            latency=LatencyHistogram(tuple(self._latency), self._total_seconds),
+            latency=LatencyHistogram(tuple(self.latency), self.total_seconds),
         )
+
+
+_SUMS = tuple(each.name for each in fields(Counters))[:-2]
+"""Fields that `StoreStats` has, too."""
 
 
 class StoreCounters:

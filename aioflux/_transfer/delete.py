@@ -61,7 +61,7 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
         return
     backoff = Backoff(session.retry)
     for number in range(1, _NUM_PINNED_TRIES + 1):
-        meta = await session.call(key, lambda _: session.service.head(key))
+        meta = await session.head(key)
         try:
             await _delete_once(session, key, meta.generation, is_seen=True)
         except (NotFoundError, PreconditionFailedError):
@@ -92,14 +92,7 @@ async def _delete_unpinned(session: Session, key: str) -> None:
 async def _delete_once(
     session: Session, key: str, generation: str, *, is_seen: bool = False
 ) -> None:
-    """Delete one generation of an object.
-
-    Args:
-        session: The session.
-        key: Name of the object.
-        generation: The generation; empty for any.
-        is_seen: The object had that generation a moment ago.
-    """
+    """Delete one generation of an object, or any; with `is_seen` it was there a moment ago."""
     service = session.service
     ambiguous = AmbiguousWrite()
 
@@ -201,12 +194,7 @@ async def _delete_page(
 ) -> Sequence[Source]:
     """Delete the existing objects of a batch by one request; return those to delete singly.
 
-    Args:
-        session: The session.
-        batch: The objects.
-        outcome: Collects outcomes.
-        ambiguous: Collects failures of the request: if one was ambiguous, it may have deleted those
-            of the returned objects that are gone or replaced.
+    If an attempt was ambiguous, it may have deleted those of them that are gone or replaced.
     """
     try:
         found = await _list_generations(session, batch)

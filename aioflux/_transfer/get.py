@@ -4,19 +4,20 @@ key, or meta of a listing
     -> first range, which returns size and generation if they are not known
     -> plan_ranges(rest) -> each range straight into its slice of the buffer, pinned
     -> crc32c of the ranges, combined, against the object's; a part of an object as in `get_range`
+
+ranges -> coalesce_ranges -> merged ranges -> fetch_range of each, pinned -> slices, in order
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from aioflux._concurrency.fan_out import pair
+from aioflux._concurrency.fan_out import bounded_map, pair
 from aioflux._http.memory import BytesBuffer
 from aioflux._transfer.get_range import (
     Pin,
     ReplacedError,
     confirm,
-    plan_ranges,
     read_first,
     read_first_twice,
     read_into,
@@ -31,15 +32,17 @@ from aioflux._transfer.get_small import (
     first_range_bytes,
     small_bytes,
 )
+from aioflux._transfer.range_plan import coalesce_ranges
 from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from aioflux._services.base import Body
     from aioflux._transfer.get_range import First
+    from aioflux._transfer.range_plan import MergedRange
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
@@ -49,8 +52,7 @@ __all__ = [
     "fetch_into",
     "fetch_pinned",
     "fetch_range",
-    "head",
-    "plan_ranges",
+    "fetch_ranges",
     "replaced_error",
 ]
 
@@ -75,17 +77,13 @@ class ExceedsReservationError(Exception):
         self.meta = meta
 
 
-def _always(_: int) -> bool:
-    return True
-
-
 async def fetch(
     session: Session,
     key: str,
     meta: ObjectMeta | None = None,
     *,
     first_bytes: int = 0,
-    may_hold: Callable[[int], bool] = _always,
+    may_hold: Callable[[int], bool] | None = None,
     prior: PriorAttempt = NO_ATTEMPT,
 ) -> Fetched:
     """Read a whole object and verify it.
@@ -97,8 +95,8 @@ async def fetch(
             less.
         first_bytes: Size of the first range if the object is read by name; by default that of
             `first_range_bytes`.
-        may_hold: Returns whether all bytes of an object may be held; called if it is read by name
-            and is larger than its first range.
+        may_hold: Returns whether all bytes of an object may be held; called, if given, for one
+            that is read by name and is larger than its first range.
         prior: What has been read of it before.
 
     Raises:
@@ -145,11 +143,8 @@ async def _verified(
 ) -> T:
     """Repeat a read that does not match its checksum, or whose object was replaced meanwhile.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        read: Returns the result, the expected crc32c or None, and the actual one.
-        num_reads: Earlier reads that did not match; there is one more in any case.
+    `read` returns the result, the expected crc32c or None, and the actual one. After `num_reads`
+    that did not match there is one more in any case.
     """
     backoff: Backoff | None = None
     num_remaining = MAX_READS - min(num_reads, MAX_READS - 1)
@@ -185,14 +180,9 @@ def replaced_error(session: Session, key: str, num_tries: int) -> PreconditionFa
     )
 
 
-async def head(session: Session, key: str, generation: str = "") -> ObjectMeta:
-    """Read the metadata of an object."""
-    return await session.call(key, lambda _: session.service.head(key, generation=generation))
-
-
 async def _head_of(session: Session, key: str, meta: ObjectMeta) -> ObjectMeta:
     """Read the metadata of a generation again; its size must be the same."""
-    found = await head(session, key, meta.generation)
+    found = await session.head(key, meta.generation)
     if found.size != meta.size:
         raise size_error(session, key, Pin(meta.generation, meta.size), found.size)
     return found
@@ -213,7 +203,7 @@ async def _fetch_unknown(
     session: Session,
     key: str,
     first_bytes: int,
-    may_hold: Callable[[int], bool],
+    may_hold: Callable[[int], bool] | None,
     first: First | None,
 ) -> tuple[Fetched, int | None, int]:
     estimate = session.limits.unknown_size
@@ -234,7 +224,7 @@ async def _fetch_unknown(
         if body.generation:
             return Fetched(b"", body.meta), body.crc32c, 0
         # The response to a range of an empty object is 416, without metadata.
-        found = await head(session, key)
+        found = await session.head(key)
         if found.size:
             raise ReplacedError
         return Fetched(b"", found), found.crc32c, 0
@@ -244,7 +234,7 @@ async def _fetch_unknown(
         data = made[-1].finish()
         actual = crc32c(data) if session.options.verify else 0
         return Fetched(data, body.meta), body.crc32c, actual
-    if not may_hold(body.size):
+    if may_hold is not None and not may_hold(body.size):
         made.clear()
         first.drop()
         raise ExceedsReservationError(body.meta())
@@ -272,7 +262,7 @@ async def _head_checksum(session: Session, key: str, body: Body) -> None:
     """Request the checksum of an object whose first range came without it."""
     if body.crc32c is None and body.generation and _needs_head(session):
         try:
-            body.crc32c = (await head(session, key, body.generation)).crc32c
+            body.crc32c = (await session.head(key, body.generation)).crc32c
         except NotFoundError as exc:
             raise ReplacedError from exc
 
@@ -290,15 +280,8 @@ async def _complete(
 ) -> int:
     """Read the rest after the first range, and return the crc32c of all of `view`.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        view: Memory for the bytes; the first `num_read` are in it.
-        start: Offset of `view` in the object.
-        num_read: Size of the first range.
-        body: Response to the first range.
-        is_whole: `view` is the whole object.
-        is_confirmed: The first range was read twice already.
+    `view`, at byte `start` of the object, already has the `num_read` bytes of the first range,
+    whose response is `body`. With `is_confirmed` that was read twice.
     """
     checksum = crc32c(view[:num_read]) if session.options.verify else 0
     twice = reads_twice(session) and not (is_whole and body.crc32c is not None)
@@ -389,7 +372,8 @@ async def _fill_unknown(
     largest = session.options.range_size_bytes
     end = start + (view.nbytes if view.nbytes <= largest else min(largest, _MAX_FIRST_BYTES))
     # From the first byte on it is often all of the object, which its crc32c verifies.
-    first = await _read_start(session, key, start, end, lambda size: view[:size], twice=start > 0)
+    read = read_first_twice if start else read_first
+    first = await read(session, key, start=start, end=end, allocate=lambda size: view[:size])
     body, num_read = first.body, first.data.nbytes
     length = max(0, min(view.nbytes, body.size - start))
     if not length:
@@ -410,20 +394,6 @@ async def _fill_unknown(
     return length, body.crc32c if is_whole else None, actual
 
 
-async def _read_start(
-    session: Session,
-    key: str,
-    start: int,
-    end: int,
-    allocate: Callable[[int], memoryview],
-    *,
-    twice: bool,
-) -> First:
-    """Read the first range; with `twice` also its second copy, if one is needed."""
-    read = read_first_twice if twice and reads_twice(session) else read_first
-    return await read(session, key, start=start, end=end, allocate=allocate)
-
-
 async def fetch_range(
     session: Session, key: str, *, start: int, end: int, meta: ObjectMeta | None
 ) -> bytes:
@@ -437,7 +407,11 @@ async def fetch_range(
         return await _verified(session, key, lambda: _range_known(session, key, start, end, meta))
     if end - start <= session.options.range_size_bytes:
         return await _verified(session, key, lambda: _range_unknown(session, key, start, end))
-    return await _verified(session, key, lambda: _range_byhead(session, key, start, end))
+    return await fetch_pinned(
+        session,
+        key,
+        lambda found: fetch_range(session, key, start=start, end=end, meta=found),
+    )
 
 
 async def _range_known(
@@ -449,12 +423,7 @@ async def _range_known(
 
 
 async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], Awaitable[T]]) -> T:
-    """Read the current generation of an object; anew if it is replaced meanwhile.
-
-    Args:
-        session: The session.
-        key: Name of the object.
-        read: Reads the generation of the metadata, and verifies it.
+    """Read the current generation of an object by `read`; anew if it is replaced meanwhile.
 
     Raises:
         NotFoundError: No object has this key.
@@ -462,23 +431,13 @@ async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], 
     """
 
     async def attempt() -> tuple[T, int | None, int]:
-        meta = await head(session, key)
+        meta = await session.head(key)
         try:
             return await read(meta), None, 0
         except NotFoundError as exc:
             raise ReplacedError from exc
 
     return await _verified(session, key, attempt)
-
-
-async def _range_byhead(
-    session: Session, key: str, start: int, end: int
-) -> tuple[bytes, int | None, int]:
-    meta = await head(session, key)
-    try:
-        return await _range_known(session, key, start, end, meta)
-    except NotFoundError as exc:
-        raise ReplacedError from exc
 
 
 async def _range_unknown(
@@ -490,8 +449,55 @@ async def _range_unknown(
         made.append(BytesBuffer(size))
         return made[-1].view
 
-    first = await _read_start(session, key, start, end, allocate, twice=True)
+    first = await read_first_twice(session, key, start=start, end=end, allocate=allocate)
     is_whole = first.data.nbytes == first.body.size
     data = made[-1].finish()
     actual = crc32c(data) if session.options.verify else 0
     return data, first.body.crc32c if is_whole else None, actual
+
+
+async def fetch_ranges(
+    session: Session,
+    key: str,
+    ranges: Sequence[tuple[int, int]],
+    *,
+    max_gap_bytes: int,
+    meta: ObjectMeta | None,
+) -> list[bytes]:
+    """Read ranges of one generation of an object, each merged range verified as by `fetch_range`.
+
+    Raises:
+        ChecksumError: The bytes of a merged range never matched.
+        NotFoundError: No object has this key, or not in the generation of `meta`.
+        PreconditionFailedError: The object was replaced each time while it was read by name.
+    """
+    plan = coalesce_ranges(
+        ranges, max_gap_bytes=max_gap_bytes, max_merged_bytes=session.options.range_size_bytes
+    )
+    if meta is not None or len(plan) <= 1:
+        return await _read_plan(session, key, ranges, plan, meta)
+    return await fetch_pinned(
+        session, key, lambda found: _read_plan(session, key, ranges, plan, found)
+    )
+
+
+async def _read_plan(
+    session: Session,
+    key: str,
+    ranges: Sequence[tuple[int, int]],
+    plan: Sequence[MergedRange],
+    meta: ObjectMeta | None,
+) -> list[bytes]:
+    results = [b""] * len(ranges)
+
+    async def read(merged: MergedRange) -> None:
+        data = await fetch_range(session, key, start=merged.start, end=merged.end, meta=meta)
+        for index in merged.members:
+            start, end = ranges[index]
+            # A range that was not merged is not copied: a slice of all of `data` is `data` itself.
+            results[index] = data[start - merged.start : end - merged.start]
+
+    max_in_flight = session.options.max_in_flight
+    async for _ in bounded_map(read, plan, max_in_flight=max_in_flight, ordered=False):
+        pass
+    return results

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from aioflux._concurrency.async_iteration import nested
 from aioflux._concurrency.fan_out import bounded_batches
 from aioflux._transfer.arguments import parse_key
-from aioflux._transfer.get import ExceedsReservationError, fetch, head, replaced_error
+from aioflux._transfer.get import ExceedsReservationError, fetch, replaced_error
 from aioflux._transfer.get_small import NO_ATTEMPT, Fetched, first_range_bytes
 from aioflux._transfer.prefetch_budget import PrefetchBudget
 from aioflux._transfer.retry import Backoff
@@ -128,7 +128,7 @@ async def _fetch_within(
     while True:
         if estimate.is_known and estimate.num_bytes > options.range_size_bytes:
             # One request for the size costs less than a range that is dropped.
-            found = await head(session, key)
+            found = await session.head(key)
             estimate.add(found.size)
         else:
             wanted = first_range_bytes(estimate.num_bytes, options)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioflux._concurrency.fan_out import gather, pair
 from aioflux._http.memory import new_buffer
 from aioflux._services.base import ReadRequest
+from aioflux._transfer.range_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, StorageError, TransientError
 
@@ -30,7 +31,6 @@ __all__ = [
     "Pin",
     "ReplacedError",
     "confirm",
-    "plan_ranges",
     "read_checksum",
     "read_first",
     "read_first_twice",
@@ -53,11 +53,6 @@ class Pin(NamedTuple):
 
 class ReplacedError(Exception):
     """The object was replaced during a read by name, which begins anew."""
-
-
-def plan_ranges(start: int, end: int, range_size_bytes: int) -> list[tuple[int, int]]:
-    """Cut `[start, end)` into ranges of `range_size_bytes`, the last one shorter."""
-    return [(at, min(at + range_size_bytes, end)) for at in range(start, end, range_size_bytes)]
 
 
 def reads_twice(session: Session) -> bool:
@@ -96,9 +91,8 @@ async def _fill(
         nonlocal num_done
         target = memory()[num_done:]
         try:
-            async with session.prefaulter.during(target):
-                request = ReadRequest(key, pin.generation, start + num_done, start + length)
-                body = await session.service.get(request, into=target)
+            request = ReadRequest(key, pin.generation, start + num_done, start + length)
+            body = await session.service.get(request, into=target)
             if body.size != pin.size:
                 is_certain = body.size in sizes
                 sizes.add(body.size)
@@ -192,7 +186,9 @@ async def read_first(
 async def read_first_twice(
     session: Session, key: str, *, start: int, end: int, allocate: Callable[[int], memoryview]
 ) -> First:
-    """Read `[start, end)` of the current generation of an object, twice at the same time.
+    """Read `[start, end)` of the current generation of an object; twice, if `reads_twice`.
+
+    Both reads are sent at the same time.
 
     Raises:
         ChecksumError: Three reads gave three different contents.
@@ -213,6 +209,8 @@ async def read_first_twice(
     async def once() -> First:
         return await read_first(session, key, start=start, end=end, allocate=allocate)
 
+    if not reads_twice(session):
+        return await once()
     first, (other, second_checksum) = await pair(once(), again())
     body = first.body
     # A response to a range beyond the end may have no generation.
@@ -237,13 +235,7 @@ async def read_sure(
 ) -> int:
     """Fill `view` as `read_range`, and return its crc32c; 0 if nothing is verified.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        view: Memory for the bytes.
-        start: First byte.
-        pin: Read this content and no other.
-        twice: Read twice at the same time, and compare.
+    With `twice` it is read twice at the same time, and compared.
 
     Raises:
         ChecksumError: Three reads gave three different contents.
@@ -263,15 +255,9 @@ async def read_sure(
 async def confirm(
     session: Session, key: str, view: memoryview, *, start: int, pin: Pin, checksum: int
 ) -> int:
-    """Read the bytes of `view` a second time, correct them, and return their crc32c.
+    """Read the bytes of `view`, which have this crc32c, a second time; return the right crc32c.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        view: The bytes; if they were wrong, they are replaced.
-        start: First byte.
-        pin: The content that was read.
-        checksum: CRC32C of `view`.
+    If they were wrong, they are replaced.
 
     Raises:
         ChecksumError: Three reads gave three different contents.
@@ -326,26 +312,12 @@ async def read_into(
     pin: Pin,
     twice: bool = False,
 ) -> int:
-    """Fill `view` in parallel ranges of one generation, and return its crc32c.
-
-    Args:
-        session: The session.
-        key: Name of the object.
-        view: Memory for the bytes.
-        start: First byte.
-        pin: Read this content and no other.
-        twice: Read each range twice at the same time, and compare.
-    """
+    """Fill `view` in parallel ranges of one generation, each as `read_sure`; return its crc32c."""
     size = session.options.range_size_bytes
     plan = plan_ranges(start, start + view.nbytes, size)
     checksums = await gather(
         read_sure(
-            session,
-            key,
-            view[begin - start : end - start],
-            start=begin,
-            pin=pin,
-            twice=twice,
+            session, key, view[begin - start : end - start], start=begin, pin=pin, twice=twice
         )
         for begin, end in plan
     )
@@ -358,15 +330,9 @@ async def read_into(
 def size_error(
     session: Session, key: str, pin: Pin, size: int, *, is_certain: bool = True
 ) -> StorageError:
-    """Return the error of a response with another size than expected.
+    """Return the error of a response with another size than that of `pin`.
 
-    Args:
-        session: The session.
-        key: Name of the object.
-        pin: The expected content.
-        size: The size in the response.
-        is_certain: Another response had the same size; otherwise it may be damaged, and the error
-            makes the request be repeated.
+    Unless another response had the same size it may be damaged, and the error causes a retry.
     """
     uri = session.service.uri(key)
     text = (

@@ -3,6 +3,7 @@
     ListingPlan (pure) -> requests -> tasks -> pages of each range -> pages of the first range
 
 The first page is requested alone: many listings have no other, and some callers need no other.
+Once the second one is needed, pages are prefetched, unless the caller chose their size.
 Pages of later ranges wait as columns, at most `_MAX_WAITING_PAGES` of them.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.async_iteration import nested
@@ -75,7 +77,9 @@ async def list_pages(
         StorageError: A page does not begin after the one before: the listing might never end, or
             repeat a key.
     """
-    fetcher = _PageFetcher(session, prefix, delimiter, match_glob, page_size)
+    request = ListRequest(prefix, delimiter=delimiter, match_glob=match_glob, page_size=page_size)
+    # Pages of a chosen size are requested one after the other: such a caller needs few.
+    fetcher = _PageFetcher(session, request, prefetch=page_size is None)
     try:
         while True:
             page = await fetcher.next_page()
@@ -101,35 +105,39 @@ async def list_all(
 
 
 class _PageFetcher:
-    """Requests and pages of one listing."""
+    """Requests and pages of one listing.
 
-    def __init__(
-        self,
-        session: Session,
-        prefix: str,
-        delimiter: str,
-        match_glob: str,
-        page_size: int | None,
-    ) -> None:
+    Args:
+        session: The session.
+        request: All keys of the listing.
+        prefetch: Request later pages, also of other ranges, once the second page is needed.
+    """
+
+    def __init__(self, session: Session, request: ListRequest, *, prefetch: bool) -> None:
         self._session = session
-        literal = literal_prefix(match_glob)
-        # Keys that match begin with both, one of which begins the other.
-        self._prefix = prefix = literal if literal.startswith(prefix) else prefix
-        self._delimiter = delimiter
         capabilities = session.service.capabilities
-        self._match_glob = match_glob if capabilities.match_glob else ""
-        is_ours = match_glob and not capabilities.match_glob
-        self._filter = compile_glob(match_glob) if is_ours else None
-        # Pages of a chosen size are requested one after the other: such a caller needs few.
-        is_parallel = capabilities.list_ranges and page_size is None
-        most = session.options.max_in_flight if is_parallel else 1
-        self._plan = ListingPlan(
-            prefix,
-            max_in_flight=min(most, _MAX_IN_FLIGHT),
-            page_size=min(page_size or capabilities.page_size, capabilities.page_size),
-            delimiter=delimiter,
+        pattern = request.match_glob
+        literal = literal_prefix(pattern)
+        is_ours = pattern and not capabilities.match_glob
+        self._filter = compile_glob(pattern) if is_ours else None
+        most = capabilities.page_size
+        page_size = most if request.page_size is None else min(request.page_size, most)
+        self._request = replace(
+            request,
+            # Keys that match begin with both, one of which begins the other.
+            prefix=literal if literal.startswith(request.prefix) else request.prefix,
+            match_glob="" if is_ours else pattern,
+            page_size=None if request.page_size is None else page_size,
         )
-        self._page_size = page_size
+        is_parallel = prefetch and capabilities.list_ranges
+        self._plan = ListingPlan(
+            self._request.prefix,
+            max_in_flight=min(session.options.max_in_flight, _MAX_IN_FLIGHT) if is_parallel else 1,
+            page_size=page_size,
+            delimiter=request.delimiter,
+        )
+        self._prefetch = prefetch
+        self._is_first = True
         self._tasks: dict[asyncio.Task[Page], Request] = {}
         self._num_waiting = 0
 
@@ -138,14 +146,14 @@ class _PageFetcher:
         while True:
             for task in [task for task in self._tasks if task.done()]:
                 self._add(self._tasks.pop(task), task.result())
-            # Prefetched: the next pages are under way while the consumer uses this one.
-            for request in self._plan.next_requests(
-                may_prefetch=self._num_waiting < _MAX_WAITING_PAGES
-            ):
-                task = asyncio.create_task(self._request(request))
-                self._tasks[task] = request
             page = self._first_page()
+            # Many callers need no second page.
+            if page is None or (self._prefetch and not self._is_first):
+                may_prefetch = self._num_waiting < _MAX_WAITING_PAGES
+                for request in self._plan.next_requests(may_prefetch=may_prefetch):
+                    self._tasks[asyncio.create_task(self._fetch(request))] = request
             if page is not None:
+                self._is_first = False
                 return page
             if not self._tasks:
                 return None
@@ -165,21 +173,16 @@ class _PageFetcher:
         page: Listing = plan.ranges[0].pages.popleft()
         return page
 
-    async def _request(self, request: Request) -> Page:
-        service = self._session.service
-        page_size = self._page_size
-        if page_size is not None:
-            page_size = min(page_size, service.capabilities.page_size)
-        page = ListRequest(
-            self._prefix,
-            request.start,
-            request.end,
-            self._delimiter,
-            self._match_glob,
-            request.token,
-            page_size,
+    async def _fetch(self, request: Request) -> Page:
+        page = replace(
+            self._request,
+            start_offset=request.start,
+            end_offset=request.end,
+            page_token=request.token,
         )
-        return await self._session.call(self._prefix, lambda _: service.list_page(page))
+        return await self._session.call(
+            page.prefix, lambda _: self._session.service.list_page(page)
+        )
 
     def _add(self, request: Request, page: Page) -> None:
         """Store the part of a page that belongs to its range."""
@@ -198,7 +201,7 @@ class _PageFetcher:
                 request, len(names), names.__getitem__, page.next_token
             )
         except ValueError as exc:
-            uri = self._session.service.uri(self._prefix)
+            uri = self._session.service.uri(self._request.prefix)
             raise StorageError(
                 f"could not list {uri}: {exc}; the service, or a proxy in between, does not "
                 "continue after the page",

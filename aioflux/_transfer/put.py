@@ -82,9 +82,7 @@ async def compare_stored(session: Session, meta: ObjectMeta, checksum: int) -> N
         uri=meta.uri,
     )
     try:
-        seen = await session.call(
-            meta.key, lambda _: session.service.head(meta.key, generation=meta.generation)
-        )
+        seen = await session.head(meta.key, meta.generation)
         if (seen.generation, seen.crc32c) == (meta.generation, checksum):
             return
         await delete(session, meta.key, generation=meta.generation)

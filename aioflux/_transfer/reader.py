@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 from aioflux._concurrency.fan_out import gather
 from aioflux._http.memory import BytesBuffer
-from aioflux._transfer.get_range import Pin, plan_ranges, read_checksum, read_sure, reads_twice
+from aioflux._transfer.get_range import Pin, read_checksum, read_sure, reads_twice
+from aioflux._transfer.range_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, StorageError
 

@@ -216,6 +216,16 @@ class _Failures:
         return error
 
 
+def _log_retry(number: int, error: TransientError, delay: float, elapsed: float) -> None:
+    _log.info(
+        "attempt %d failed, the next one comes in %.1f s: %s",
+        number,
+        delay,
+        error,
+        extra={"elapsed_seconds": elapsed + delay},
+    )
+
+
 async def _wait_for_budget(
     budget: RetryBudget,
     clock: Callable[[], float],
@@ -271,13 +281,7 @@ async def with_retry(
                     delay = failures.next_delay(elapsed, jitter())
                     if delay is None:
                         break
-                    _log.info(
-                        "attempt %d failed, the next one comes in %.1f s: %s",
-                        number,
-                        delay,
-                        failures.last,
-                        extra={"elapsed_seconds": elapsed + delay},
-                    )
+                    _log_retry(number, failures.last, delay, elapsed)
                     await sleep(delay)
                     if budget is not None:
                         await _wait_for_budget(budget, clock, sleep, jitter)

@@ -16,7 +16,6 @@ from aioflux._concurrency.run_to_completion import run_to_completion, start_task
 from aioflux._services.base import Body
 from aioflux._transfer.counters import Counters
 from aioflux._transfer.deadlines import Deadlines
-from aioflux._transfer.prefault import Prefaulter
 from aioflux._transfer.retry import RetryBudget, with_retry
 from aioflux._values.stats import Progress
 from aioflux.errors import TransientError
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from aioflux._services.base import Service
     from aioflux._transfer.limits import Limits
+    from aioflux._values.meta import ObjectMeta
     from aioflux._values.stats import ProgressHook
     from aioflux.options import RetryPolicy, TransferOptions
 
@@ -62,7 +62,6 @@ class Session:
     pid: int = field(default_factory=os.getpid)
     budget: RetryBudget = field(init=False)
     deadlines: Deadlines = field(init=False)
-    prefaulter: Prefaulter = field(default_factory=Prefaulter)
 
     def __post_init__(self) -> None:
         retry = self.retry
@@ -125,16 +124,16 @@ class Session:
                 try:
                     result = await attempt(1)
                 except TransientError as exc:
-                    self._count_failure(key, exc, num_cuts)
+                    self.count_failure(key, exc, num_cuts)
                     after = exc
                 except BaseException as exc:
-                    self._count_failure(key, exc, num_cuts)
+                    self.count_failure(key, exc, num_cuts)
                     is_cancelled = is_outermost and isinstance(exc, asyncio.CancelledError)
                     if is_cancelled and self.deadlines.pop_expired(task):
                         raise self.deadline_error(key, started_at) from exc
                     raise
                 else:
-                    self._count_success(key, result, num_bytes, started_at)
+                    self.count_success(key, result, num_bytes, started_at)
                     return result
                 finally:
                     if is_outermost:
@@ -163,28 +162,16 @@ class Session:
         try:
             result = await attempt(number)
         except BaseException as exc:
-            self._count_failure(key, exc, num_cuts)
+            self.count_failure(key, exc, num_cuts)
             raise
-        self._count_success(key, result, num_bytes, started_at, was_retry=True)
+        self.count_success(key, result, num_bytes, started_at, was_retry=True)
         return result
 
-    # For a request without a task: the steps of `call` around its first attempt.
+    async def head(self, key: str, generation: str = "") -> ObjectMeta:
+        """Read the metadata of an object."""
+        return await self.call(key, lambda _: self.service.head(key, generation=generation))
 
-    def finish_attempt(self, key: str, result: object, num_bytes: int, started_at: float) -> None:
-        """Count a first attempt that succeeded, and release what it held."""
-        self.limits.bytes.release(num_bytes)
-        self._count_success(key, result, 0, started_at)
-
-    def fail_attempt(self, key: str, error: BaseException, num_cuts: int, num_bytes: int) -> None:
-        """Count a first attempt that failed, and release what it held."""
-        self.limits.bytes.release(num_bytes)
-        self._count_failure(key, error, num_cuts)
-
-    def undo_attempt(self, num_bytes: int) -> None:
-        """Uncount an attempt that was never sent, and release what it held."""
-        self.counters.num_requests -= 1
-        self.counters.num_in_flight -= 1
-        self.limits.release(num_bytes)
+    # Called for requests without a task, too.
 
     def count_start(self) -> float:
         """Count an attempt that starts, and return the monotonic clock's time."""
@@ -193,8 +180,14 @@ class Session:
         counters.num_in_flight += 1
         return self.clock()
 
-    def _count_failure(self, key: str, error: BaseException, num_cuts: int) -> None:
-        """Count an attempt that failed, and release its slot."""
+    def count_failure(self, key: str, error: BaseException, num_cuts: int) -> None:
+        """Count an attempt that failed, and release its slot.
+
+        Args:
+            key: Name of the object.
+            error: The failure.
+            num_cuts: `AdaptiveLimit.num_cuts` when it was sent.
+        """
         counters, requests = self.counters, self.limits.requests
         counters.num_in_flight -= 1
         counters.num_failures += 1
@@ -205,7 +198,7 @@ class Session:
         if isinstance(error, TransientError):
             self.count_bytes(key, num_received=error.num_bytes_received)
 
-    def _count_success(
+    def count_success(
         self,
         key: str,
         result: object,
@@ -286,7 +279,6 @@ class Session:
                 if pending:
                     break  # they fail with the connections, and log it
         self.deadlines.close()
-        self.prefaulter.close()
         await self.service.aclose()
 
     def count_bytes(self, key: str, *, num_received: int = 0, num_sent: int = 0) -> None:

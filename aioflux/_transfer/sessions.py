@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from aioflux._transfer.counters import StoreCounters
 from aioflux._transfer.limits import Limits
 from aioflux._transfer.session import Session
-from aioflux.options import CleanupTimeouts
+from aioflux.options import longest_cleanup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aioflux._services.base import Service
     from aioflux._values.stats import ProgressHook, StoreStats
-    from aioflux.options import RetryPolicy, TransferOptions
+    from aioflux.options import CleanupTimeouts, RetryPolicy, TransferOptions
 
-__all__ = ["Sessions", "live_sessions", "longest_cleanup"]
+__all__ = ["Sessions", "live_sessions", "longest_cleanup_of_all"]
 
 _live: weakref.WeakSet[Sessions] = weakref.WeakSet()
 
@@ -122,8 +121,6 @@ def live_sessions() -> list[Sessions]:
             continue
 
 
-def longest_cleanup() -> CleanupTimeouts:
+def longest_cleanup_of_all() -> CleanupTimeouts:
     """Return times for clean-up, each the longest of the stores of this process."""
-    times = [each.cleanup_timeouts for each in live_sessions()] or [CleanupTimeouts()]
-    names = [each.name for each in fields(CleanupTimeouts)]
-    return CleanupTimeouts(**{name: max(getattr(each, name) for each in times) for name in names})
+    return longest_cleanup(each.cleanup_timeouts for each in live_sessions())

@@ -168,7 +168,8 @@ class SmallReadLoop:
             self._on_failure(exc)
             return
         try:
-            session.finish_attempt(self._request.key, body, self._end, self.started_at)
+            session.limits.bytes.release(self._end)
+            session.count_success(self._request.key, body, 0, self.started_at)
             found = None if body is None else check_small(session, body, self._end, self._meta)
         except Exception as exc:  # raised by the progress hook
             self._budget.change(-self._end)
@@ -184,7 +185,10 @@ class SmallReadLoop:
         """Go on without a response, for the reason given."""
         error = self._session.service.fail_get(self._request, self._pop_exchange(), exception)
         if error is None:
-            self._session.undo_attempt(self._end)
+            # It was never sent.
+            self._session.counters.num_requests -= 1
+            self._session.counters.num_in_flight -= 1
+            self._session.limits.release(self._end)
             self._fall_back(NO_ATTEMPT)
         else:
             self._on_failure(error)
@@ -272,13 +276,15 @@ class SmallReadLoop:
     def _abort_request(self, error: BaseException) -> None:
         """End the request under way, which counts as failed with `error`."""
         self._session.service.abort_get(self._pop_exchange())
-        self._session.fail_attempt(self._request.key, error, self._num_cuts, self._end)
+        self._session.limits.bytes.release(self._end)
+        self._session.count_failure(self._request.key, error, self._num_cuts)
         self._budget.change(-self._end)
 
     def _on_failure(self, error: Exception) -> None:
         """Fail the item, or fall back to a coroutine that tries again."""
+        self._session.limits.bytes.release(self._end)
         try:
-            self._session.fail_attempt(self._request.key, error, self._num_cuts, self._end)
+            self._session.count_failure(self._request.key, error, self._num_cuts)
         except Exception as exc:  # raised by the progress hook
             error = exc
         if isinstance(error, TransientError):

@@ -13,30 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from aioflux._concurrency.byte_budget import ByteBudget
-from aioflux._services.base import Precondition, WriteRequest
-from aioflux._transfer.ambiguous_writes import (
-    AmbiguousWrite,
-    ResendLimit,
-    find_written,
-    send_write,
-)
+from aioflux._services.base import Precondition, Source, WriteRequest
+from aioflux._transfer.ambiguous_writes import AmbiguousWrite, ResendLimit, find_written, send_write
 from aioflux._transfer.conditions import require
+from aioflux._transfer.delete import delete
 from aioflux._transfer.initiate import Initiation
 from aioflux._transfer.prefault import prefault
-from aioflux._transfer.publish import delete_temporary, publish, remove_temporary
 from aioflux._transfer.put import compare_stored, put_once
-from aioflux._transfer.temp_keys import TEMPORARY_PREFIX, new_temporary_key
+from aioflux._transfer.range_plan import plan_part_size
+from aioflux._transfer.temp_keys import new_temporary_key
 from aioflux._values.checksums import combine_crc32c, crc32c
-from aioflux.errors import (
-    AiofluxError,
-    ChecksumError,
-    NotFoundError,
-    StorageError,
-)
+from aioflux.errors import AiofluxError, ChecksumError, NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -45,7 +37,7 @@ if TYPE_CHECKING:
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["TEMPORARY_PREFIX", "ObjectWriter", "plan_part_size", "put"]
+__all__ = ["ObjectWriter", "put"]
 
 _log = logging.getLogger("aioflux")
 
@@ -54,16 +46,6 @@ _INTERRUPTIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, Syst
 _INITIATE_WAIT_SECONDS = 0.5
 """Time that an abort waits for the id of an upload that is being initiated, before it looks for the
 upload in a listing."""
-
-
-def plan_part_size(number: int, part_size_bytes: int) -> int:
-    """Return the size of part `number`, from 1, in bytes.
-
-    The size doubles every 900 parts, so that 10,000 parts hold the largest object (5 TiB) whatever
-    the first size is: even with 5 MiB they hold 900 x 5 MiB x (1 + 2 + ... + 2^10), which is 8.8
-    TiB.
-    """
-    return min(part_size_bytes << ((number - 1) // 900), 5 * 1024**3)
 
 
 async def put(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
@@ -195,7 +177,7 @@ class ObjectWriter:
         self._session.open_transfers.discard(self)
         self._initiation.forget()
         if self._is_temporary and self._completing:
-            await remove_temporary(self._session, self._key, self._uri)
+            await self._remove_temporary()
 
     async def end(self) -> None:
         """Abort because the store is closed: the next write raises that."""
@@ -258,7 +240,7 @@ class ObjectWriter:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._initiation.abort()
         if self._is_temporary and self._completing:
-            await delete_temporary(self._session, self._key)
+            await self._delete_temporary()
 
     async def _begin(self) -> None:
         if self._initiating is None:
@@ -427,7 +409,7 @@ class ObjectWriter:
         self._completing = True
         meta = await self._complete_upload([part for part, _ in stored], checksum)
         await compare_stored(self._session, meta, checksum)
-        return await publish(self._session, self._request, meta) if self._is_temporary else meta
+        return await self._publish(meta) if self._is_temporary else meta
 
     async def _complete_upload(self, parts: list[UploadedPart], checksum: int) -> ObjectMeta:
         session, upload_id = self._session, self._initiation.upload_id
@@ -456,6 +438,35 @@ class ObjectWriter:
             if ambiguous.maybe_done:
                 raise self._unknown_error() from exc
             raise
+
+    async def _publish(self, temporary: ObjectMeta) -> ObjectMeta:
+        """Publish the temporary object by a compose of one source, which takes a precondition."""
+        session, request = self._session, self._request
+        source = Source(key=temporary.key, generation=temporary.generation)
+        return await send_write(
+            session,
+            request,
+            lambda: session.service.compose(request, [source]),
+            lambda: find_written(session, request, size=temporary.size, crc32c=temporary.crc32c),
+            find_if_throttled=True,
+        )
+
+    async def _delete_temporary(self) -> None:
+        with suppress(NotFoundError):
+            await delete(self._session, self._key)
+
+    async def _remove_temporary(self) -> None:
+        """Delete the temporary object; a failure is logged, as the object itself is written."""
+        try:
+            await self._session.clean_up(self._delete_temporary)
+        except (AiofluxError, TimeoutError) as exc:
+            _log.warning(
+                "%s was written, but its temporary object %s is still there, `Store.clean` removes "
+                "it: %s",
+                self._uri,
+                self._session.service.uri(self._key),
+                exc,
+            )
 
     def _unknown_error(self) -> StorageError:
         return StorageError(

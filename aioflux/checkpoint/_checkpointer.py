@@ -24,19 +24,26 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from aioflux import _bridge
 from aioflux.checkpoint._format.commit import new_save_id, step_prefix
 from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.history import SaveRecord, read_history
-from aioflux.checkpoint._maintain.retention import Pruned, Retention, prune
+from aioflux.checkpoint._maintain.retention import Pruned, prune
+from aioflux.checkpoint._maintain.retention_rules import Retention
 from aioflux.checkpoint._save.handle import SaveHandle, wait_for_any
-from aioflux.checkpoint._save.job import Compression, Job, SaveResult, UploadSettings
+from aioflux.checkpoint._save.job import (
+    Compression,
+    Job,
+    SaveResult,
+    StagedState,
+    UploadSettings,
+)
 from aioflux.checkpoint._save.loop_uploader import LoopUploader, Uploader
 from aioflux.checkpoint._save.process_uploader import ProcessUploader
 from aioflux.checkpoint._save.ranks import open_ranks
-from aioflux.checkpoint._save.staging import ArenaLayout, Staged, Stager
+from aioflux.checkpoint._save.staging import Arena, ArenaLayout, Stager
 from aioflux.checkpoint._save.state_spec import (
     CachingPlanner,
     RankSavePlan,
@@ -46,6 +53,7 @@ from aioflux.checkpoint._save.state_spec import (
 from aioflux.checkpoint._schedule import Schedule, StopSignals
 from aioflux.checkpoint._store.commits import list_steps, uri_below
 from aioflux.checkpoint.dcp import _load_step as _step
+from aioflux.checkpoint.dcp import load_state
 from aioflux.errors import (
     AiofluxError,
     CheckpointCorruptError,
@@ -71,6 +79,15 @@ _log = logging.getLogger("aioflux")
 
 _CHECK_SECONDS = 5.0
 """Time that the constructor takes at most for a server that does not answer."""
+
+
+class _InFlight(NamedTuple):
+    """A save under way."""
+
+    handle: SaveHandle
+    arena: Arena | None
+    pickled_bytes: int
+    """Bytes that are in no arena."""
 
 
 class Checkpointer:
@@ -165,8 +182,8 @@ class Checkpointer:
         self._stager = Stager(
             max_staged_bytes, is_shared=staging == "process", on_drop=self._uploader.release
         )
-        self._lock = _bridge.OwnLock()
-        self._in_flight: list[tuple[SaveHandle, Staged]] = []
+        self._lock = _bridge.ForkSafeLock()
+        self._in_flight: list[_InFlight] = []
         self._ended: list[SaveHandle] = []
         self._protected: set[int] = set()
         self._loaded_step: int | None = None
@@ -190,7 +207,7 @@ class Checkpointer:
     def _check_conditions(self) -> None:
         """Warn if the server ignores the conditions by which saves are kept apart."""
         try:
-            missing = _bridge.run(_check_conditions(self._store))
+            missing = _bridge.run(_missing_conditions(self._store))
         except UnsupportedError as exc:
             warnings.warn(
                 f"checkpoints below {self.uri} can be loaded, and saving is refused: {exc}; one "
@@ -298,7 +315,7 @@ class Checkpointer:
             CheckpointError: The state cannot be planned, as one with a sparse or quantized tensor,
                 or a rank does not answer.
         """
-        with self._lock.mine:
+        with self._lock.current:
             handle = self._save(step, state, metrics or {})
         if self.is_stopping:
             seconds = self._signals.seconds_left
@@ -324,10 +341,10 @@ class Checkpointer:
         with self._announced(step, save_id):
             plan = self._planner.plan(spec, is_known=is_known)
             layout = self._wait_for_memory(plan)
-            staged, numbers, failure = Staged(), dict[str, float](), None
+            staged, arena, numbers, failure = StagedState(), None, dict[str, float](), None
             try:
                 numbers = {name: float(value) for name, value in metrics.items()}
-                staged = self._stager.stage(plan, layout)
+                staged, arena = self._stager.stage(plan, layout)
             except Exception as exc:  # the other ranks wait for the outcome of this one
                 failure, numbers = exc, {}
             job = Job(
@@ -335,11 +352,7 @@ class Checkpointer:
                 save_id=save_id,
                 rank=self._ranks.rank,
                 world_size=self._ranks.world_size,
-                arena=staged.arena.number if staged.arena is not None else 0,
-                size=staged.size,
-                tail=staged.tail,
-                items=staged.items,
-                element_sizes=staged.element_sizes,
+                staged=staged,
                 global_plan=plan.global_plan,
                 metrics=numbers,
                 protected=tuple(self._protected),
@@ -348,7 +361,7 @@ class Checkpointer:
                 staged_seconds=time.perf_counter() - clock,
                 failure=f"{type(failure).__name__}: {failure}" if failure is not None else "",
             )
-            handle = self._submit(job, staged)
+            handle = self._submit(job, arena)
         if failure is not None:
             handle.exception()
             raise failure
@@ -371,27 +384,31 @@ class Checkpointer:
         """Wait until there is memory to stage a plan, and return its layout."""
         layout = self._stager.lay_out(plan)
         # Arenas that an interrupt left between staging and upload.
-        self._stager.reclaim(staged.arena for _, staged in self._in_flight)
+        self._stager.reclaim(each.arena for each in self._in_flight)
         # The last save has a deadline, and does not wait.
         while not self.is_stopping and not self._stager.has_memory_for(
-            layout, self._pickled_bytes()
+            layout, sum(each.pickled_bytes for each in self._in_flight)
         ):
-            wait_for_any([handle for handle, _ in self._in_flight])
-            self._reap()
+            self._wait_for_any()
         return layout
 
-    def _submit(self, job: Job, staged: Staged) -> SaveHandle:
+    def _wait_for_any(self) -> None:
+        wait_for_any([each.handle for each in self._in_flight])
+        self._reap()
+
+    def _submit(self, job: Job, arena: Arena | None) -> SaveHandle:
         """Pass a staged state to the uploader."""
         handle = SaveHandle(
             job.step,
-            staged.num_bytes,
+            job.staged.num_bytes,
             uri=self.uri,
             rank=job.rank,
             world_size=job.world_size,
         )
         try:
-            self._in_flight.append((handle, staged))
-            self._uploader.submit(job, staged.arena, handle)
+            pickled_bytes = job.staged.num_bytes - job.staged.size
+            self._in_flight.append(_InFlight(handle, arena, pickled_bytes))
+            self._uploader.submit(job, arena, handle)
         except BaseException as exc:  # such as Ctrl-C
             # A job that was submitted is run all the same, and uses its arena until then.
             if not handle.is_attached:
@@ -435,15 +452,11 @@ class Checkpointer:
 
     def _reap(self) -> None:
         """Take back the memory of saves that have ended."""
-        for handle, staged in [each for each in self._in_flight if each[0].done()]:
-            self._in_flight.remove((handle, staged))
-            self._ended.append(handle)
-            if staged.arena is not None:
-                self._stager.free(staged.arena)
-
-    def _pickled_bytes(self) -> int:
-        """Return the bytes of saves under way that are in no arena."""
-        return sum(staged.num_bytes - staged.size for _, staged in self._in_flight)
+        for each in [each for each in self._in_flight if each.handle.done()]:
+            self._in_flight.remove(each)
+            self._ended.append(each.handle)
+            if each.arena is not None:
+                self._stager.free(each.arena)
 
     def _unseen_error(self) -> BaseException | None:
         """Return the first error of an earlier save that was not read from its handle."""
@@ -488,7 +501,7 @@ class Checkpointer:
             raise ValueError("map_location has no effect with into: its tensors are where they are")
         failure: BaseException | None = None
         failed: int | None = None
-        with self._lock.mine:
+        with self._lock.current:
             for found in self._candidates(step):
                 uri = uri_below(self._store, step_prefix(found))
                 if failed is not None and found < failed:
@@ -517,8 +530,8 @@ class Checkpointer:
 
     def _load_from(self, uri: str, into: Any, map_location: Any, weights_only: bool) -> Any:
         if into is None:
-            return _step.load_whole(
-                uri, map_location=map_location, weights_only=weights_only, options=self._options
+            return load_state(
+                uri, map_location=map_location, weights_only=weights_only, **self._options
             )
         _step.load_into(uri, into, self._ranks, weights_only=weights_only, options=self._options)
         return into
@@ -605,7 +618,7 @@ class Checkpointer:
         """Wait for saves that cannot outlive the process, and log a failure; `close` raises it."""
         if self._is_closed or self._pid != os.getpid():
             return
-        self._uploader.wait_at_exit([handle for handle, _ in self._in_flight])
+        self._uploader.wait_at_exit([each.handle for each in self._in_flight])
         if (failure := self._unseen_error()) is not None:
             _log.error("a save to %s failed, and its handle was not read: %s", self.uri, failure)
 
@@ -617,12 +630,11 @@ class Checkpointer:
         Raises:
             AiofluxError: A save failed, and its handle was not read.
         """
-        with self._lock.mine:
+        with self._lock.current:
             if self._is_released:
                 return
             while self._in_flight:
-                wait_for_any([handle for handle, _ in self._in_flight])
-                self._reap()
+                self._wait_for_any()
             self._is_closed = True
             _open.discard(self)
             self._signals.restore()
@@ -637,7 +649,7 @@ class Checkpointer:
                 raise failure
 
 
-async def _check_conditions(store: Store) -> Sequence[str]:
+async def _missing_conditions(store: Store) -> Sequence[str]:
     async with asyncio.timeout(_CHECK_SECONDS):
         return await store.check_conditions()
 

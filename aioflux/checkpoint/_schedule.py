@@ -76,12 +76,7 @@ class StopSignals:
         return max(0.0, self._asked + self._deadline_seconds - time.monotonic())
 
     def install(self, signals: Sequence[int], deadline_seconds: float) -> None:
-        """Install handlers, from the main thread.
-
-        Args:
-            signals: Their numbers.
-            deadline_seconds: Time from the signal to the end of the last save, in seconds.
-        """
+        """Install handlers, from the main thread."""
         self._deadline_seconds = deadline_seconds
         for number in signals:
             if number not in self._before:

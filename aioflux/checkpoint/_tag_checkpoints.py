@@ -1,35 +1,83 @@
-"""Checkpoints of named parts under a tag, for packages that adapt another library to them.
+"""Checkpoints for packages that adapt another library to them.
 
-save: pickle_state -> write_part, several times -> TagSave commits what all ranks wrote
-load: read_tag -> read_part
+Checkpoints of named parts under a tag:
+
+    save: pickle_state -> write_part, several times -> TagSave commits what all ranks wrote
+    load: read_tag -> read_part
+
+Objects that torch.save wrote: save_by_torch, and read_into_memory for a load.
+
+Names that need torch are imported on first use: the node daemon of Nebula has none.
 """
 
 from __future__ import annotations
 
-from aioflux.checkpoint._format.commit import StoredObject, new_save_id
-from aioflux.checkpoint._maintain.tags import is_valid, read_part, read_tag
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from aioflux.checkpoint._format.commit import COMMIT_KEY, StoredObject, is_save_id, new_save_id
+from aioflux.checkpoint._maintain.tags import (
+    StoredTag,
+    is_valid,
+    keep_newest,
+    list_tags,
+    read_part,
+    read_tag,
+    remove_tag,
+)
 from aioflux.checkpoint._save.job import Job, UploadSettings
-from aioflux.checkpoint._save.ranks import Ranks, open_ranks
-from aioflux.checkpoint._save.staging import Arena
-from aioflux.checkpoint._save.state_pickle import pickle_state
 from aioflux.checkpoint._save.tag_save import PartData, TagSave, tag_job, write_part
+from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
 from aioflux.checkpoint._store.objects import open_checkpoint
+from aioflux.checkpoint._store.tag_names import quote_name
+
+if TYPE_CHECKING:
+    from aioflux.checkpoint._save.ranks import Ranks, open_ranks
+    from aioflux.checkpoint._save.save import save_by_torch
+    from aioflux.checkpoint._save.staging import Arena
+    from aioflux.checkpoint._save.state_pickle import pickle_state
 
 __all__ = [
+    "COMMIT_KEY",
     "Arena",
     "Job",
+    "MemoryFile",
     "PartData",
     "Ranks",
     "StoredObject",
+    "StoredTag",
     "TagSave",
     "UploadSettings",
+    "is_save_id",
     "is_valid",
+    "keep_newest",
+    "list_tags",
     "new_save_id",
     "open_checkpoint",
     "open_ranks",
     "pickle_state",
+    "quote_name",
+    "read_into_memory",
     "read_part",
     "read_tag",
+    "remove_tag",
+    "save_by_torch",
     "tag_job",
     "write_part",
 ]
+
+_WITH_TORCH = {
+    "Arena": "staging",
+    "Ranks": "ranks",
+    "open_ranks": "ranks",
+    "pickle_state": "state_pickle",
+    "save_by_torch": "save",
+}
+"""Names whose modules import torch, and those modules."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"aioflux.checkpoint._save.{_WITH_TORCH[name]}")
+    return getattr(module, name)

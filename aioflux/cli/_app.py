@@ -61,13 +61,13 @@ def _group(
         os.environ[DEBUG] = "1"
 
 
-def run_app(arguments: list[str] | None = None) -> int:
+def run_app() -> int:
     """Run one command and return its exit status; every error becomes one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=UNENCODABLE)
     try:
-        status = app(args=arguments, prog_name="aioflux", standalone_mode=False)
+        status = app(prog_name="aioflux", standalone_mode=False)
     except EndedBySignal as exc:
         if exc.number == signal.SIGPIPE:
             _discard_stdout()

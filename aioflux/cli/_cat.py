@@ -9,7 +9,7 @@ import typer
 
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, write_stdout
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, open_root, parse_arguments
+from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
 
 if TYPE_CHECKING:
     from aioflux.cli._uri_or_path import UriOrPath
@@ -40,7 +40,7 @@ def cat(
     An object that cannot be read is an error, and the next one is written. A whole object is
     verified with its crc32c before its last bytes are written.
     """
-    arguments, access = parse_arguments(uris, endpoint_url, anonymous=anonymous)
+    arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
     start, end = _parse_range(range_)
 
     async def work() -> int:
@@ -51,8 +51,7 @@ def cat(
     async def write(argument: UriOrPath) -> None:
         if not argument.may_be_object():
             raise ValueError(f"{argument.text} is a bucket or directory; cat takes objects")
-        root, key = argument.split(follow=True)
-        async with open_root(root, access) as store:
+        async with argument.open(follow=True) as (store, key):
             await _write(store, key, start, end)
 
     return run(work)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aioflux._values.uri import join_uri
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._text import format_count, format_time, json_line, one_line, parse_age
@@ -14,9 +15,7 @@ from aioflux.cli._uri_or_path import (
     Endpoint,
     Json,
     as_prefix,
-    open_root,
     parse_root_argument,
-    uri_of,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def clean(
     --json: type ("upload" or "object"), uri; for uploads also upload_id and initiated (RFC 3339).
     Uploads come first, each kind by key.
     """
-    argument, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
     try:
         seconds = parse_age(older_than)
     except ValueError as exc:
@@ -62,8 +61,7 @@ def clean(
     from aioflux.checkpoint._maintain.orphans import clean_store
 
     async def work() -> int:
-        root, key = argument.split()
-        async with open_root(root, access) as store:
+        async with argument.open() as (store, key):
             result = await clean_store(
                 store, as_prefix(key), older_than_seconds=seconds, dry_run=dry_run
             )
@@ -86,13 +84,13 @@ def _rows(result: CleanResult, store: Store) -> list[dict[str, Any]]:
     uploads: list[dict[str, Any]] = [
         {
             "type": "upload",
-            "uri": uri_of(store, upload.key),
+            "uri": join_uri(store.uri, upload.key),
             "upload_id": upload.upload_id,
             "initiated": format_time(upload.initiated),
         }
         for upload in result.aborted
     ]
-    return uploads + [{"type": "object", "uri": uri_of(store, key)} for key in result.removed]
+    return uploads + [{"type": "object", "uri": join_uri(store.uri, key)} for key in result.removed]
 
 
 def _line(row: dict[str, Any], *, dry_run: bool) -> str:

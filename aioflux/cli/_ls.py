@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aioflux._values.uri import join_uri
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._text import (
@@ -25,18 +26,14 @@ from aioflux.cli._uri_or_path import (
     Endpoint,
     Json,
     as_prefix,
-    open_root,
     parse_arguments,
-    uri_of,
 )
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
-    from aioflux.cli._uri_or_path import Access, UriOrPath
+    from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
 __all__ = ["ls"]
@@ -76,11 +73,9 @@ def ls(
     if manifest:
         if len(uris) > 1 or long or as_json:
             raise typer.BadParameter("--manifest takes one URI, and neither --long nor --json")
-        [source, target], access = parse_arguments(
-            [*uris, manifest], endpoint_url, anonymous=anonymous
-        )
-        return run(lambda: _save_manifest(source, target, access))
-    arguments, access = parse_arguments(uris, endpoint_url, anonymous=anonymous)
+        source, target = parse_arguments([*uris, manifest], endpoint_url, anonymous=anonymous)
+        return run(lambda: _save_manifest(source, target))
+    arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
     printer = _Printer(long=long, as_json=as_json)
 
     async def work() -> int:
@@ -90,7 +85,7 @@ def ls(
         return report.finish()
 
     async def show(argument: UriOrPath) -> None:
-        await _list(argument, access, printer, recursive=recursive)
+        await _list(argument, printer, recursive=recursive)
 
     return run(work)
 
@@ -104,19 +99,19 @@ class _Printer:
     num_objects: int = 0
     num_bytes: int = 0
 
-    async def print_objects(self, metas: Sequence[ObjectMeta]) -> None:
-        """Print a page of objects."""
-        self.num_objects += len(metas)
-        self.num_bytes += sum(meta.size for meta in metas)
-        await print_lines("\n".join(map(self._line, metas)))
+    async def print_object(self, meta: ObjectMeta) -> None:
+        self.num_objects += 1
+        self.num_bytes += meta.size
+        await print_lines(self._line(meta))
 
     async def print_page(self, store: Store, page: Listing) -> None:
-        """Print a page of one level, objects and prefixes by key."""
+        """Print a page, objects and prefixes by key."""
         rows = [(meta.key, self._line(meta)) for meta in page]
-        prefixes = [(prefix, self._prefix(uri_of(store, prefix))) for prefix in page.prefixes]
+        prefixes = [(prefix, self._prefix(join_uri(store.uri, prefix))) for prefix in page.prefixes]
         self.num_objects += len(rows)
         self.num_bytes += sum(page.sizes)
-        await print_lines("\n".join(line for _, line in heapq.merge(rows, prefixes)))
+        lines = sorted(rows + prefixes, key=itemgetter(0))
+        await print_lines("\n".join(line for _, line in lines))
 
     async def print_total(self) -> None:
         """Print the total of a long listing."""
@@ -138,46 +133,37 @@ class _Printer:
         return f"{'':>14}  {'':<24}  {one_line(uri)}" if self.long else one_line(uri)
 
 
-async def _list(argument: UriOrPath, access: Access, printer: _Printer, *, recursive: bool) -> None:
-    root, key = argument.split(follow=True)
-    async with open_root(root, access) as store:
+async def _list(argument: UriOrPath, printer: _Printer, *, recursive: bool) -> None:
+    async with argument.open(follow=True) as (store, key):
         prefix = as_prefix(key)
         found = False
         if prefix != key and (meta := await find(store, key)):
             uri = str(argument.location) if argument.is_link() else meta.uri
-            await printer.print_objects([replace(meta, uri=uri)])
+            await printer.print_object(replace(meta, uri=uri))
             found = True
-        if recursive:
-            pages = store.list_pages(prefix)
-            async with aclosing(pages):
-                async for metas in pages:
-                    await printer.print_objects(metas)
-                    found = True
-        else:
-            levels = store.list_pages(prefix, delimiter="/")
-            async with aclosing(levels):
-                async for page in levels:
-                    await printer.print_page(store, page)
-                    found = True
+        pages = store.list_pages(prefix, delimiter="" if recursive else "/")
+        async with aclosing(pages):
+            async for page in pages:
+                await printer.print_page(store, page)
+                found = True
     if not found and (key or argument.is_missing()):
         uri = str(argument.location)
         raise NotFoundError(f"there is no object or prefix {uri}; check the spelling", uri=uri)
 
 
-async def _save_manifest(source_uri: UriOrPath, target: UriOrPath, access: Access) -> int:
+async def _save_manifest(source_uri: UriOrPath, target: UriOrPath) -> int:
     """Store the listing of everything below a uri."""
-    root, key = target.split()
-    if not key:
+    if not target.split()[1]:
         raise typer.BadParameter(f"--manifest {target.text}: a manifest is an object; add a name")
-    async with open_root(str(source_uri.location), access) as source:
+    async with source_uri.open_root(str(source_uri.location)) as source:
         listing = await source.list_all()
         if not listing:
             raise NotFoundError(
                 f"there is no object below {source.uri}; check the spelling", uri=source.uri
             )
-    async with open_root(root, access) as store:
-        uri = uri_of(store, key)
-        others = [index for index, at in enumerate(listing.keys) if uri_of(source, at) != uri]
+    async with target.open() as (store, key):
+        uri = join_uri(store.uri, key)
+        others = [index for index, at in enumerate(listing.keys) if join_uri(source.uri, at) != uri]
         if len(others) < len(listing):
             listing = listing.pick(others)
         await store.put(key, listing.to_bytes())

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import concurrent.futures
 import os
 import sys
 import threading
 import traceback
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflux.cli._text import describe
@@ -29,6 +29,7 @@ __all__ = [
     "print_error",
     "print_lines",
     "print_notice",
+    "write_all",
     "write_stdout",
 ]
 
@@ -121,18 +122,23 @@ async def write_stdout(data: bytes | bytearray | memoryview) -> None:
     Raises:
         OSError: It cannot be written to.
     """
-    await call_in_daemon_thread(_write_all, data)
+    await call_in_daemon_thread(_write_stdout, data)
 
 
-def _write_all(data: bytes | bytearray | memoryview) -> None:
-    view = memoryview(data)
+def _write_stdout(data: bytes | bytearray | memoryview) -> None:
     try:
-        while view.nbytes:
-            view = view[os.write(1, view) :]
+        write_all(1, data)
     except BrokenPipeError:
         raise
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, "standard output") from exc
+
+
+def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
+    """Write all bytes to a descriptor, which may take less at once."""
+    view = memoryview(data)
+    while view.nbytes:
+        view = view[os.write(descriptor, view) :]
 
 
 async def call_in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
@@ -140,25 +146,14 @@ async def call_in_daemon_thread(function: Callable[..., T], *arguments: Any) -> 
 
     Neither a cancellation nor the end of the process waits for it.
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def finish(result: T | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]  # a result without an error
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only left
 
     def call() -> None:
-        result, error = None, None
         try:
-            result = function(*arguments)
+            outcome.set_result(function(*arguments))
         except Exception as exc:  # raised where the result is awaited
-            error = exc
-        with suppress(RuntimeError):  # the loop has ended in the meantime
-            loop.call_soon_threadsafe(finish, result, error)
+            outcome.set_exception(exc)
 
     threading.Thread(target=call, daemon=True).start()
-    return await outcome
+    return await asyncio.wrap_future(outcome)

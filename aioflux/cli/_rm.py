@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aioflux._values.uri import join_uri
 from aioflux.cli._event_loop import run
 from aioflux.cli._ls import find
 from aioflux.cli._output import Report, print_lines
@@ -16,9 +17,7 @@ from aioflux.cli._uri_or_path import (
     Anonymous,
     Endpoint,
     as_prefix,
-    open_root,
     parse_arguments,
-    uri_of,
 )
 from aioflux.errors import StorageError
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.cli._uri_or_path import Access, UriOrPath
+    from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
 __all__ = ["rm"]
@@ -53,13 +52,13 @@ def rm(
     object is deleted in the generation that was listed: one that is overwritten meanwhile is kept,
     and reported.
     """
-    arguments, access = parse_arguments(uris, endpoint_url, anonymous=anonymous)
+    arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
     report = Report()
     remover = _Remover(report, dry_run=dry_run)
 
     async def work() -> int:
         await report.for_each(
-            arguments, lambda argument: remover.remove(argument, access, recursive=recursive)
+            arguments, lambda argument: remover.remove(argument, recursive=recursive)
         )
         done = "would delete" if dry_run else "deleted"
         return report.finish(f"{done} {format_count(remover.num_deleted, 'object')}")
@@ -95,7 +94,7 @@ class _Remover:
         self._report = report
         self._dry_run = dry_run
 
-    async def remove(self, argument: UriOrPath, access: Access, *, recursive: bool) -> None:
+    async def remove(self, argument: UriOrPath, *, recursive: bool) -> None:
         """Delete the object or the prefix of one argument.
 
         Raises:
@@ -108,8 +107,7 @@ class _Remover:
             return
         if not recursive and not argument.may_be_object():
             raise ValueError(f"{argument.text} is a bucket or directory; use -r")
-        root, key = argument.split()
-        async with open_root(root, access) as store:
+        async with argument.open() as (store, key):
             if recursive:
                 await self._delete_below(argument, store, key)
             else:
@@ -149,6 +147,6 @@ class _Remover:
         result = await store.delete_many(keys)
         self.num_deleted += len(result.deleted)
         for name in result.missing if isinstance(keys[0], str) else ():
-            self._report.fail(f"there is no object {one_line(uri_of(store, name))}")
+            self._report.fail(f"there is no object {one_line(join_uri(store.uri, name))}")
         for error in result.errors.values():
             self._report.fail(error)

@@ -75,7 +75,7 @@ def serve(
     """Serve the API of Google Cloud Storage on this machine, for tests."""
     import msgspec
 
-    from aioflux.testing._serve import serve as run
+    from aioflux.testing._process import serve as run
     from aioflux.testing.gcs_server import GCSServer, Network
 
     _check_buckets(bucket or [])
@@ -111,7 +111,7 @@ def serve(
 def _check_buckets(names: list[str]) -> None:
     """Reject invalid bucket names as wrong usage."""
     from aioflux.testing.gcs_server import APIError
-    from aioflux.testing.gcs_server._names import check_bucket_name
+    from aioflux.testing.gcs_server._records import check_bucket_name
 
     try:
         for name in names:

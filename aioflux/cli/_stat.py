@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
-from aioflux.cli._text import format_size, json_line, meta_row, one_line
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, open_root, parse_arguments
+from aioflux.cli._text import json_line, meta_row, paragraph
+from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
 
 if TYPE_CHECKING:
     from aioflux.cli._uri_or_path import UriOrPath
@@ -27,7 +27,7 @@ def stat(
     anonymous: Anonymous = False,
 ) -> int:
     """Show all metadata of objects; an object that cannot be read does not stop the others."""
-    arguments, access = parse_arguments(uris, endpoint_url, anonymous=anonymous)
+    arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
 
     async def work() -> int:
         report = Report()
@@ -37,25 +37,10 @@ def stat(
     async def show(argument: UriOrPath) -> None:
         if not argument.may_be_object():
             raise ValueError(f"{argument.text} is a bucket or directory; stat takes objects")
-        root, key = argument.split(follow=True)
-        async with open_root(root, access) as store:
+        async with argument.open(follow=True) as (store, key):
             row = meta_row(await store.head(key))
         if argument.is_link():
             row["uri"] = str(argument.location)
-        await print_lines(json_line(row) if as_json else _paragraph(row))
+        await print_lines(json_line(row) if as_json else paragraph(row))
 
     return run(work)
-
-
-def _paragraph(row: dict[str, Any]) -> str:
-    lines = [one_line(row["uri"])]
-    for name, value in row.items():
-        if name in {"type", "uri", "metadata"}:
-            continue
-        text = f"{value} ({format_size(value)})" if name == "size" else str(value or "-")
-        lines.append(f"  {name.replace('_', ' ') + ':':<18}{one_line(text)}")
-    lines += [
-        f"  {'metadata:':<18}{one_line(f'{name}: {value}')}"
-        for name, value in row["metadata"].items()
-    ]
-    return "\n".join(lines)

@@ -29,6 +29,7 @@ __all__ = [
     "json_line",
     "meta_row",
     "one_line",
+    "paragraph",
     "parse_age",
     "prefix_row",
     "table",
@@ -131,7 +132,6 @@ def meta_row(meta: ObjectMeta) -> dict[str, Any]:
 
 
 def prefix_row(uri: str) -> dict[str, Any]:
-    """Return the JSON fields of a prefix."""
     return {"type": "prefix", "uri": uri}
 
 
@@ -143,6 +143,24 @@ def _valid(uri: str) -> str:
 def json_line(row: dict[str, Any]) -> str:
     """Return a row as JSON, in ASCII, on one line."""
     return json.dumps(row | {"uri": _valid(row["uri"])})
+
+
+def paragraph(row: Mapping[str, Any]) -> str:
+    """Format a row of JSON fields for people: its uri, and a line for each other field."""
+    fields = {name: value for name, value in row.items() if name not in {"type", "uri"}}
+    width = max(map(len, fields)) + 2
+    lines = [one_line(row["uri"])]
+    for name, value in fields.items():
+        texts = [str("-" if value in {None, ""} else value)] if not isinstance(value, dict) else []
+        if name == "size":
+            texts = [f"{value} ({format_size(value)})"]
+        elif name == "metrics":
+            texts = [format_metrics(value)]
+        elif name == "metadata":
+            texts = [f"{key}: {text}" for key, text in value.items()]
+        label = f"{name.replace('_', ' ')}:"
+        lines += [f"  {label:<{width}}{one_line(text)}" for text in texts]
+    return "\n".join(lines)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: frozenset[int]) -> str:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import os
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux._values.uri import Location, parse_uri, quote_path
+from aioflux._values.uri import Location, parse_uri, split_at_bucket
 from aioflux.errors import NotFoundError
 from aioflux.options import S3Access
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
 
     from aioflux.options import TransferOptions
     from aioflux.store import Store
 
 __all__ = [
-    "Access",
     "Anonymous",
     "Endpoint",
     "Json",
     "UriOrPath",
     "as_prefix",
-    "open_root",
     "parse_arguments",
     "parse_root_argument",
-    "uri_of",
 ]
 
 Endpoint = Annotated[
@@ -61,16 +59,6 @@ _SERVICES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """Options with which buckets are opened."""
-
-    endpoint_url: str | None = None
-    """Another endpoint; None for the default of the service or of the environment."""
-    anonymous: bool = False
-    """Whether to send requests without credentials."""
-
-
-@dataclass(frozen=True, slots=True)
 class UriOrPath:
     """One parsed argument."""
 
@@ -78,6 +66,10 @@ class UriOrPath:
     """The argument as given."""
     location: Location
     """Its location; for a plain path the scheme is `file`, and the key the absolute path."""
+    endpoint_url: str | None = None
+    """Another endpoint; None for the default of the service or of the environment."""
+    anonymous: bool = False
+    """Whether to send requests without credentials."""
 
     @property
     def is_local(self) -> bool:
@@ -97,11 +89,9 @@ class UriOrPath:
         return not key or key.endswith("/")
 
     def is_file(self) -> bool:
-        """Return whether it is a local file."""
         return self.is_local and os.path.isfile(self.path)
 
     def is_link(self) -> bool:
-        """Return whether it is a symbolic link on disk."""
         return self.is_local and os.path.islink(self.path)
 
     def may_be_object(self) -> bool:
@@ -121,7 +111,7 @@ class UriOrPath:
             follow: Use the target of a symbolic link, wherever that is.
         """
         if not self.is_local:
-            return str(Location(self.location.scheme, self.location.bucket, "")), self.location.key
+            return split_at_bucket(self.location)
         path = self.location.key
         if follow and self.is_link():
             path = os.path.realpath(path)
@@ -130,19 +120,46 @@ class UriOrPath:
         parent, name = os.path.split(path)
         return str(Location("file", "", parent)), name
 
+    @asynccontextmanager
+    async def open(self, *, follow: bool = False) -> AsyncIterator[tuple[Store, str]]:
+        """Open the store of `split`, and return it with the key or prefix."""
+        root, key = self.split(follow=follow)
+        async with self.open_root(root) as store:
+            yield store, key
 
-def _parse(text: str) -> UriOrPath:
+    def open_root(self, root: str, *, transfer: TransferOptions | None = None) -> Store:
+        """Open the store of `split`, or another uri, with the access of this argument."""
+        from aioflux.store import open_store
+
+        scheme = self.location.scheme
+        if scheme not in _SERVICES:
+            return open_store(root, transfer=transfer)
+        credentials: Any = None
+        if self.anonymous and scheme == "s3":
+            credentials = S3Access(anonymous=True)
+        elif self.anonymous and scheme == "az":
+            credentials = "anonymous"
+        elif self.anonymous:
+            from aioflux._auth.google import anonymous_credentials
+
+            credentials = anonymous_credentials()
+        return open_store(
+            root, transfer=transfer, endpoint_url=self.endpoint_url, credentials=credentials
+        )
+
+
+def _parse_location(text: str) -> Location:
     if not text:
         raise ValueError("a uri or path must not be empty")
     if "://" in text:
-        return UriOrPath(text, parse_uri(text))
+        return parse_uri(text)
     # Not normalized: the system resolves `..` behind a link.
-    return UriOrPath(text, Location("file", "", os.path.join(os.getcwd(), text)))
+    return Location("file", "", os.path.join(os.getcwd(), text))
 
 
 def parse_arguments(
     texts: Iterable[str], endpoint_url: str | None, *, anonymous: bool
-) -> tuple[list[UriOrPath], Access]:
+) -> list[UriOrPath]:
     """Parse arguments, uris if they contain `://`, and load the services that they need.
 
     Loading takes longer than everything else in a short command. Here, before the event loop
@@ -151,7 +168,7 @@ def parse_arguments(
     Raises:
         ValueError: An argument is not valid, or an option has no effect on any of them.
     """
-    arguments = [_parse(text) for text in texts]
+    arguments = [UriOrPath(text, _parse_location(text), endpoint_url, anonymous) for text in texts]
     schemes = {each.location.scheme for each in arguments} & set(_SERVICES)
     for name, is_given in (
         ("--endpoint-url", endpoint_url is not None),
@@ -167,51 +184,22 @@ def parse_arguments(
     import_module("aioflux.store")
     for scheme in sorted(schemes):
         import_module(_SERVICES[scheme])
-    return arguments, Access(endpoint_url, anonymous)
+    return arguments
 
 
-def parse_root_argument(
-    text: str, endpoint_url: str | None, *, anonymous: bool
-) -> tuple[UriOrPath, Access]:
+def parse_root_argument(text: str, endpoint_url: str | None, *, anonymous: bool) -> UriOrPath:
     """Parse one argument that names a bucket, a prefix or a directory that exists.
 
     Raises:
         NotFoundError: The local directory does not exist.
         ValueError: The argument is not valid.
     """
-    [root], access = parse_arguments([text], endpoint_url, anonymous=anonymous)
+    [root] = parse_arguments([text], endpoint_url, anonymous=anonymous)
     if root.is_local and not os.path.isdir(root.path):
         raise NotFoundError(f"there is no directory {root.text}", uri=str(root.location))
-    return root, access
-
-
-def open_root(root: str, access: Access, *, transfer: TransferOptions | None = None) -> Store:
-    """Open the store that `UriOrPath.split` returns."""
-    from aioflux.store import open_store
-
-    scheme = root.partition(":")[0]
-    if scheme not in _SERVICES:
-        return open_store(root, transfer=transfer)
-    credentials: Any = None
-    if access.anonymous and scheme == "s3":
-        credentials = S3Access(anonymous=True)
-    elif access.anonymous and scheme == "az":
-        credentials = "anonymous"
-    elif access.anonymous and scheme == "gs":
-        from aioflux._auth.google import anonymous_credentials
-
-        credentials = anonymous_credentials()
-    return open_store(
-        root, transfer=transfer, endpoint_url=access.endpoint_url, credentials=credentials
-    )
+    return root
 
 
 def as_prefix(key: str) -> str:
     """Return the prefix of everything below a key: with a `/` at its end, or empty."""
     return key if not key or key.endswith("/") else f"{key}/"
-
-
-def uri_of(store: Store, key: str) -> str:
-    """Return the whole uri of a key of a store."""
-    root = as_prefix(store.uri)
-    return root + (quote_path(key) if root.startswith("file:") else key)

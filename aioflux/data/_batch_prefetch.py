@@ -33,11 +33,6 @@ def predict_indices(
 
     Two batches are enough, or three of one index each: in a shuffled order, hardly ever two batches
     have the same distance in all their indices.
-
-    Args:
-        past: Earlier batches, in their order.
-        batch: The indices that are read now.
-        num_objects: One more than the largest index.
     """
     num_past = 2 if len(batch) == 1 else 1
     seen = [*past[-num_past:], batch]
@@ -102,12 +97,9 @@ class BatchPrefetcher:
     ) -> Samples:
         """Yield the samples of one batch, or the errors of objects.
 
-        Args:
-            indices: Listing indices of the batch.
-            num_objects: Objects of the dataset.
-            open_stream: Starts to read objects, in order and ahead of the consumer.
-            order: Returns the number of the epoch and its listing indices in the order in which
-                they may be read; always the same for one number.
+        `open_stream` reads objects in order and ahead of the consumer. `order` returns the number
+        of the epoch and its listing indices in the order in which they may be read, always the same
+        for one number.
         """
         if not self._is_predicted(indices):
             self.close()

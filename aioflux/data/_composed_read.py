@@ -70,7 +70,7 @@ def prepare(store: Store, compose: Compose, *, older_than_seconds: float = 86_40
             younger ones may belong to a live process.
 
     Returns:
-        Mode of reading: "auto" becomes "off" if composing is not possible.
+        Mode of reading: "auto" becomes "off" if composing is impossible.
 
     Raises:
         PermissionDeniedError: "on", and the credentials may not create or not delete objects.
@@ -136,7 +136,7 @@ def fetch_batches(
         store: Store of the objects.
         metas: Metadata of a listing; with "off" and "auto" keys too, which are read directly.
         compose: Result of `prepare`.
-        max_composite_bytes: Bytes of one composite, at most; 100 MB by default.
+        max_composite_bytes: Bytes of one composite, at most.
         clock: Measures the trials, in seconds.
 
     Raises:

@@ -88,8 +88,12 @@ class LoadCounters:
     """
 
     def __init__(self) -> None:
-        numbers: Any = torch.zeros(_MAX_ROWS * _WIDTH, dtype=torch.float64)
-        self._attach(numbers.share_memory_())
+        # The kernel zeroes it. `share_memory_` would copy it by OpenMP threads, and so hang in a
+        # process that was forked from one in which these had run.
+        num_bytes = _MAX_ROWS * _WIDTH * torch.float64.itemsize
+        storage: Any = torch.UntypedStorage
+        memory = storage._new_shared(num_bytes, device="cpu")  # noqa: SLF001  not public
+        self._attach(torch.empty(0, dtype=torch.float64).set_(memory))
 
     def _attach(self, numbers: torch.Tensor) -> None:
         self._numbers = numbers
@@ -106,9 +110,6 @@ class LoadCounters:
             LoadCounters.__init__(self)
         else:
             self._attach(state["numbers"])
-
-    def __repr__(self) -> str:
-        return f"<LoadCounters {self.snapshot()}>"
 
     def start_clock(self) -> Self:
         """Start an iteration; the time since the last one is not counted."""
@@ -137,9 +138,9 @@ class LoadCounters:
         self._advance_clock(row, now)
         self._view[row + _WAITED] += now - since
 
-    def count_skipped(self, num_samples: int = 1) -> None:
-        """Count samples that were skipped."""
-        self._view[_row() + _SKIPPED] += num_samples
+    def count_skipped(self) -> None:
+        """Count a sample that was skipped."""
+        self._view[_row() + _SKIPPED] += 1
 
     def update_retries(self, num_retries: int) -> None:
         """Count by how many `StoreStats.num_retries` has risen since the last call here.
@@ -201,10 +202,6 @@ class LoadCounters:
             for number, (base, column) in enumerate(zip(_BASES, _COUNTS, strict=True)):
                 sums[number] += view[row + column] - view[row + base]
         return _stats(sums, 0.0), round(total)
-
-    def reset(self) -> None:
-        """Set all counts to zero; what workers count at the same time may be lost."""
-        self._numbers.zero_()
 
 
 def _stats(counts: Sequence[float], seconds: float) -> LoadStats:

@@ -49,12 +49,8 @@ class EpochPlan(NamedTuple):
 class EpochPlanner:
     """Orders and shares the objects of each epoch, and keeps the state that was loaded.
 
-    Pickles; the copies of workers learn of `set_epoch` in the main process while they live.
-
-    Args:
-        source: All objects.
-        sharding: How they are ordered and shared.
-        has_workers: DataLoader's workers are readers of their own.
+    Pickles; the copies of workers learn of `set_epoch` in the main process while they live. With
+    `has_workers`, DataLoader's workers are readers of their own.
     """
 
     def __init__(self, source: Source, sharding: ShardingConfig, *, has_workers: bool) -> None:

@@ -14,8 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.utils.data import get_worker_info
-
+from aioflux.data._error_policy import worker_errors
 from aioflux.data._records.formats import records_of_sample, stream_records, takes_stream
 from aioflux.data._resume import ALL_RECORDS, Progress, RemainingRecords
 from aioflux.data._shuffle import ShuffleBuffer
@@ -74,15 +73,7 @@ class _Record:
 
 
 class EpochReader:
-    """Reads what remains of a share.
-
-    Args:
-        source: All objects.
-        share: Objects of this reader.
-        progress: What of the share was read before.
-        config: How items are made of objects.
-        seed: Seed of the shuffle buffer.
-    """
+    """Reads what `progress` leaves of a share; `seed` is that of the shuffle buffer."""
 
     def __init__(
         self, source: Source, share: Share, progress: Progress, config: ReadConfig, *, seed: str
@@ -115,12 +106,10 @@ class EpochReader:
 
     def items(self) -> Generator[Any, None, None]:
         """Yield the items that remain."""
+        is_whole = self._config.records is None
         try:
-            yield from self._sample_items() if self._config.records is None else self._mixed_items()
-        except StorageError as exc:
-            if get_worker_info() is not None:
-                exc.carry_fields()
-            raise
+            with worker_errors():
+                yield from self._sample_items() if is_whole else self._mixed_items()
         finally:
             self._config.counters.update_retries(self._source.num_retries)
 
@@ -202,7 +191,8 @@ class EpochReader:
         sizes = source.sizes(self._share.listing_indices[list(self._share_indices)].tolist())
         # Up to one range, an object costs one request, which is sent ahead.
         reads_parts = getattr(self._config.records, "reads_parts", False)
-        limit = source.range_size_bytes if reads_parts else source.max_buffered_bytes
+        transfer = source.transfer
+        limit = transfer.range_size_bytes if reads_parts else transfer.max_buffered_bytes
         return {
             index for index, size in zip(self._share_indices, sizes, strict=True) if size > limit
         }
@@ -210,7 +200,7 @@ class EpochReader:
     def _streamed(
         self, store: Store, meta: ObjectMeta, records: StreamRecords[Any]
     ) -> Generator[Any, None, None]:
-        prefetch_bytes = self._source.max_buffered_bytes
+        prefetch_bytes = self._source.transfer.max_buffered_bytes
         yield from stream_records(store, meta, records, prefetch_bytes=prefetch_bytes)
         self._config.counters.count(1, meta.size)
 

@@ -1,21 +1,39 @@
-"""ErrorPolicy: `on_error` of the datasets."""
+"""ErrorPolicy: `on_error` of the datasets; and errors of workers."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from torch.utils.data import get_worker_info
+
+from aioflux.errors import StorageError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from aioflux.data._counters import LoadCounters
 
-__all__ = ["ErrorPolicy", "OnError"]
+__all__ = ["ErrorPolicy", "OnError", "worker_errors"]
 
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Exception, str], None]
 """`"raise"`; `"skip"`, which logs a warning and counts; or a function of the error and the uri: if
 it returns, the sample is skipped and counted; it may also raise."""
 
 _log = logging.getLogger("aioflux")
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """Let errors keep uri and status on their way from a DataLoader worker."""
+    try:
+        yield
+    except StorageError as exc:
+        if get_worker_info() is not None:
+            exc.carry_fields()
+        raise
 
 
 class ErrorPolicy:

@@ -79,7 +79,7 @@ def loader(
         num_workers, prefetch_factor=prefetch_factor, start_method=start_method
     )
     if collate_fn is None and batch_size is not None and not dataset.has_transform:
-        collate_fn = _as_list
+        collate_fn = list
     return _loader_class(is_resumable=resumable)(
         dataset,
         batch_size=batch_size,
@@ -157,7 +157,3 @@ def _default_num_workers() -> int:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return max(1, min(_MAX_WORKERS, cpus // max(ranks, 1)))
-
-
-def _as_list(items: list[Any]) -> list[Any]:
-    return items

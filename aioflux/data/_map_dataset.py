@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.utils.data import Dataset, get_worker_info
 
 from aioflux.data._batch_prefetch import BatchPrefetcher
-from aioflux.data._error_policy import ErrorPolicy
+from aioflux.data._error_policy import ErrorPolicy, worker_errors
 from aioflux.data._options import BATCH_TRANSFER, unknown_option_error
 from aioflux.data._sample import Item, Item_co
 from aioflux.data._source import from_keys, from_manifests, open_source
@@ -208,14 +208,10 @@ class MapDataset(Dataset[Item_co]):
         listing_indices = [self._listing_index(index) for index in indices]
         errors = self._errors
         errors.last_skipped = None
-        try:
+        with worker_errors():
             items = list(self._items(listing_indices))
             if indices and not items and errors.last_skipped is not None:
                 raise errors.last_skipped
-        except StorageError as exc:
-            if get_worker_info() is not None:
-                exc.carry_fields()
-            raise
         return items
 
     def __iter__(self) -> Iterator[Item_co]:

@@ -33,7 +33,7 @@ class _RawStream(PositionedFile):
         super().__init__(meta)
         self._store = store
         self._prefetch_bytes = prefetch_bytes
-        self._is_in_order = prefetch_bytes > 0
+        self._is_in_order = True
         self._manager: AbstractContextManager[sync.ObjectReader] | None = None
         self._reader: sync.ObjectReader | None = None
 
@@ -53,7 +53,7 @@ class _RawStream(PositionedFile):
 
     def prefetch(self) -> None:
         """Request the next ranges without waiting, unless a read has left the order."""
-        reader = self._sequential_reader() if self.meta.size else None
+        reader = self._sequential_reader()
         if reader is not None:
             reader.prefetch()
 
@@ -129,13 +129,7 @@ def open_stream(store: sync.Store, meta: ObjectMeta, *, prefetch_bytes: int) -> 
     Args:
         store: Store of the object; `meta.key` is relative to it.
         meta: The object, as it was listed.
-        prefetch_bytes: Bytes that are prefetched, at most, in two ranges or more; 0 for exact reads
-            from the start.
-
-    Raises:
-        ValueError: `prefetch_bytes` is negative.
+        prefetch_bytes: Bytes that are prefetched, at most, in two ranges or more.
     """
-    if prefetch_bytes < 0:
-        raise ValueError(f"prefetch_bytes must not be negative, as {prefetch_bytes} is")
-    buffer_bytes = min(_BUFFER_BYTES, max(meta.size, 1), prefetch_bytes or _BUFFER_BYTES)
+    buffer_bytes = min(_BUFFER_BYTES, prefetch_bytes)
     return ObjectStream(_RawStream(store, meta, prefetch_bytes), buffer_bytes)

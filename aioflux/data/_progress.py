@@ -43,10 +43,10 @@ class ProgressBar:
         num_workers: int = 0,
         file: TextIO,
     ) -> None:
-        """Draw nothing yet.
+        """Draw nothing yet; what has been counted until now is subtracted.
 
         Args:
-            counters: Counts to show; what they have counted until now is subtracted.
+            counters: Counts to show.
             label: Beginning of the line, such as the uri.
             total_objects: Objects to come, or None if unknown.
             num_workers: Workers, this one included, that share these counters and the line; each
@@ -123,15 +123,9 @@ def render(
     total: int | None,
     width: int | None = None,
 ) -> str:
-    """Return the line of the counts since `before`.
+    """Return the line of the counts since `before`, so many seconds ago.
 
-    Args:
-        stats: Counts now.
-        before: Counts then.
-        seconds: Time since then.
-        label: Beginning of the line.
-        total: Objects to come in all; None or 0 if unknown.
-        width: Columns of the line; parts that do not fit are left out, the least important first.
+    Of a line that is wider than `width` columns, the least important parts are left out.
     """
     num_objects = stats.num_objects - before.num_objects
     num_bytes = stats.num_bytes - before.num_bytes

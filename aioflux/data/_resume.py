@@ -254,11 +254,7 @@ def _missing_progress_message(phase: Phase, missing: list[tuple[int, int]], read
 
 
 def check_state(state: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-    """Check that a state is of this dataset, as it is set up now.
-
-    Args:
-        state: A saved state.
-        header: Entries that must be the same.
+    """Check that a state is of this dataset: that the entries of `header` are the same.
 
     Raises:
         ValueError: It is no state, or of other objects or another order.

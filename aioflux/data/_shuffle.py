@@ -14,8 +14,6 @@ __all__ = ["ShuffleBuffer", "permutation"]
 
 T = TypeVar("T")
 
-_MASK = (1 << 64) - 1
-
 
 def permutation(num_objects: int, *, seed: int, epoch: int) -> torch.Tensor:
     """Return the listing indices `0..num_objects-1` in an order that seed and epoch determine.
@@ -24,26 +22,30 @@ def permutation(num_objects: int, *, seed: int, epoch: int) -> torch.Tensor:
     whose own generators may change, so that a saved state can be loaded later. A million indices
     take about 0.1 s.
     """
-    start = _mix(_mix(seed & _MASK) ^ (epoch & _MASK))
-    hashes = torch.arange(num_objects, dtype=torch.int64)
-    # The finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
-    # generators, 2014), on int64, which wraps.
-    hashes = (hashes + 1) * _signed(0x9E3779B97F4A7C15) + _signed(start)
-    hashes = (hashes ^ _shifted(hashes, 30)) * _signed(0xBF58476D1CE4E5B9)
-    hashes = (hashes ^ _shifted(hashes, 27)) * _signed(0x94D049BB133111EB)
-    hashes ^= _shifted(hashes, 31)
-    return torch.argsort(hashes, stable=True)
+    start = _mixed(torch.tensor(_signed(seed)) + _STEP)
+    start = _mixed((start ^ _signed(epoch)) + _STEP)
+    numbers = torch.arange(num_objects, dtype=torch.int64)
+    return torch.argsort(_mixed((numbers + 1) * _STEP + start), stable=True)
 
 
-def _mix(number: int) -> int:
-    number = (number + 0x9E3779B97F4A7C15) & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
-    return number ^ (number >> 31)
+def _mixed(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the hash of each number.
+
+    The finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+    2014), on int64, which wraps.
+    """
+    numbers = (numbers ^ _shifted(numbers, 30)) * _signed(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ _shifted(numbers, 27)) * _signed(0x94D049BB133111EB)
+    return numbers ^ _shifted(numbers, 31)
 
 
 def _signed(number: int) -> int:
+    """Return the lowest 64 bits as an int64."""
+    number &= (1 << 64) - 1
     return number - (1 << 64) if number >> 63 else number
+
+
+_STEP = _signed(0x9E3779B97F4A7C15)
 
 
 def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
@@ -71,13 +73,7 @@ class ShuffleBuffer(Generic[T]):
         self._items.append(item)
 
     def pop(self) -> T:
-        """Remove and return one of the items.
-
-        Raises:
-            IndexError: There is none.
-        """
-        if not self._items:
-            raise IndexError("the shuffle buffer is empty")
+        """Remove and return one of the items, at least one of which there must be."""
         index = self._rng.randrange(len(self._items))
         self._items[index], self._items[-1] = self._items[-1], self._items[index]
         return self._items.pop()

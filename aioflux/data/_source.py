@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aioflux.data._store_reader import FetchConfig, Samples
-    from aioflux.options import StoreOptions
+    from aioflux.options import StoreOptions, TransferOptions
 
 __all__ = ["Source", "SourceOpener", "from_keys", "from_manifests", "open_source"]
 
@@ -77,15 +77,12 @@ class Source:
     def checksum(self) -> int:
         """Return a checksum of the keys in their order."""
         if self._checksum is None:  # 10 ms for a million objects, and needed with each batch
-            self._checksum = self._compute_checksum()
+            value = 0
+            for _, items, reader in self._stores:
+                keys = items.keys if isinstance(items, Listing) else items
+                value = zlib.crc32(f"{reader.store.uri} {keys.checksum()} ".encode(), value)
+            self._checksum = value
         return self._checksum
-
-    def _compute_checksum(self) -> int:
-        value = 0
-        for _, items, reader in self._stores:
-            keys = items.keys if isinstance(items, Listing) else items
-            value = zlib.crc32(f"{reader.store.uri} {keys.checksum()} ".encode(), value)
-        return value
 
     def sizes(self, listing_indices: Iterable[int]) -> list[int]:
         """Return the sizes of objects, in bytes.
@@ -108,15 +105,10 @@ class Source:
         return [columns[number][index - firsts[number]] for number, index in located]
 
     def locate(self, listing_index: int) -> tuple[sync.Store, ObjectMeta]:
-        """Return the store and the metadata of an object.
-
-        Raises:
-            TypeError: Only its key is known.
-        """
+        """Return the store and the metadata of an object of a listing."""
         store = self._stores[self._store_number(listing_index)]
         item = store.item(listing_index)
-        if isinstance(item, str):
-            raise TypeError(f"only the key {item!r} below {store.reader.store.uri} is known")
+        assert isinstance(item, ObjectMeta)
         return store.reader.store, item
 
     @property
@@ -130,14 +122,9 @@ class Source:
         return sum(each.reader.store.stats.num_retries for each in self._stores)
 
     @property
-    def max_buffered_bytes(self) -> int:
-        """Bytes of one large object that may be prefetched."""
-        return self._stores[0].reader.store.transfer.max_buffered_bytes
-
-    @property
-    def range_size_bytes(self) -> int:
-        """Bytes that are read by one request at most."""
-        return self._stores[0].reader.store.transfer.range_size_bytes
+    def transfer(self) -> TransferOptions:
+        """Limits of each store."""
+        return self._stores[0].reader.store.transfer
 
     def read(self, listing_indices: Sequence[int], *, is_ordered: bool = True) -> Samples:
         """Read objects ahead of the consumer, within the limits of `TransferOptions`.
@@ -189,31 +176,27 @@ def open_source(
     """
     if callable(uri):
         return uri(options, config)
-    uris = [uri] if isinstance(uri, str) else list(uri)
-    if not uris:
-        raise ValueError("a dataset needs one uri at least")
-    return Source([_list(each, options) for each in uris], options, config)
+    return Source([_list(each, options) for each in _as_uris(uri)], options, config)
 
 
 def from_manifests(uri: str | Sequence[str]) -> SourceOpener:
     """Return the opener of a source whose listings were saved as manifests."""
-
-    def open_manifests(options: StoreOptions, config: FetchConfig) -> Source:
-        uris = [uri] if isinstance(uri, str) else list(uri)
-        if not uris:
-            raise ValueError("a dataset needs one manifest at least")
-        return Source([_open_manifest(each, options) for each in uris], options, config)
-
-    return open_manifests
+    uris = _as_uris(uri)
+    return lambda options, config: Source(
+        [_open_manifest(each, options) for each in uris], options, config
+    )
 
 
 def from_keys(uri: str, keys: Iterable[str] | Iterable[ObjectMeta]) -> SourceOpener:
     """Return the opener of a source of given keys, or of given metadata, in their order."""
+    return lambda options, config: Source([(uri, _column(keys))], options, config)
 
-    def open_keys(options: StoreOptions, config: FetchConfig) -> Source:
-        return Source([(uri, _column(keys))], options, config)
 
-    return open_keys
+def _as_uris(uri: str | Sequence[str]) -> list[str]:
+    uris = [uri] if isinstance(uri, str) else list(uri)
+    if not uris:
+        raise ValueError("a dataset needs one uri at least")
+    return uris
 
 
 def _column(keys: Iterable[str] | Iterable[ObjectMeta]) -> Listing | KeyColumn:

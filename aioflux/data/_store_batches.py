@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         AsyncIterable,
         Callable,
         Iterable,
-        Iterator,
         Sequence,
     )
     from concurrent.futures import Future
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     Keys: TypeAlias = Iterable[str | ObjectMeta] | AsyncIterable[str | ObjectMeta]
 
-__all__ = ["split_into_groups", "store_batches"]
+__all__ = ["store_batches"]
 
 T = TypeVar("T")
 
@@ -174,8 +173,10 @@ class _TransformPipeline(Generic[T]):
             async with aclosing(batches) as fetched:
                 async for batch in fetched:
                     samples = [make_sample(meta, data) for meta, data in batch]
-                    for group in split_into_groups(samples, self._num_threads, self._max_group):
-                        await self._start(group)
+                    # Every thread has one group, if there are enough samples.
+                    size = max(1, min(self._max_group, -(-len(samples) // self._num_threads)))
+                    for start in range(0, len(samples), size):
+                        await self._start(samples[start : start + size])
         except BaseException as exc:
             # Raised by `next_items`, after the items before it.
             self._fetch_error = exc
@@ -273,12 +274,3 @@ class _TransformPipeline(Generic[T]):
         self._threads.shutdown(wait=False, cancel_futures=True)
         if running:
             await asyncio.wait(running)
-
-
-def split_into_groups(
-    samples: Sequence[Sample], num_threads: int, max_group: int
-) -> Iterator[Sequence[Sample]]:
-    """Split samples into groups, so that every thread has one of them if there are enough."""
-    size = max(1, min(max_group, -(-len(samples) // num_threads)))
-    for start in range(0, len(samples), size):
-        yield samples[start : start + size]

@@ -1,7 +1,6 @@
 """StoreReader: objects of one store as samples, by requests, by composites or from a cache.
 
-The cache is consulted in reading order. Its misses are prefetched, so it is also asked in advance
-which objects it lacks:
+Objects that the cache lacks are prefetched while those that it has are read, in their order:
 
     wanted -> lookahead: in the cache? -- no --> requests, ahead of the consumer --+
                          |                                                         v
@@ -13,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -44,7 +43,7 @@ Samples: TypeAlias = Generator[tuple[int, "Sample | StorageError"], None, None]
 DEFAULT_CACHE_BYTES: Final = 64 * 1024 * MIB
 
 _MAX_LOOKAHEAD: Final = 4096
-"""Objects that the cache is asked for in advance: a million hits may lie between two misses."""
+"""Objects looked up in advance: a million hits may lie between two misses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,91 +146,55 @@ class StoreReader:
             counters.count_wait(since)
 
     def _read_cached(self, wanted: Wanted, cache: Cache) -> Samples:
-        counters = self._config.counters
-        with closing(_MissPrefetcher(wanted, cache, self._read_in_order)) as prefetcher:
-            while (upcoming := prefetcher.next()) is not None:
-                index, meta, sample = upcoming
-                if sample is None:
-                    since = time.monotonic()
-                    data = cache.get(meta)
-                    counters.count_wait(since)
-                    if data is not None:
-                        counters.count(1, len(data), num_cache_hits=1)
-                        yield index, make_sample(meta, data)
-                        continue
-                    sample = self._read_evicted(meta)
-                if not isinstance(sample, StorageError):
-                    cache.put(meta, sample.data)
-                yield index, sample
+        """Read hits from the cache, and prefetch the misses, in order."""
+        upcoming: deque[tuple[int, ObjectMeta, bool]] = deque()
 
-    def _read_evicted(self, meta: ObjectMeta) -> Sample | StorageError:
-        """Read an object that left the cache after the lookahead."""
-        try:
-            return _counted_sample(meta, self.store.get(meta), self._config.counters)
-        except StorageError as exc:
-            return exc
+        def misses(following: Wanted) -> Wanted:
+            for index, item in following:
+                assert isinstance(item, ObjectMeta)
+                is_cached = cache.has(item)
+                upcoming.append((index, item, is_cached))
+                if not is_cached:
+                    yield index, item
+                elif len(upcoming) > _MAX_LOOKAHEAD:
+                    return
 
+        def hits() -> Samples:
+            while upcoming and upcoming[0][2]:
+                index, meta, _ = upcoming.popleft()
+                yield index, self._read_hit(meta, cache)
 
-class _MissPrefetcher:
-    """Cache misses, prefetched in reading order."""
-
-    def __init__(self, wanted: Wanted, cache: Cache, read: Callable[[Wanted], Samples]) -> None:
-        self._wanted = wanted
-        self._cache = cache
-        self._read = read
-        self._upcoming: deque[tuple[int, ObjectMeta, bool]] = deque()
-        self._misses: Samples | None = None
-        self._fetched: deque[Sample | StorageError] = deque()
-
-    def close(self) -> None:
-        """End the requests."""
-        if self._misses is not None:
-            self._misses.close()
-
-    def next(self) -> tuple[int, ObjectMeta, Sample | StorageError | None] | None:
-        """Return the next object, without a sample if the cache has it; None at the end."""
-        while not self._upcoming:
-            if self._misses is None and not self._look_up_next():
-                return None
-            if self._misses is not None and not self._upcoming:
-                self._await_miss()
-        index, meta, is_cached = self._upcoming.popleft()
-        if is_cached:
-            return index, meta, None
-        if not self._fetched:
-            self._await_miss()
-        return index, meta, self._fetched.popleft()
-
-    def _await_miss(self) -> None:
-        """Wait for the next miss; its request takes more of `wanted`."""
-        assert self._misses is not None
-        fetched = next(self._misses, None)
-        if fetched is None:
-            self._misses = None
-        else:
-            self._fetched.append(fetched[1])
-
-    def _look_up_next(self) -> bool:
-        """Look up the next object, start requests if it is missing; return whether there is one."""
-        for index, item in self._wanted:
-            assert isinstance(item, ObjectMeta)
-            if self._cache.has(item):
-                self._upcoming.append((index, item, True))
-            else:
-                self._misses = self._read(self._look_up(chain([(index, item)], self._wanted)))
-            return True
-        return False
-
-    def _look_up(self, wanted: Wanted) -> Wanted:
-        """Yield the misses, and note the order of all."""
         for index, item in wanted:
             assert isinstance(item, ObjectMeta)
-            is_cached = self._cache.has(item)
-            self._upcoming.append((index, item, is_cached))
-            if not is_cached:
-                yield index, item
-            elif len(self._upcoming) > _MAX_LOOKAHEAD:
-                return
+            if cache.has(item):
+                yield index, self._read_hit(item, cache)
+                continue
+            following = chain([(index, item)], wanted)
+            with closing(self._read_in_order(misses(following))) as fetched:
+                for _, sample in fetched:
+                    yield from hits()  # found while this one arrived
+                    missing_index, meta, _ = upcoming.popleft()
+                    if not isinstance(sample, StorageError):
+                        cache.put(meta, sample.data)
+                    yield missing_index, sample
+                    yield from hits()  # which need not wait for the next miss
+            yield from hits()
+
+    def _read_hit(self, meta: ObjectMeta, cache: Cache) -> Sample | StorageError:
+        counters = self._config.counters
+        since = time.monotonic()
+        data = cache.get(meta)
+        counters.count_wait(since)
+        if data is not None:
+            counters.count(1, len(data), num_cache_hits=1)
+            return make_sample(meta, data)
+        try:  # it left the cache after the lookahead
+            data = self.store.get(meta)
+        except StorageError as exc:
+            return exc
+        counters.count(1, len(data))
+        cache.put(meta, data)
+        return make_sample(meta, data)
 
 
 def _counted_sample(

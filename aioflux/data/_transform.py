@@ -15,13 +15,7 @@ __all__ = ["apply_transform", "check_pickles"]
 
 
 def apply_transform(sample: Any, transform: Callable[[Any], Any] | None, *, uri: str = "") -> Any:
-    """Return the item that `transform` makes of a sample; the sample itself without one.
-
-    Args:
-        sample: A `Sample`, or a record of an object.
-        transform: Function of the user.
-        uri: Uri of the object, for a record.
-    """
+    """Return the item that `transform` makes of a sample, or of a record of the object `uri`."""
     if transform is None:
         return sample
     uri = uri or sample.uri

@@ -1,22 +1,27 @@
-"""GCSServerProcess: the GCS server in its own process, run by `aioflux serve`."""
+"""The GCS server in its own process: `GCSServerProcess` runs `aioflux serve`, which is `serve`."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import selectors
+import signal
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from typing import IO, TYPE_CHECKING, Self
 
+import uvloop
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-    from types import TracebackType
+
+    from aioflux.testing.gcs_server import GCSServer
 
 _READY = "Serving on "
 _STOP_SECONDS = 60.0
+_EXIT_STATUSES = {signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}
 
 
 class GCSServerProcess:
@@ -115,20 +120,14 @@ class GCSServerProcess:
         return self._process
 
     def _first_line(self, process: subprocess.Popen[bytes]) -> str:
-        """Read a line, or a part of it if the process or the time ends."""
+        """Read a line, or a part of it if the process ends; it is killed if the time does."""
         assert process.stdout is not None
-        deadline = time.monotonic() + self._start_seconds
-        received = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while b"\n" not in received:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    break
-                data = os.read(process.stdout.fileno(), 4096)
-                if not data:
-                    break
-                received += data
-        return received.partition(b"\n")[0].decode()
+        timer = threading.Timer(self._start_seconds, process.kill)
+        timer.start()
+        try:
+            return process.stdout.readline().decode()
+        finally:
+            timer.cancel()
 
     def _close(self) -> None:
         process, self._process = self._process, None
@@ -142,10 +141,45 @@ class GCSServerProcess:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def serve(server: GCSServer, ready: Callable[[], None], *, until_stdin_closes: bool = False) -> int:
+    """Serve from the main thread until SIGINT or SIGTERM.
+
+    Args:
+        server: Server to run.
+        ready: Called once the socket listens.
+        until_stdin_closes: Stop at the end of standard input, too: when the parent process ends.
+
+    Returns:
+        The exit status: 0 after SIGTERM or the end of standard input, 130 after Ctrl-C.
+
+    Raises:
+        OSError: The address cannot be bound.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(server, ready, until_stdin_closes=until_stdin_closes))
+
+
+async def _serve(server: GCSServer, ready: Callable[[], None], *, until_stdin_closes: bool) -> int:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def end(status: int) -> None:
+        if not ended.done():
+            ended.set_result(status)
+
+    def read() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            loop.remove_reader(sys.stdin)
+            end(0)
+
+    for number, status in _EXIT_STATUSES.items():
+        loop.add_signal_handler(number, end, status)
+    async with server:
+        if until_stdin_closes:
+            loop.add_reader(sys.stdin, read)
+        ready()
+        return await ended

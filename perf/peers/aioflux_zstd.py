@@ -38,7 +38,7 @@ async def compress(work: Work) -> Told:
         for tensor in weights_of(work.dtype, work.size_bytes).values():
             memory = encode_tensor(tensor).segments[1]
             item = codec.encode_item(b"", memory, b"", element_size=tensor.itemsize)
-            stored += sum([len(segment) async for segment in item])
+            stored += sum([len(segment) async for _, segment in codec.encode_items([item])])
     return Told(work.size_bytes, stored_bytes=stored)
 
 
@@ -83,12 +83,17 @@ async def load_plain(work: Work) -> Told:
 @lru_cache(maxsize=1)
 def _compressed(dtype: str, size_bytes: int) -> list[tuple[bytes, StoredItem, torch.Tensor]]:
     """Return each tensor's item, where its frames are, and a tensor to decompress it into."""
+    return asyncio.run(_compress(dtype, size_bytes))
+
+
+async def _compress(dtype: str, size_bytes: int) -> list[tuple[bytes, StoredItem, torch.Tensor]]:
     found = []
     with ZStandard().open_codec() as codec:
         for tensor in weights_of(dtype, size_bytes).values():
             memory = encode_tensor(tensor).segments[1]
             item = codec.encode_item(b"", memory, b"", element_size=tensor.itemsize)
-            found.append((b"".join(item), item.stored(0), torch.zeros_like(tensor)))
+            segments = [segment async for _, segment in codec.encode_items([item])]
+            found.append((b"".join(segments), item.stored(0), torch.zeros_like(tensor)))
     return found
 
 

@@ -110,7 +110,7 @@ def _counted(server: GCSServer) -> Iterator[str]:
 
 def main() -> None:
     """Serve what the first argument describes, until standard input closes."""
-    from aioflux.testing._serve import serve
+    from aioflux.testing._process import serve
 
     values = json.loads(sys.argv[1])
     for name in ("objects", "sets", "lines", "states"):

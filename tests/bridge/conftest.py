@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.quick_collection import quick_collection
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -18,3 +20,6 @@ def server() -> Iterator[GCSServer]:
 
     with GCSServer(buckets=("bucket",)) as running:
         yield running
+
+
+__all__ = ["quick_collection"]

@@ -46,72 +46,46 @@ def say_when():
 """
 
 ENDINGS = {
-    "store": """
+    "calls": """
 store = opened()
-store.put("a", b"1")
+store.put("a", bytes(1 << 20))
+writing = store.open_writer("w")
+writing.__enter__().write(bytes(11 << 20))
+creating = store.open_writer("x", mode="create")
+creating.__enter__().write(bytes(11 << 20))
+dropped = store.open_writer("y")
+dropped.__enter__().write(bytes(11 << 20))
+del dropped
+gc.collect()
+reading = store.open_reader("a")
+reading.__enter__().read(10)
+pairs = store.get_many(["a"] * 1000)
+next(pairs)
+fed = store.get_many("a" for _ in range(1000))
+next(fed)
+metas = store.list()
+next(metas)
 """,
     "writer": """
 store = opened()
 writing = store.open_writer("w")
 writing.__enter__().write(bytes(11 << 20))
 """,
-    "writer-create": """
-store = opened()
-writing = store.open_writer("w", mode="create")
-writing.__enter__().write(bytes(11 << 20))
-""",
-    "writer-dropped": """
-store = opened()
-writing = store.open_writer("w")
-writing.__enter__().write(bytes(11 << 20))
-del writing
-gc.collect()
-store.put("a", b"1")
-""",
-    "reader": """
-store = opened()
-store.put("a", bytes(1 << 20))
-reading = store.open_reader("a")
-reading.__enter__().read(10)
-""",
-    "get_many": """
-store = opened()
-store.put("a", b"1")
-pairs = store.get_many(["a"] * 1000)
-next(pairs)
-""",
-    "get_many-fed": """
-store = opened()
-store.put("a", b"1")
-pairs = store.get_many("a" for _ in range(1000))
-next(pairs)
-""",
-    "list": """
-store = opened()
-store.put("a", b"1")
-metas = store.list()
-next(metas)
-""",
-    "daemon": """
+    "daemons": """
 store = opened()
 store.put("a", b"1")
 def read():
     while True:
         store.get("a")
-for _ in range(4):
-    threading.Thread(target=read, daemon=True).start()
-time.sleep(0.2)
-""",
-    "daemon-writer": """
-store = opened()
 def write():
     with store.open_writer("w") as writer:
         while True:
             writer.write(bytes(1 << 20))
-threading.Thread(target=write, daemon=True).start()
+for work in (read, read, read, write):
+    threading.Thread(target=work, daemon=True).start()
 time.sleep(0.2)
 """,
-    "awaiting-get_many": """
+    "awaited calls": """
 async def main():
     async with opened_awaiting() as store:
         await store.put("a", b"1")
@@ -124,8 +98,10 @@ asyncio.run(main())
 }
 
 
-@pytest.mark.parametrize(("scheme", "status"), [("gs", 0), ("file", 3)])
-@pytest.mark.parametrize("name", list(ENDINGS))
+@pytest.mark.parametrize(
+    ("name", "scheme", "status"),
+    [*((name, "gs", 0) for name in ENDINGS), ("calls", "file", 3), ("daemons", "file", 3)],
+)
 def test_a_process_ends_with_what_is_open(
     server: GCSServer, tmp_path: Path, scheme: str, name: str, status: int
 ) -> None:

@@ -253,7 +253,7 @@ def test_a_child_is_told_that_what_is_open_is_its_parents(server: GCSServer, fac
     server.put("bucket", "p/large", b"L" * (6 << 20))
     server.put("bucket", "p/other", b"O" * 100_000)
     with (
-        server.faults.inject("*objects.get", delay_seconds=0.2),
+        server.faults.inject("*objects.get", delay_seconds=0.05),
         running(REFUSED + face, server) as process,
     ):
         assert finish(process) == ["done"]

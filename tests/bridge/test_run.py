@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import gc
 import inspect
+import subprocess
 import sys
 import threading
 import time
@@ -325,6 +326,7 @@ def test_a_closed_store_says_so(store: sync.Store) -> None:
         list(store.list())
 
 
+@pytest.mark.usefixtures("quick_collection")
 def test_an_iteration_in_a_cycle_is_closed_once(
     store: sync.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -345,3 +347,75 @@ def test_an_iteration_in_a_cycle_is_closed_once(
     gc.collect()
     store.head("a")  # after all that the loop was given
     assert [record.getMessage() for record in caplog.records] == []
+
+
+# --- work that is begun and not waited for --------------------------------------------------
+
+
+def test_begun_work_goes_on_while_the_caller_does() -> None:
+    async def work() -> int:
+        return await asyncio.wait_for(gate.wait(), 60) and 7
+
+    async def make() -> asyncio.Event:
+        return asyncio.Event()
+
+    gate = _bridge.run(make())
+    outcome = _bridge.begin(work())
+    assert not outcome.done()
+
+    async def open_gate() -> None:
+        gate.set()
+
+    _bridge.run(open_gate())
+    assert outcome.result(60) == 7
+
+
+def test_an_error_of_begun_work_is_its_outcome() -> None:
+    async def work() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        _bridge.begin(work()).result(60)
+
+
+def test_begun_work_that_is_cancelled_cleans_up() -> None:
+    cleaned = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            cleaned.append(True)
+
+    outcome = _bridge.begin(work())
+    _bridge.run(asyncio.sleep(0))
+    outcome.cancel()
+    until = time.monotonic() + 60
+    while not cleaned:
+        assert time.monotonic() < until
+        _bridge.run(asyncio.sleep(0.01))
+
+
+def test_nothing_begins_on_the_loops_own_thread() -> None:
+    async def nested() -> None:
+        _bridge.begin(asyncio.sleep(0))
+
+    with pytest.raises(RuntimeError, match="own event loop"):
+        _bridge.run(nested())
+
+
+def test_the_end_of_the_process_waits_for_begun_work() -> None:
+    script = """
+import asyncio
+from aioflux import _bridge
+
+async def work():
+    await asyncio.sleep(0.1)
+    print("done")
+
+_bridge.begin(work())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True
+    )
+    assert ended.stdout == "done\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,14 @@ def server(
         if uri is not None and cloud != "gs":
             monkeypatch.setattr(request.module, "URI", uri.replace("gs://bucket", bucket.root))
         yield bucket
+
+
+@pytest.fixture(scope="module")
+def _small_heap() -> Iterator[None]:
+    """Take a second from each `gc.collect`: what other tests left is not looked at."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from aioflux._values.checksums import crc32c
+from aioflux._values.uri import join_uri
+from aioflux.checkpoint._format.block_checksums import BlockDigest
 from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
     INDEX_KEY,
     Commit,
+    StoredObject,
     data_key,
     encode_commit,
     encode_index,
     new_save_id,
     step_prefix,
 )
-from aioflux.checkpoint._store.commits import uri_below
-from aioflux.checkpoint._store.objects import write_object
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
@@ -67,12 +69,11 @@ async def save(
         if layout == "safetensors":
             key = f"model-{name}-{at + 1:05d}-of-{num_objects:05d}.safetensors"
         data = rng.randbytes(size)
-        written = await write_object(store, prefix + key, [data], rank=at)
-        stored.append(_below(written, key))
+        stored.append(await _save_object(store, prefix, key, data, rank=at))
         contents[prefix + key] = data
     commit = Commit(
         save_id=name,
-        uri=uri_below(store, prefix),
+        uri=join_uri(store.uri, prefix),
         created=created,
         world_size=num_objects,
         step=step,
@@ -103,7 +104,17 @@ async def save_step(store: Store, step: int, *, number: int | None = None, **opt
     )
 
 
-def _below(written, key: str):
-    import msgspec
-
-    return msgspec.structs.replace(written, key=key)
+async def _save_object(
+    store: Store, prefix: str, key: str, data: bytes, *, rank: int
+) -> StoredObject:
+    meta = await store.put(prefix + key, data)
+    digest = BlockDigest(64 * 1024)
+    digest.update(memoryview(data))
+    return StoredObject(
+        key=key,
+        size=len(data),
+        crc32c=crc32c(data),
+        generation=meta.generation,
+        rank=rank,
+        block_crcs=digest.finish()[1],
+    )

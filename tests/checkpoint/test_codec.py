@@ -39,12 +39,15 @@ def weights(num_elements: int) -> torch.Tensor:
     return torch.randn(num_elements, generator=generator).mul_(0.02).bfloat16()
 
 
-def packed(codec: Codec, tensor: torch.Tensor, offset: int = 0) -> tuple[bytes, StoredItem]:
-    """The stored bytes of one tensor's item, and where they lie."""
-    encoded = encode_tensor(tensor)
-    before, memory, after = encoded.segments
-    frames = codec.encode_item(before, memory, after, element_size=tensor.element_size())
-    return b"".join(frames), frames.stored(offset)
+async def joined(codec: Codec, item: EncodedFrames) -> bytes:
+    """The bytes of an item."""
+    return b"".join([segment async for _, segment in codec.encode_items([item])])
+
+
+async def packed(codec: Codec, tensor: torch.Tensor, offset: int = 0) -> tuple[bytes, StoredItem]:
+    """The stored bytes of one tensor's item, and its location."""
+    item = codec.encode_item(*encode_tensor(tensor).segments, element_size=tensor.element_size())
+    return await joined(codec, item), item.stored(offset)
 
 
 def test_frames_come_in_order(codec: Codec) -> None:
@@ -66,21 +69,12 @@ def test_frames_are_the_same_on_any_number_of_threads() -> None:
     assert made[0] == made[1] == made[2]
 
 
-async def test_a_loop_gets_the_same_item(codec: Codec) -> None:
-    tensor = weights(30_000)
-    expected, table = packed(codec, tensor)
-    before, memory, after = encode_tensor(tensor).segments
-    frames = codec.encode_item(before, memory, after, element_size=2)
-    assert b"".join([bytes(segment) async for segment in frames]) == expected
-    assert frames.stored(0) == table
-
-
-def test_no_more_calls_are_begun_than_there_is_room_for() -> None:
-    asked = count()
+def test_a_bounded_number_of_calls_is_started_ahead() -> None:
+    started = count()
 
     def calls() -> Iterator[Callable[[], int]]:
         for _ in range(1000):
-            next(asked)
+            next(started)
             yield lambda: 1
 
     with Codec(threads=2) as codec:
@@ -88,26 +82,26 @@ def test_no_more_calls_are_begun_than_there_is_room_for() -> None:
         for _ in range(10):
             next(results)
         results.close()
-    # Ten that were taken, four ahead, and none begun for the last.
-    assert next(asked) <= 14
+    # Ten that were consumed, and four ahead.
+    assert next(started) <= 14
 
 
-async def test_no_more_calls_are_begun_for_a_loop_either() -> None:
-    asked = count()
+async def test_a_bounded_number_of_calls_is_started_ahead_on_a_loop() -> None:
+    started = count()
 
     def calls() -> Iterator[Callable[[], int]]:
         for _ in range(1000):
-            next(asked)
+            next(started)
             yield lambda: 1
 
     with Codec(threads=2) as codec:
         async with aclosing(codec.in_order_on_loop(calls())) as results:
             for _ in range(10):
                 await anext(results)
-    assert next(asked) <= 14
+    assert next(started) <= 14
 
 
-def test_who_stops_early_waits_for_what_reads_the_memory() -> None:
+def test_closing_early_waits_for_calls_that_read_the_memory() -> None:
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> int:
@@ -125,7 +119,7 @@ def test_who_stops_early_waits_for_what_reads_the_memory() -> None:
         assert ended.is_set()
 
 
-async def test_a_cancelled_task_waits_for_what_reads_the_memory() -> None:
+async def test_a_cancelled_task_waits_for_calls_that_read_the_memory() -> None:
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> int:
@@ -180,7 +174,7 @@ async def test_a_range_of_an_item_is_read_from_its_frames(
     tensor = weights(60_000 // dtype.itemsize).mul(1000).to(dtype)
     raw = tensor.view(torch.uint8).numpy().tobytes()
     offset = 640
-    stored, item = packed(codec, tensor, offset)
+    stored, item = await packed(codec, tensor, offset)
     whole = memoryview(bytes(offset) + stored)
     assert (item.offset, item.length, item.data_size) == (offset, len(stored), len(raw))
     slices = plan_slices(
@@ -194,7 +188,7 @@ async def test_a_range_of_an_item_is_read_from_its_frames(
 
 
 async def test_one_damaged_frame_fails_a_range(codec: Codec) -> None:
-    stored, item = packed(codec, weights(60_000))
+    stored, item = await packed(codec, weights(60_000))
     damaged = bytearray(stored)
     damaged[item.data_start + item.frame_ends[3] + 40] ^= 1
     slices = plan_slices(
@@ -208,58 +202,50 @@ async def test_one_damaged_frame_fails_a_range(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("shape", [(30_000,), (7, 11, 13), (), (1,)], ids=str)
-def test_an_item_is_a_stream_of_what_torch_save_writes(
+async def test_an_item_is_a_stream_of_what_torch_save_writes(
     codec: Codec, shape: tuple[int, ...]
 ) -> None:
     tensor = torch.rand(shape)
-    stored, _ = packed(codec, tensor)
+    stored, _ = await packed(codec, tensor)
     plain = StreamReader(io.BytesIO(stored), lambda: Codec(threads=1)).readall()
     assert plain == b"".join(encode_tensor(tensor).segments)
     assert torch.equal(torch.load(io.BytesIO(plain), weights_only=True), tensor)
 
 
-def test_an_item_has_no_table_before_it_was_taken(codec: Codec) -> None:
+def test_an_item_has_no_table_before_its_last_segment(codec: Codec) -> None:
     frames = codec.encode_item(b"", bytes(10), b"", element_size=1)
     with pytest.raises(ValueError, match="after its last segment"):
         frames.stored(0)
 
 
-def test_planes_can_be_left_out() -> None:
+async def test_planes_can_be_left_out() -> None:
     with Codec(byte_planes=False) as codec:
-        stored, item = packed(codec, weights(200_000))
+        stored, item = await packed(codec, weights(200_000))
         assert item.plane_size == 1
     with Codec() as codec:
-        smaller, item = packed(codec, weights(200_000))
+        smaller, item = await packed(codec, weights(200_000))
         assert item.plane_size == 2
     assert len(smaller) < 0.69 * 400_000 < len(stored)
 
 
-@pytest.mark.parametrize("is_on_loop", [False, True], ids=["thread", "loop"])
-async def test_items_follow_each_other(codec: Codec, is_on_loop: bool) -> None:
+async def test_items_follow_each_other(codec: Codec) -> None:
     tensors = [weights(size) for size in (5, 10_000, 1, 30_000, 2048)]
-
-    def items() -> list[EncodedFrames]:
-        return [
-            codec.encode_item(*encode_tensor(tensor).segments, element_size=2) for tensor in tensors
-        ]
-
-    made = items()
-    if is_on_loop:
-        pairs = [pair async for pair in codec.encode_items_on_loop(made)]
-    else:
-        pairs = list(codec.encode_items(made))
+    made = [
+        codec.encode_item(*encode_tensor(tensor).segments, element_size=2) for tensor in tensors
+    ]
+    pairs = [pair async for pair in codec.encode_items(made)]
     assert [key for key, _ in groupby(item for item, _ in pairs)] == made
     offset = 0
     for item, tensor in zip(made, tensors, strict=True):
         stored = b"".join(segment for owner, segment in pairs if owner is item)
-        assert (stored, item.stored(offset)) == packed(codec, tensor, offset)
+        assert (stored, item.stored(offset)) == await packed(codec, tensor, offset)
         assert [owner for owner, _ in pairs].count(item) == item.num_segments
         offset += item.length
 
 
-def test_an_item_without_memory_is_a_stream_too(codec: Codec) -> None:
+async def test_an_item_without_memory_is_a_stream_too(codec: Codec) -> None:
     frames = codec.encode_item(b"before", b"", b"after", element_size=2)
-    stored = b"".join(frames)
+    stored = await joined(codec, frames)
     assert StreamReader(io.BytesIO(stored), Codec).readall() == b"beforeafter"
     assert frames.stored(0).frame_ends == ()
     assert frames.length == len(stored)

@@ -137,7 +137,7 @@ def test_an_index_comes_back() -> None:
     assert index["metadata"]["total_size"] == 3
 
 
-def test_an_index_of_somebody_else_is_left_alone() -> None:
+def test_an_index_of_another_program_is_not_changed() -> None:
     assert decode_index(json.dumps(INDEX).encode(), uri=URI) == (INDEX, None)
 
 

@@ -128,7 +128,7 @@ def test_a_damaged_item_fails_the_load(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_fails_the_save(tmp_path: Path) -> None:
     class Full:
-        """Stands for the stream of a file on such a disk."""
+        """Replaces the stream of a file on such a disk."""
 
         def write(self, _: object) -> int:
             raise OSError(28, "No space left on device")
@@ -176,8 +176,6 @@ def test_a_missing_zstandard_is_told_with_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_nothing_is_imported_before_it_is_used() -> None:
-    asked = (
-        "import aioflux.checkpoint, sys; print({'numpy', 'torch', 'zstandard'} & {*sys.modules})"
-    )
-    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "set()"
+    code = "import aioflux.checkpoint, sys; print({'numpy', 'torch', 'zstandard'} & {*sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"

@@ -92,9 +92,9 @@ def read(forker: subprocess.Popen[Any]) -> int:
     return int(forker.stdout.readline())
 
 
-@pytest.fixture(params=["save", "file"])
+@pytest.fixture
 def saving(
-    request: pytest.FixtureRequest,
+    kind: str,
     server: GCSServer,
     forker: subprocess.Popen[str],
     tmp_path: Path,
@@ -104,14 +104,17 @@ def saving(
     server.faults.add("multipart.part", delay_seconds=1000)
     log = tmp_path / "log"
     assert forker.stdin is not None
-    forker.stdin.write(json.dumps([request.param, server.url, str(log)]) + "\n")
+    forker.stdin.write(json.dumps([kind, server.url, str(log)]) + "\n")
     forker.stdin.flush()
     pid = read(forker)
     wait_until(lambda: server.stats.operation("multipart.part").requests)
     return Saving(forker, pid, log)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("save", "SIGINT"), ("save", "SIGTERM"), ("file", "SIGINT"), ("file", "SIGKILL")],
+)
 def test_a_signal_publishes_nothing(server: GCSServer, saving: Saving, name: str) -> None:
     result = saving.end(signal.Signals[name])
     assert server.get("bucket", KEY) == b"good"

@@ -1,4 +1,4 @@
-"""Compressed frames: any range of memory comes back, and damage is told without harm."""
+"""Compressed frames: any range of memory comes back, and damage is an error without harm."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def wide(size: int) -> bytes:
 
 
 def sizeless(size: int) -> bytes:
-    """A zstd frame that does not tell its size."""
+    """A zstd frame that has no size."""
     return zstandard.ZstdCompressor(write_content_size=False).compress(bytes(size))
 
 
@@ -301,7 +301,7 @@ def sizeless(size: int) -> bytes:
         bytearray(b"\1"),
     ],
     ids=[
-        "claims-a-terabyte", "holds-more", "holds-less", "tells-more", "tells-no-size", "no-zstd",
+        "claims-a-terabyte", "holds-more", "holds-less", "claims-more", "has-no-size", "no-zstd",
         "nothing", "short-plane", "uneven-planes", "missing-plane", "another-size", "mask",
         "three-planes", "no-planes", "claims-4-GiB", "stored-4-GiB", "no-room",
         "narrow-and-long", "wide-window", "junk-behind-planes", "empty", "one-byte",
@@ -356,9 +356,9 @@ def test_a_head_that_claims_more_than_any_frame_is_refused() -> None:
 def test_a_table_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     right = {"size": 200, "frame_size": 100, "frame_ends": [120, 240]}
     assert len(plan_slices(0, 200, **right)) == 2
-    told = right | wrong
+    table = right | wrong
     with pytest.raises(CheckpointCorruptError):
-        plan_slices(0, told["size"], **told)
+        plan_slices(0, table["size"], **table)
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 4), (0, 201)])

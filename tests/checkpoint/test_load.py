@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from aioflux.testing import GCSServer
     from aioflux.testing.gcs_server import Request, Response
 
+pytestmark = pytest.mark.usefixtures("_small_heap")
+
 MIB = 1024 * 1024
 URI = "gs://bucket/run/model.pt"
 KEY = "run/model.pt"
@@ -165,7 +167,7 @@ def test_torch_sees_no_byte_that_is_not_verified(
 
 
 def test_each_byte_is_read_once(server: GCSServer) -> None:
-    """The checksum of the whole stands for its ranges, also over plain http."""
+    """The checksum of the whole verifies its ranges, also over plain http."""
     meta = save(state(300_000), URI, transfer=SMALL)
     server.stats.reset()
     load(URI, transfer=SMALL, timeouts=PATIENT)

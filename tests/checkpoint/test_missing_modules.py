@@ -6,63 +6,60 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-_BLOCKED = """
+_RUN = """
 import sys
-for name in {missing!r}:
-    sys.modules[name] = None  # importing it is a ModuleNotFoundError
-try:
-    {code}
-except ModuleNotFoundError as exc:
-    print(exc)
+for code, missing in {cases!r}:
+    for name in missing:
+        sys.modules[name] = None  # importing it is a ModuleNotFoundError
+    try:
+        exec(code)
+    except ModuleNotFoundError as exc:
+        print(exc)
+    for name in missing:
+        del sys.modules[name]
 """
 
+NEEDS = {
+    "from aioflux.checkpoint import load; load('gs://bucket/model.pt')": (
+        ["torch"],
+        "aioflux.checkpoint.load needs PyTorch: pip install 'aioflux[torch]'",
+    ),
+    "from aioflux.checkpoint import save; save(1, 'gs://bucket/model.pt')": (
+        ["torch"],
+        "aioflux.checkpoint.save needs PyTorch: pip install 'aioflux[torch]'",
+    ),
+    "from aioflux.checkpoint import Checkpointer": (
+        ["torch"],
+        "aioflux.checkpoint.Checkpointer needs PyTorch: pip install 'aioflux[torch]'",
+    ),
+    "from aioflux.checkpoint.dcp import StorageReader": (
+        ["torch"],
+        "aioflux.checkpoint.dcp needs PyTorch: pip install 'aioflux[torch]'",
+    ),
+    "from aioflux.integrations.lightning import ModelCheckpoint": (
+        ["lightning", "torch"],
+        "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
+    ),
+    "import aioflux.integrations.lightning": (
+        ["lightning"],
+        "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
+    ),
+}
+"""What is run, the modules that are missing, and the message."""
 
-@pytest.mark.parametrize(
-    ("missing", "code", "says"),
-    [
-        (
-            ["torch"],
-            "from aioflux.checkpoint import load; load('gs://bucket/model.pt')",
-            "aioflux.checkpoint.load needs PyTorch: pip install 'aioflux[torch]'",
-        ),
-        (
-            ["torch"],
-            "from aioflux.checkpoint import save; save(1, 'gs://bucket/model.pt')",
-            "aioflux.checkpoint.save needs PyTorch: pip install 'aioflux[torch]'",
-        ),
-        (
-            ["torch"],
-            "from aioflux.checkpoint import Checkpointer",
-            "aioflux.checkpoint.Checkpointer needs PyTorch: pip install 'aioflux[torch]'",
-        ),
-        (
-            ["torch"],
-            "from aioflux.checkpoint.dcp import StorageReader",
-            "aioflux.checkpoint.dcp needs PyTorch: pip install 'aioflux[torch]'",
-        ),
-        (
-            ["lightning"],
-            "import aioflux.integrations.lightning",
-            "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
-        ),
-        (
-            ["lightning", "torch"],
-            "from aioflux.integrations.lightning import ModelCheckpoint",
-            "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
-        ),
-    ],
-    ids=["load", "save", "Checkpointer", "dcp", "lightning", "lightning-and-torch"],
-)
-def test_the_error_of_a_missing_module_names_the_extra(
-    missing: list[str], code: str, says: str
-) -> None:
-    script = _BLOCKED.format(missing=missing, code=code)
+
+def output_of(cases: list[tuple[str, list[str]]]) -> list[str]:
+    """Run code without some modules, one piece after the other in one new process."""
+    script = _RUN.format(cases=cases)
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240
     )
-    assert result.stdout.strip() == says
+    return result.stdout.splitlines()
+
+
+def test_the_error_of_a_missing_module_names_the_extra() -> None:
+    printed = output_of([(code, missing) for code, (missing, _) in NEEDS.items()])
+    assert printed == [message for _, message in NEEDS.values()]
 
 
 _CHECKPOINT = Path(__file__).parents[2] / "aioflux" / "checkpoint"
@@ -76,12 +73,10 @@ WITHOUT_TORCH = {
 """Modules that the command line and the process that uploads import; and all that these import."""
 
 
-@pytest.mark.parametrize("package", WITHOUT_TORCH)
-def test_modules_import_without_torch(package: str) -> None:
-    names = [f"aioflux.checkpoint.{package}.{name}" for name in WITHOUT_TORCH[package]]
-    assert names
-    script = _BLOCKED.format(missing=["torch"], code=f"import {', '.join(names)}")
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240
-    )
-    assert result.stdout == ""
+def test_modules_import_without_torch() -> None:
+    names = [
+        f"aioflux.checkpoint.{package}.{name}"
+        for package, names in WITHOUT_TORCH.items()
+        for name in names
+    ]
+    assert output_of([(f"import {name}", ["torch"]) for name in names]) == []

@@ -81,7 +81,7 @@ class ReaderMachine(RuleBasedStateMachine):
 
 
 TestReaderIsLikeBytesIO = ReaderMachine.TestCase
-TestReaderIsLikeBytesIO.settings = settings(max_examples=40, stateful_step_count=25)
+TestReaderIsLikeBytesIO.settings = settings(max_examples=20, stateful_step_count=25)
 
 
 def test_a_reader_is_readable_and_seekable(server: GCSServer) -> None:
@@ -142,6 +142,7 @@ def test_small_reads_cost_no_request_each(server: GCSServer) -> None:
 
 
 @pytest.mark.clouds("gs")
+@pytest.mark.usefixtures("_small_heap")
 def test_a_dropped_reader_leaves_nothing_behind(server: GCSServer) -> None:
     server.put("bucket", KEY, DATA)
     file = open_reader(URI)
@@ -184,7 +185,7 @@ def test_pickle_and_zipfile_read_from_it(server: GCSServer) -> None:
 
 @pytest.mark.clouds("gs")
 def test_memory_is_bounded_by_the_window(server: GCSServer) -> None:
-    """Nothing is fetched beyond `max_buffered_bytes` while nobody reads."""
+    """Nothing is fetched beyond `max_buffered_bytes` without a read."""
     server.put("bucket", KEY, bytes(32 << 20))
     options = TransferOptions(
         range_size_bytes=1 << 20, part_size_bytes=5 << 20, max_buffered_bytes=8 << 20

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux import open_store
+from aioflux import RetryPolicy, checkpoint, open_store
+from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint._format.commit import step_prefix
-from aioflux.checkpoint._maintain.orphans import clean_store
-from aioflux.checkpoint._maintain.retention import (
-    Retention,
-    StepRecord,
-    plan_prune,
-    prune,
-    remove_step,
-)
-from aioflux.checkpoint._maintain.verify import latest, verify_steps
-from aioflux.errors import (
-    CheckpointCorruptError,
-    CheckpointNotFoundError,
-    PermissionDeniedError,
-    PreconditionFailedError,
-    TransientError,
-)
-from aioflux.options import RetryPolicy, Timeouts, TransferOptions
-from aioflux.testing.faults import Fault, FlakyStore
+from aioflux.checkpoint._maintain.retention_rules import Retention, StepRecord, plan_prune
+from aioflux.errors import AiofluxError, PermissionDeniedError, PreconditionFailedError
+from aioflux.testing.gcs_server import Hook
 from tests.checkpoint.saves import METADATA, save_id, save_step
 from tests.patience import PATIENT
 
@@ -165,6 +152,20 @@ async def store(server):
         yield store
 
 
+def prune(store, *, dry_run=False, **rules):
+    with Checkpointer(store.uri, **rules) as checkpointer:
+        return checkpointer.prune(dry_run=dry_run)
+
+
+def steps(store):
+    with Checkpointer(store.uri) as checkpointer:
+        return checkpointer.steps()
+
+
+def clean(store):
+    return checkpoint.clean(store.uri, older_than_seconds=0).removed
+
+
 FOREIGN = (
     "step-00000001/notes.txt",
     "step-00000001/logs/__0_0.distcp",
@@ -183,35 +184,10 @@ async def test_a_removed_step_is_gone_with_all_that_its_saves_left(store) -> Non
     under_way = f"step-00000001/{save_id(4)}/__0_0.distcp"
     await store.put(under_way, b"a newer save")
     other = await save_step(store, 2)
-    result = await remove_step(store, 1)
-    assert result.errors == {}
+    result = prune(store, keep_last=1)
+    assert (result.removed, result.errors) == ((1,), {})
     left = {meta.key for meta in await store.list_all()}
     assert left == {*FOREIGN, under_way, *other.keys, other.meta.key}
-
-
-async def test_the_commit_object_goes_first(store) -> None:
-    saved = await save_step(store, 1)
-    result = await remove_step(store, 1)
-    assert result.deleted[0] == saved.meta.key
-    with pytest.raises(CheckpointNotFoundError):
-        await remove_step(store, 1)
-
-
-async def test_a_step_that_was_saved_again_is_not_removed(store) -> None:
-    old = await save_step(store, 1, number=1)
-    new = await save_step(store, 1, number=2)
-    with pytest.raises(PreconditionFailedError):
-        await remove_step(store, 1, generation=old.meta.generation)
-    assert await latest(store) == 1
-    assert (await remove_step(store, 1, generation=new.meta.generation)).errors == {}
-
-
-async def test_what_others_wrote_is_not_removed(store) -> None:
-    await store.put(step_prefix(1) + ".metadata", METADATA)
-    await store.put(step_prefix(1) + "__0_0.distcp", b"stock")
-    with pytest.raises(CheckpointCorruptError, match="something else"):
-        await remove_step(store, 1)
-    assert len(await store.list_all()) == 2
 
 
 async def test_of_a_damaged_commit_object_the_rest_is_left_to_clean(store) -> None:
@@ -219,23 +195,25 @@ async def test_of_a_damaged_commit_object_the_rest_is_left_to_clean(store) -> No
     data = bytearray(await store.get(saved.meta.key))
     data[-30] ^= 1
     await store.put(saved.meta.key, data)
-    await remove_step(store, 1)
-    assert [meta.key for meta in await store.list_all()] == saved.keys
-    assert (await clean_store(store, older_than_seconds=0)).removed == tuple(saved.keys)
+    await save_step(store, 2)
+    assert prune(store, keep_last=1).removed == (1,)
+    left = [meta.key for meta in await store.list_all(step_prefix(1))]
+    assert left == saved.keys
+    assert clean(store) == tuple(saved.keys)
 
 
-async def test_prune_removes_by_the_rules_oldest_first(store) -> None:
+async def test_prune_removes_by_the_rules_and_nothing_of_other_programs(store) -> None:
     for step in (1, 2, 3, 4):
-        await save_step(store, step, created=NOW)
+        await save_step(store, step)
     await store.put(step_prefix(0) + ".metadata", METADATA)
-    rules = Retention(keep_last=1)
-    result = await prune(store, rules, now=NOW, protected={2}, dry_run=True)
+    await store.put(step_prefix(0) + "__0_0.distcp", b"stock")
+    result = prune(store, keep_last=1, keep_every=2, dry_run=True)
     assert (result.removed, result.kept, result.errors) == ((1, 3), (2, 4), {})
-    assert len(await verify_steps(store)) == 5
-    done = await prune(store, rules, now=NOW, protected={2})
-    assert done == result
-    assert [each.step for each in await verify_steps(store)] == [0, 2, 4]
-    assert (await clean_store(store, older_than_seconds=0)).removed == ()
+    assert steps(store) == [0, 1, 2, 3, 4]
+    assert prune(store, keep_last=1, keep_every=2) == result
+    assert steps(store) == [0, 2, 4]
+    assert len(await store.list_all(step_prefix(0))) == 2
+    assert clean(store) == ()
 
 
 async def test_prune_counts_on_no_step_that_does_not_verify(store) -> None:
@@ -243,64 +221,66 @@ async def test_prune_counts_on_no_step_that_does_not_verify(store) -> None:
     saved = [await save_step(store, step, metrics={"loss": -step}) for step in (1, 2, 3, 4, 5)]
     for each in saved[3:]:
         await store.put(each.keys[0], b"broken")
-    result = await prune(store, Retention(keep_last=2, keep_best=("loss", "min")), now=NOW)
+    result = prune(store, keep_last=2, keep_best=("loss", "min"))
     assert (result.removed, result.kept, result.errors) == ((1,), (2, 3, 4, 5), {})
-    assert await latest(store) == 3
 
 
-async def test_a_step_that_cannot_be_removed_is_reported_and_keeps_no_other(store) -> None:
-    for step in (1, 2, 3, 4):
-        await save_step(store, step)
+class BeforeDelete(Hook):
+    """Changes the bucket just before objects of some keys are deleted."""
 
-    async def delete(meta):
-        if meta.key.startswith(step_prefix(1)):
-            raise PermissionDeniedError("may not", uri=meta.uri)
-        if meta.key.startswith(step_prefix(2)):  # another process was faster
-            await type(store).delete(store, meta)
-            await store.delete_many(await store.list_all(step_prefix(2)))
-        await type(store).delete(store, meta)
+    def __init__(self, server, changes) -> None:
+        self._changes = changes
+        server.app.hooks = (self, *server.app.hooks)
 
-    store.delete = delete
-    result = await prune(store, Retention(keep_last=1), now=NOW)
-    uri = store.uri
-    assert result.removed == (3,)
-    assert isinstance(result.errors[f"{uri}step-00000001/"], PermissionDeniedError)
-    assert isinstance(result.errors[f"{uri}step-00000002/"], PreconditionFailedError)
-    assert [each.step for each in await verify_steps(store)] == [1, 4]
+    def before(self, request):
+        if request.method == "DELETE":
+            change = self._changes.pop(request.params.get("object"), None)
+            if change is not None:
+                change()
+        return
 
 
 @pytest.mark.clouds("gs")
-async def test_prune_looks_no_closer_than_it_must(store) -> None:
+async def test_a_step_that_cannot_be_removed_is_reported_and_keeps_no_other(store, server) -> None:
+    saved = [await save_step(store, step) for step in (1, 2, 3, 4, 5)]
+    first, second, third = (f"run/{each.meta.key}" for each in saved[:3])
+    server.faults.add("objects.delete", key=first, status=403)
+    again = server.get("bucket", third)
+    changes = {
+        second: lambda: server.state.delete("bucket", second),  # another process was faster
+        third: lambda: server.put("bucket", third, again),  # it was saved again
+    }
+    BeforeDelete(server, changes)
+    result = prune(store, keep_last=1)
+    assert changes == {}
+    assert result.removed == (4,)
+    assert {uri.removeprefix(store.uri): type(error) for uri, error in result.errors.items()} == {
+        "step-00000001/": PermissionDeniedError,
+        "step-00000002/": PreconditionFailedError,
+        "step-00000003/": PreconditionFailedError,
+    }
+    assert steps(store) == [1, 3, 5]
+
+
+@pytest.mark.clouds("gs")
+async def test_prune_looks_no_closer_than_it_must(store, server) -> None:
     for step in range(1, 21):
         await save_step(store, step, num_objects=1, size=10)
-    before = store.stats.num_requests
-    await prune(store, Retention(keep_every=1), now=NOW)
-    summary = store.stats.num_requests - before
+    server.stats.reset()
+    prune(store, keep_every=1)
+    summary = server.stats.total.requests
     assert summary <= 1 + 2 * 20
-    before = store.stats.num_requests
-    await prune(store, Retention(keep_last=1, keep_every=2), now=NOW, dry_run=True)
-    assert store.stats.num_requests - before <= summary + 3
+    server.stats.reset()
+    prune(store, keep_last=1, keep_every=2, dry_run=True)
+    assert server.stats.total.requests <= summary + 3
 
 
-@pytest.mark.parametrize("layout", ["dcp", "safetensors", "both"])
-async def test_a_removal_killed_at_any_request_leaves_only_loadable_steps(layout) -> None:
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("layout", ["dcp", "both"])
+async def test_a_removal_killed_at_any_request_leaves_only_loadable_steps(server, layout) -> None:
     """And all that it leaves is found by `clean`."""
     for at in range(50):
-        budget = [10**9]
-
-        def draw(operation, budget=budget):
-            budget[0] -= 1
-            if budget[0] < 0:
-                return Fault(kind="refuse")
-            return None
-
-        async with FlakyStore(
-            f"memory://killed/{layout}-{at}",
-            draw=draw,
-            transfer=TransferOptions(),
-            retry=RetryPolicy(max_attempts=1),
-            timeouts=Timeouts(),
-        ) as store:
+        async with open_store(f"{server.root}/run-{at}") as store:
             if layout == "both":
                 await save_step(store, 1, number=1)
                 # As an overwrite that cleans up: the older layout cannot be loaded any more.
@@ -310,22 +290,22 @@ async def test_a_removal_killed_at_any_request_leaves_only_loadable_steps(layout
             else:
                 await save_step(store, 1, layout=layout)
             await save_step(store, 2)
-            budget[0] = at
-            is_done = True
-            try:
-                result = await remove_step(store, 1)
-                is_done = not result.errors
-            except TransientError:
-                is_done = False
-            budget[0] = 10**9
-            found = await verify_steps(store)
-            assert all(each.is_valid for each in found), at
-            assert await latest(store) == 2
-            if len(found) == 1:
-                await clean_store(store, older_than_seconds=0)
-                left = {meta.key for meta in await store.list_all()}
-                assert all(key.startswith(step_prefix(2)) for key in left)
+            is_done = False
+            with (
+                Checkpointer(store.uri, keep_last=1, retry=RetryPolicy(max_attempts=1)) as killed,
+                server.faults.inject("*", status=503, skip=at),
+                suppress(AiofluxError),
+            ):
+                is_done = not killed.prune().errors
+            left = steps(store)
+            assert all(checkpoint.verify(f"{store.uri}{step_prefix(s)}").is_valid for s in left), at
+            assert left in ([2], [1, 2])
+            if left == [2]:
+                clean(store)
+                keys = [meta.key for meta in await store.list_all()]
+                assert all(key.startswith(step_prefix(2)) for key in keys)
         if is_done:
+            assert left == [2]
             assert at > 3
             return
     pytest.fail("a removal never ended")

@@ -17,8 +17,9 @@ from torch.utils.serialization import config
 import aioflux
 from aioflux import TransferOptions, _bridge
 from aioflux.checkpoint import load, save
-from aioflux.checkpoint._save.save import _borrowing, _LazyWriter, _StateFile, plan_part_size
+from aioflux.checkpoint._save.save import _LazyWriter, _StateFile, plan_part_size
 from aioflux.checkpoint._save.tensor_memory import TensorMemory
+from aioflux.checkpoint._save.writer import writing
 from tests.checkpoint.test_torch import assert_equal, state
 from tests.patience import PATIENCE_SECONDS, PATIENT
 
@@ -148,7 +149,9 @@ def test_memory_of_others_is_not_known() -> None:
 def test_memory_that_is_not_known_is_copied_at_once(server: GCSServer) -> None:
     """torch copies memory of a GPU, hands the copy over, and lets go of it."""
     memory, expected = bytearray(2 * MIB), []
-    held = _LazyWriter(lambda: _bridge.Held(_borrowing(f"{server.root}/run", "model.pt", {}, {})))
+    settings = {"zero_copy": True}
+    opening = writing(f"{server.root}/run", "model.pt", settings, {})
+    held = _LazyWriter(lambda: _bridge.Held(opening))
     with _StateFile(held, URI, TensorMemory()) as file:
         for number in range(20):
             for size in (7, 100_000, 2 * MIB):
@@ -235,7 +238,10 @@ def test_parts_are_a_32nd_of_the_state(num_bytes: int, expected: int) -> None:
     assert plan_part_size(num_bytes) == expected * MIB
 
 
-def test_the_parts_of_a_small_state_are_small(server: GCSServer) -> None:
-    """32 MB in seven parts, one request to begin and one to end."""
-    save({"weight": torch.ones(8_000_000)}, URI, timeouts=PATIENT)
-    assert server.stats.total.requests == 7 + 2
+@pytest.mark.parametrize(("num_bytes", "num_parts"), [(32_000_000, 7), (168_000_000, 27)])
+def test_the_size_of_parts_follows_that_of_the_state(
+    server: GCSServer, num_bytes: int, num_parts: int
+) -> None:
+    """Parts of 5 and 6 MiB, one request to begin and one to end."""
+    save({"weight": torch.ones(num_bytes, dtype=torch.uint8)}, URI, timeouts=PATIENT)
+    assert server.stats.total.requests == num_parts + 2

@@ -8,10 +8,9 @@ import threading
 from typing import IO, TYPE_CHECKING, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflux.checkpoint._format import streams
 from aioflux.checkpoint._format.codec import Codec
 from aioflux.checkpoint._format.frames import END_OF_STREAM
 from aioflux.checkpoint._format.streams import StreamReader, StreamWriter
@@ -20,9 +19,13 @@ from aioflux.errors import CheckpointCorruptError
 if TYPE_CHECKING:
     from typing import Any
 
+pytestmark = pytest.mark.usefixtures("_small_heap")
+
+FRAME_SIZE = 1000
+
 
 def small() -> Codec:
-    return Codec(threads=2, frame_size=1000)
+    return Codec(threads=2, frame_size=FRAME_SIZE)
 
 
 class Sink(io.BytesIO):
@@ -66,20 +69,16 @@ def written(*pieces: bytes) -> bytes:
     pieces=st.lists(st.binary(max_size=3000), max_size=8),
     flushes=st.sets(st.integers(0, 8)),
     sizes=st.lists(st.integers(1, 4000), max_size=6),
-    direct=st.sampled_from([0, 1500]),
 )
-def test_what_is_written_is_read(
-    pieces: list[bytes], flushes: set[int], sizes: list[int], direct: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "_DIRECT_BYTES", direct)
-        sink = Sink()
-        with StreamWriter(sink, small) as file:
-            for index, piece in enumerate(pieces):
-                assert file.write(piece) == len(piece)
-                if index in flushes:
-                    file.flush()
-            assert file.tell() == sum(map(len, pieces))
+@settings(max_examples=40)
+def test_what_is_written_is_read(pieces: list[bytes], flushes: set[int], sizes: list[int]) -> None:
+    sink = Sink()
+    with StreamWriter(sink, small) as file:
+        for index, piece in enumerate(pieces):
+            assert file.write(piece) == len(piece)
+            if index in flushes:
+                file.flush()
+        assert file.tell() == sum(map(len, pieces))
     whole = b"".join(pieces)
     with StreamReader(io.BytesIO(sink.data), small) as reader:
         at = 0
@@ -109,11 +108,34 @@ def frame_threads() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("aioflux-frames")}
 
 
+def test_an_empty_write_writes_nothing() -> None:
+    sink = Sink()
+    with StreamWriter(sink, small) as file:
+        assert file.write(b"") == 0
+        file.flush()
+        assert sink.getvalue() == b""
+
+
+def test_a_flush_that_fails_fails_the_stream() -> None:
+    class Full(Sink):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    sink = Full()
+    file = StreamWriter(sink, small)
+    file.write(b"a" * 10)
+    for use in (file.flush, file.close):
+        with pytest.raises(OSError, match="No space"):
+            use()
+    with pytest.raises(CheckpointCorruptError):
+        read(sink.data)
+
+
 def test_closing_closes_the_other_file_and_ends_the_threads() -> None:
     before = frame_threads()
     sink = Sink()
     file = StreamWriter(sink, small)
-    file.write(bytes(streams._DIRECT_BYTES))
+    file.write(bytes(FRAME_SIZE))
     file.close()
     file.close()
     assert sink.closed
@@ -125,7 +147,7 @@ def test_closing_closes_the_other_file_and_ends_the_threads() -> None:
 
 def test_memory_may_be_used_again_when_a_write_returns() -> None:
     sink = Sink()
-    memory = bytearray(b"a" * streams._DIRECT_BYTES)
+    memory = bytearray(b"a" * FRAME_SIZE)
     with StreamWriter(sink, small) as file:
         file.write(memory)
         memory[:] = b"b" * len(memory)
@@ -133,7 +155,7 @@ def test_memory_may_be_used_again_when_a_write_returns() -> None:
     assert read(sink.data) == b"a" * len(memory) + b"b" * len(memory)
 
 
-@pytest.mark.parametrize("num_bytes", [10, 5000, streams._DIRECT_BYTES])
+@pytest.mark.parametrize("num_bytes", [10, 5000])
 def test_an_error_of_the_other_file_stays(num_bytes: int) -> None:
     sink = Sink(room=0)
     file = StreamWriter(sink, small)
@@ -166,14 +188,14 @@ def test_a_stream_that_was_dropped_has_no_end() -> None:
         read(before)
 
 
-def test_a_file_that_takes_less_than_all_gets_the_rest() -> None:
+def test_the_rest_of_a_short_write_is_written() -> None:
     sink = Sink(most=7)
     with StreamWriter(sink, small) as file:
         file.write(b"layer" * 1000)
     assert read(sink.data) == b"layer" * 1000
 
 
-def test_a_file_that_does_not_tell_took_all() -> None:
+def test_a_file_that_returns_no_count_has_written_all() -> None:
     class Silent(Sink):
         def write(self, data: Any, /) -> int:
             super().write(data)
@@ -185,7 +207,7 @@ def test_a_file_that_does_not_tell_took_all() -> None:
     assert read(sink.data) == b"layer" * 1000
 
 
-def test_a_file_that_gives_less_than_asked_is_read_on() -> None:
+def test_short_reads_are_continued() -> None:
     class Slow(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             return super().read(min(size or 0, 3))
@@ -194,14 +216,14 @@ def test_a_file_that_gives_less_than_asked_is_read_on() -> None:
     assert StreamReader(cast("IO[bytes]", Slow(data)), small).readall() == b"layer" * 1000
 
 
-def test_every_cut_is_told() -> None:
+def test_a_truncated_stream_is_an_error() -> None:
     data = written(b"layer" * 500, b"bias" * 100)
     for end in range(len(data)):
         with pytest.raises(CheckpointCorruptError):
             read(data[:end])
 
 
-def test_a_flipped_bit_is_told() -> None:
+def test_a_flipped_bit_is_an_error() -> None:
     data = written(b"layer" * 500)
     for at in range(len(data)):
         damaged = bytearray(data)
@@ -231,7 +253,7 @@ def test_a_reader_that_is_closed_reads_no_more() -> None:
     assert frame_threads() <= before
 
 
-def test_files_tell_what_they_can() -> None:
+def test_files_report_their_modes() -> None:
     writer, reader = StreamWriter(Sink(), small), StreamReader(io.BytesIO(b""), small)
     assert (writer.writable(), writer.readable(), writer.seekable()) == (True, False, False)
     assert (reader.readable(), reader.writable(), reader.seekable()) == (True, False, False)

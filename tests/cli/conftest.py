@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import subprocess
 import sys
+import threading
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
 from aioflux.testing import GCSServer
+from tests.command import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
 
 PROGRAM = [sys.executable, "-m", "aioflux"]
 FAR_SECONDS = 120.0
-"""By when a process has long done what is waited for, on a machine that stands still, too."""
+"""Longer than any process takes, on a busy machine too."""
 
 
 class Bucket:
@@ -73,8 +78,6 @@ class Ended:
 @pytest.fixture
 def aioflux(cli_server: GCSServer, capfd, monkeypatch, tmp_path) -> Callable[..., Ended]:
     """Run the command in this process, in an empty directory."""
-    from aioflux.cli._app import run_app
-
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cli_server.url)
     monkeypatch.setenv("AIOFLUX_DEBUG", "0")
     (tmp_path / "here").mkdir()
@@ -82,8 +85,8 @@ def aioflux(cli_server: GCSServer, capfd, monkeypatch, tmp_path) -> Callable[...
 
     def run(*arguments: object) -> Ended:
         capfd.readouterr()
-        status = run_app([str(each) for each in arguments])
-        for stream in (sys.stdout, sys.stderr):  # run_app set them up to write, and these are read
+        status = run_command([str(each) for each in arguments])
+        for stream in (sys.stdout, sys.stderr):  # set up by the command to write; these are read
             stream.reconfigure(errors="backslashreplace")
         captured = capfd.readouterr()
         return Ended(status, captured.out, captured.err)
@@ -92,8 +95,24 @@ def aioflux(cli_server: GCSServer, capfd, monkeypatch, tmp_path) -> Callable[...
 
 
 @pytest.fixture
+def give_input(tmp_path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Set the standard input of the next command in this process."""
+    before = os.dup(0)
+
+    def give(data: bytes) -> None:
+        path = tmp_path / "input"
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            os.dup2(file.fileno(), 0)
+
+    yield give
+    os.dup2(before, 0)
+    os.close(before)
+
+
+@pytest.fixture
 def environment(cli_server: GCSServer) -> dict[str, str]:
-    """What a process needs to ask the server."""
+    """The environment of a process that uses the server."""
     return {**os.environ, "STORAGE_EMULATOR_HOST": cli_server.url}
 
 
@@ -112,6 +131,37 @@ def command(environment: dict[str, str]) -> Callable[..., subprocess.CompletedPr
         )
 
     return run
+
+
+class Screen:
+    """A terminal as the stderr of commands in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.text = ""
+
+    def __enter__(self) -> Self:
+        ours, theirs = pty.openpty()
+        self._stream = open(theirs, "w", encoding="utf-8")
+        self._reading = threading.Thread(target=self._read, args=(ours,))
+        self._reading.start()
+        for name, value in (("TERM", "xterm"), ("COLUMNS", "100")):
+            self._monkeypatch.setenv(name, value)
+        self._stderr, sys.stderr = sys.stderr, self._stream
+        return self
+
+    def _read(self, fd: int) -> None:
+        data = b""
+        with suppress(OSError):  # the other end is closed
+            while piece := os.read(fd, 65536):
+                data += piece
+        os.close(fd)
+        self.text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace"))
+
+    def __exit__(self, *_: object) -> None:
+        sys.stderr = self._stderr
+        self._stream.close()
+        self._reading.join()
 
 
 def write_files(root: Path, contents: dict[str, bytes]) -> None:

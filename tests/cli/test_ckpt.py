@@ -9,15 +9,12 @@ import json
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
 
 import pytest
 
 from aioflux import open_store
-from aioflux.checkpoint._maintain.history import SaveRecord, append
 from tests.checkpoint.saves import METADATA, save_id, save_step
-from tests.cli.conftest import FAR_SECONDS
-from tests.cli.test_process import Terminal
+from tests.cli.conftest import FAR_SECONDS, Screen
 
 CREATED = 1_769_860_800.0  # 2026-01-31T12:00:00Z
 
@@ -181,23 +178,21 @@ def test_prune_without_a_valid_rule_is_wrong_usage(aioflux, run, rules) -> None:
 
 
 @pytest.fixture
-def saved(run):
-    async def fill(store):
-        for number in range(3):
-            await append(
-                store,
-                SaveRecord(
-                    record_id=save_id(number),
-                    time=datetime.fromtimestamp(CREATED + number, UTC),
-                    step=number * 100,
-                    outcome="failed" if number == 1 else "committed",
-                    num_bytes=number * 2**20,
-                    upload_seconds=2.0,
-                    error="no space,\nat all" if number == 1 else "",
-                ),
-            )
-
-    on(run, fill)
+def saved(run, bucket):
+    """The uri of a run with the outcomes of three saves."""
+    records = [
+        {
+            "record_id": save_id(number),
+            "time": f"2026-01-31T12:00:0{number}Z",
+            "step": number * 100,
+            "outcome": "failed" if number == 1 else "committed",
+            "num_bytes": number * 2**20,
+            "upload_seconds": 2.0,
+            "error": "no space,\nat all" if number == 1 else "",
+        }
+        for number in range(3)
+    ]
+    bucket.put("run/.checkpoint-history/history.json", json.dumps(records).encode())
     return run
 
 
@@ -278,15 +273,15 @@ def test_copy_keeps_another_checkpoint_without_overwrite(aioflux, run, bucket) -
     assert aioflux("ckpt", "show", target, "--json").out.count('"step": 300') == 1
 
 
-def test_progress_is_shown_on_a_terminal(run, bucket, environment, tmp_path) -> None:
+def test_progress_is_shown_on_a_terminal(aioflux, run, bucket, tmp_path, monkeypatch) -> None:
     broken = break_step(bucket, 200)
-    verifying = Terminal(environment, "ckpt", "verify", "--deep", run)
-    assert verifying.end() == 1
-    assert re.search(r"195\.3 KiB .*/s", verifying.text)
-    assert broken in re.sub(r"\s", "", verifying.text)
-    copying = Terminal(environment, "ckpt", "copy", f"{run}/step-00000300", tmp_path / "copy")
-    assert copying.end() == 0
-    assert re.search(r"195\.3 KiB .*/s", copying.text)
+    with Screen(monkeypatch) as screen:
+        assert aioflux("ckpt", "verify", "--deep", run).status == 1
+    assert re.search(r"195\.3 KiB .*/s", screen.text)
+    assert broken in re.sub(r"\s", "", screen.text)
+    with Screen(monkeypatch) as screen:
+        assert aioflux("ckpt", "copy", f"{run}/step-00000300", tmp_path / "copy").status == 0
+    assert re.search(r"195\.3 KiB .*/s", screen.text)
 
 
 def test_prune_and_list_of_one_checkpoint_are_rejected(aioflux, run) -> None:
@@ -318,7 +313,8 @@ def test_no_command_for_checkpoints_loads_torch(run, environment) -> None:
     code = (
         "import sys; from aioflux.cli._app import run_app\n"
         "for command in (['ckpt', 'verify', '--deep'], ['ckpt', 'list'], ['clean']):\n"
-        f"    assert run_app([*command, {run!r}]) == 0\n"
+        f"    sys.argv[1:] = [*command, {run!r}]\n"
+        "    assert run_app() == 0\n"
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
     done = subprocess.run(

@@ -203,7 +203,7 @@ def test_a_closed_pipe_is_not_an_error(environment, bucket, arguments) -> None:
 
 def test_help_loads_no_torch_and_no_cloud_sdk(environment) -> None:
     code = (
-        "import sys; from aioflux.cli._app import run_app; run_app(['--help']); "
+        "import sys; from aioflux.cli._app import run_app; sys.argv[1:] = ['--help']; run_app(); "
         "print(*sys.modules, file=sys.stderr)"
     )
     ended = subprocess.run(
@@ -222,10 +222,11 @@ def test_an_unexpected_error_is_one_line_too(environment) -> None:
         "@app.command()\n"
         "def broken() -> int:\n"
         "    return {}['x']\n"
-        "assert run_app(['broken']) == 1\n"
+        "sys.argv[1:] = ['broken']\n"
+        "assert run_app() == 1\n"
         "print('--', file=sys.stderr)\n"
         "os.environ['AIOFLUX_DEBUG'] = '1'\n"
-        "sys.exit(run_app(['broken']))"
+        "sys.exit(run_app())"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code],
@@ -253,7 +254,7 @@ def test_files_without_permission_are_reported(command, bucket, tmp_path) -> Non
 
 @pytest.fixture(scope="module")
 def public() -> Iterator[GCSServer]:
-    """A server that is not known to be one of tests: it is asked with credentials."""
+    """A server that the command does not know to be an emulator: requests carry credentials."""
     with GCSServer(tls=True, buckets=["public"]) as server:
         yield server
 

@@ -335,7 +335,7 @@ def test_rm_rejects_the_root_and_the_home(aioflux, tmp_path, monkeypatch, name) 
     home.mkdir()
     (home / "k").touch()
     monkeypatch.setenv("HOME", str(home))
-    # A dry run: should the refusal be missing, nothing is lost.
+    # A dry run: if it is not rejected, nothing is lost.
     ended = aioflux("rm", "-r", "--dry-run", name.replace("~", str(home)))
     assert (ended.status, ended.out) == (1, "")
     assert "root or contains your home" in ended.err
@@ -353,10 +353,10 @@ def test_a_directory_that_is_not_there_is_a_failure(aioflux, command, slash) -> 
 
 
 def test_the_version_is_printed(aioflux) -> None:
-    from aioflux import __version__
+    import aioflux as library
 
     ended = aioflux("--version")
-    assert (ended.status, ended.out) == (0, f"aioflux {__version__}\n")
+    assert (ended.status, ended.out) == (0, f"aioflux {library.__version__}\n")
 
 
 def test_a_name_that_is_not_utf_8_is_an_error(aioflux, bucket) -> None:

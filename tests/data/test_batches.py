@@ -13,7 +13,6 @@ import pytest_asyncio
 
 import aioflux
 from aioflux.data import jsonl, store_batches
-from aioflux.data._store_batches import split_into_groups
 from tests.data.transforms import key_of, refuse, text_of
 
 if TYPE_CHECKING:
@@ -280,12 +279,12 @@ async def test_a_closed_store_is_an_error(bucket: Bucket) -> None:
         _ = [batch async for batch in store_batches(store, ["a"], batch_size=1)]
 
 
-@pytest.mark.parametrize(
-    ("num_samples", "sizes"), [(0, []), (1, [1]), (9, [3, 3, 3]), (10, [4, 4, 2]), (50, [16] * 3)]
-)
-def test_samples_are_split_so_that_every_thread_has_some(
-    num_samples: int, sizes: list[int]
-) -> None:
-    groups = [len(group) for group in split_into_groups(range(num_samples), 3, 16)]
-    assert groups[:3] == sizes
-    assert sum(groups) == num_samples
+async def test_every_thread_has_some_of_the_samples(bucket: Bucket, store: aioflux.Store) -> None:
+    keys, meeting = bucket.fill(3), threading.Barrier(3)
+
+    def meet(sample: Sample) -> str:
+        meeting.wait(60)  # for all three at once
+        return sample.key
+
+    batches = store_batches(store, keys, batch_size=3, transform=meet, num_threads=3)
+    assert [batch async for batch in batches] == [keys]

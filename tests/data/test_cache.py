@@ -158,19 +158,18 @@ def test_an_eviction_makes_room_for_several(tmp_path: Path) -> None:
     data = b"x" * (10 - 1)
     cache = Cache(tmp_path, max_bytes=100 * (FOOTER_BYTES + len(data)))
     counts = []
-    for number in range(120):
+    for number in range(109):
         assert cache.put(meta_of(str(number), data), data)
-        counts.append(len(stored(tmp_path)))
-    assert counts[99] == 100
-    assert counts[100] == 91
-    assert counts[100:109] == list(range(91, 100))
+        if number >= 99:
+            counts.append(len(stored(tmp_path)))
+    assert counts == [100, *range(91, 100)]
 
 
 def test_reservations_stay_within_the_bound(tmp_path: Path) -> None:
-    data, max_bytes = b"x", 1 << 16
+    data, max_bytes = b"x", 1 << 15
     for run in range(2):
         cache = Cache(tmp_path, max_bytes=max_bytes)
-        for number in range(2000):
+        for number in range(1000):
             assert cache.put(meta_of(f"{run}-{number}", data), data)
     assert max_bytes * 0.85 < stored_bytes(tmp_path) <= max_bytes
 
@@ -419,7 +418,7 @@ def test_threads_share_a_cache(
     cache = Cache(tmp_path, max_bytes=max_bytes)
 
     def work(seed: int) -> bool:
-        kept = [cache.put(meta_of(f"{seed}-{number}", data), data) for number in range(50)]
+        kept = [cache.put(meta_of(f"{seed}-{number}", data), data) for number in range(25)]
         return all(kept)
 
     with ThreadPoolExecutor(6) as threads:
@@ -528,7 +527,7 @@ def test_processes_together_stay_near_the_bound(tmp_path: Path) -> None:
     while not stopped_bytes(tmp_path):  # a slow machine takes its time to fork
         time.sleep(0.01)
     sizes = []
-    for _ in range(30):
+    for _ in range(15):
         time.sleep(0.03)
         for worker in workers:
             os.kill(worker.pid, signal.SIGSTOP)
@@ -571,10 +570,10 @@ def test_a_later_process_does_not_look_at_all_entries(tmp_path: Path) -> None:
 def test_a_kill_at_any_moment_leaves_a_cache_that_is_right(tmp_path: Path) -> None:
     """Each of the killed goes on with what those before it left."""
     context = multiprocessing.get_context("fork")
-    for seed in range(12):
+    for seed in range(6):
         process = context.Process(target=churn, args=(tmp_path, 50_000, seed, 10**9))
         process.start()
-        time.sleep(0.01 + 0.007 * seed)
+        time.sleep(0.01 + 0.014 * seed)
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL

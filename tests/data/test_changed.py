@@ -70,9 +70,16 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("change", [delete, replace, truncate])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "change", "num_workers"),
+    [
+        *((way, change, 0) for way in WAYS for change in (delete, replace)),
+        # Of objects that are composed, another size would shift the bytes of those behind it.
+        *((way, truncate, 0) for way in WAYS if "composed" in way),
+        ("map", replace, 2),
+        ("iterable-records", delete, 2),
+    ],
+)
 def test_a_changed_object_is_named(
     bucket: Bucket, tmp_path: Path, way: str, change: Callable[[Bucket], None], num_workers: int
 ) -> None:

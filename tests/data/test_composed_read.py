@@ -15,7 +15,7 @@ from aioflux.data import IterableDataset
 from aioflux.data._composed_read import ComposeTrials, fetch_batches, prepare
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server import Network
-from tests.bridge.scripts import finish, line, running
+from tests.bridge.scripts import finish, line, running, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,9 +181,9 @@ import time
 warnings.simplefilter("default")
 from torch.utils.data import DataLoader, _utils
 _utils.MP_STATUS_CHECK_INTERVAL = 600  # workers that end are not killed before they have
-from aioflux.data import IterableDataset
-transfer = aioflux.TransferOptions(max_in_flight=2)
-dataset = IterableDataset("gs://bucket/train", compose="on", transfer=transfer, **settings)
+from aioflux.data import IterableDataset, MapDataset
+options = {"transfer": aioflux.TransferOptions(max_in_flight=2), "compose": "on", **settings}
+dataset = IterableDataset("gs://bucket/train", **options)
 loader = DataLoader(dataset, batch_size=50, num_workers=2, collate_fn=list)
 for batch in loader:
     break
@@ -191,48 +191,40 @@ say("left")
 try:
     for number, batch in enumerate(loader):
         if number == 3:
-            say("begun")
+            say("started")
         time.sleep(0.03)
 except KeyboardInterrupt:
     say("interrupted")
-"""
-
-
-def test_workers_that_end_early_leave_no_composite(bucket: Bucket) -> None:
-    """An iteration that is left, and Ctrl-C, which every process of the terminal gets."""
-    bucket.fill(2000)
-    bucket.server.network = Network(latency_seconds=0.01)
-    with running(LOADING, bucket.server) as process:
-        assert line(process) == "left"
-        before = num_composes(bucket)
-        assert line(process) == "begun"
-        assert num_composes(bucket) > before > 0
-        os.killpg(process.pid, signal.SIGINT)
-        assert finish(process) == ["interrupted"]
-    assert composites(bucket) == []
-
-
-FAILING = """
-warnings.simplefilter("default")
-from torch.utils.data import DataLoader
-from aioflux.data import MapDataset
-transfer = aioflux.TransferOptions(max_in_flight=2)
-dataset = MapDataset("gs://bucket/train", compose="on", transfer=transfer, **settings)
+sys.stdin.readline()
+dataset = MapDataset("gs://bucket/train", **options)
 loader = DataLoader(dataset, 50, num_workers=2, collate_fn=list, persistent_workers=True)
 batches = iter(loader)
 next(batches), next(batches), next(batches)
-say("begun")
+say("started")
 raise SystemExit
 """
 
 
-def test_workers_that_outlive_the_script_leave_no_composite(bucket: Bucket) -> None:
-    """multiprocessing terminates them: nothing has dropped the loader that keeps them alive."""
-    bucket.fill(2000)
+def test_workers_that_end_early_leave_no_composite(bucket: Bucket) -> None:
+    """An iteration that is left; Ctrl-C, which every process of the terminal gets; and the end.
+
+    At the end of the script multiprocessing terminates the workers: nothing has dropped the loader
+    that keeps them alive.
+    """
+    bucket.fill(1500)
     bucket.server.network = Network(latency_seconds=0.01)
-    with running(FAILING, bucket.server) as process:
-        assert line(process) == "begun"
-        assert num_composes(bucket) > 0
+    with running(LOADING, bucket.server) as process:
+        assert line(process) == "left"
+        before = num_composes(bucket)
+        assert line(process) == "started"
+        assert num_composes(bucket) > before > 0
+        os.killpg(process.pid, signal.SIGINT)
+        assert line(process) == "interrupted"
+        assert composites(bucket) == []
+        before = num_composes(bucket)
+        tell(process)
+        assert line(process) == "started"
+        assert num_composes(bucket) > before
         assert finish(process) == []
     assert composites(bucket) == []
 

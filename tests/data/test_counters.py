@@ -104,13 +104,6 @@ def test_waiting_is_a_part_of_the_time() -> None:
     assert stats.seconds <= time.monotonic() - started
 
 
-def test_reset_starts_at_zero() -> None:
-    counters = LoadCounters()
-    counters.start_clock().count(1, 1)
-    counters.reset()
-    assert counters.snapshot() == LoadStats()
-
-
 def test_stats_of_ranks_add_up() -> None:
     one = LoadStats(
         num_objects=1,
@@ -256,7 +249,7 @@ def test_the_last_line_of_workers_has_all_objects(tmp_path: Path, persistent: bo
     path = tmp_path / "lines"
     dataset = Shared(path)
     loader = DataLoader(dataset, num_workers=2, batch_size=1, persistent_workers=persistent)
-    for epoch in range(1, 4):
+    for epoch in range(1, 3):
         assert len(list(loader)) == 11
         lines = path.read_text().splitlines()
         assert len(lines) >= epoch
@@ -277,8 +270,7 @@ def test_a_line_that_becomes_shorter_leaves_nothing_behind() -> None:
     with ProgressBar(counters, label="x", file=terminal) as bar:
         counters.count(1_000_000, 0)
         bar.update()
-        counters.reset()
-        counters.count(1_000_001, 0)
+        counters.count(-999_999, 0)
     first, last = terminal.getvalue().split("\r")[1:]
     assert len(last.removesuffix("\n")) >= len(first)
 

@@ -137,7 +137,7 @@ def test_a_loaded_state_is_for_one_iteration_of_each_worker(bucket: Bucket) -> N
     assert sorted(batches) == keys
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_persistent_workers_learn_of_the_epoch(bucket: Bucket, start: str) -> None:
     keys = bucket.fill(30)
     dataset = IterableDataset(

@@ -8,7 +8,6 @@ import json
 import math
 import pickle
 import tarfile
-import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aioflux
-from aioflux.data import Sample
-from aioflux.data._object_stream import open_stream
-from aioflux.data._records.formats import (
-    jsonl,
-    parquet,
-    records_of_sample,
-    stream_records,
-    tar,
-)
-from aioflux.data._records.tar import parse_pax, split_name
+from aioflux.compat.s3_datapipes import IterableWrapper
+from aioflux.data import jsonl, parquet, tar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,27 +28,14 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )
 
-KIB = 1024
 
-
-def sample_of(data: bytes) -> Sample:
+def records_of(records: Any, data: bytes) -> Iterator[Any]:
     meta = aioflux.ObjectMeta(key="a", uri="gs://bucket/train/a", size=len(data))
-    return Sample("a", data, meta)
+    return iter(records(io.BytesIO(data), meta))
 
 
 def read(records: Any, data: bytes) -> list[Any]:
-    return list(records_of_sample(records, sample_of(data)))
-
-
-@pytest.fixture
-def store(bucket: Bucket) -> Iterator[aioflux.sync.Store]:
-    with aioflux.sync.open_store(bucket.uri) as opened:
-        yield opened
-
-
-def received(bucket: Bucket) -> int:
-    """Bytes of bodies that the server has sent."""
-    return bucket.server.stats.operation("objects.get").bytes_out
+    return list(records_of(records, data))
 
 
 # JSON Lines
@@ -87,7 +65,7 @@ def test_jsonl_decodes_by_the_given_function() -> None:
 
 def test_a_torn_line_is_named() -> None:
     data = lines_of([{"a": 1}, {"a": 2}, {"a": 3}])[:-4]
-    records = records_of_sample(jsonl(), sample_of(data))
+    records = records_of(jsonl(), data)
     assert list(islice(records, 2)) == [{"a": 1}, {"a": 2}]
     with pytest.raises(
         aioflux.RecordError,
@@ -182,8 +160,12 @@ def test_long_and_foreign_names_are_whole(kind: int) -> None:
         (".hidden", ("", "hidden")),
     ],
 )
-def test_a_name_is_split_at_the_first_dot_of_its_last_part(name: str, split: object) -> None:
-    assert split_name(name) == split
+def test_a_name_is_split_at_the_first_dot_of_its_last_part(
+    name: str, split: tuple[str, str]
+) -> None:
+    stem, extension = split
+    expected = [{"__key__": stem, extension: b"1"}] if stem else []
+    assert read(tar(), tar_of([(name, b"1")])) == expected
 
 
 def test_files_that_belong_to_no_sample_are_left_out() -> None:
@@ -248,8 +230,11 @@ def test_a_wrong_size_takes_no_memory() -> None:
 
 @pytest.mark.parametrize("data", [b"12 path=a\n", b"8 path=a\n", b"8 path\n", b"x path=a\n", b"9"])
 def test_a_damaged_pax_header_is_rejected(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"field|substring|subsection|invalid literal"):
-        parse_pax(data)
+    header = tarfile.TarInfo("header")
+    header.type, header.size = tarfile.XHDTYPE, len(data)
+    archive = header.tobuf(tarfile.USTAR_FORMAT) + data.ljust(512, b"\0") + tar_of(PAIRS)
+    with pytest.raises(aioflux.RecordError, match="a pax header of the archive is damaged"):
+        read(tar(), archive)
 
 
 # Streams
@@ -262,110 +247,11 @@ def test_records_pickle(records: Any) -> None:
     assert pickle.loads(pickle.dumps(records)) == records
 
 
-def test_records_may_be_a_function_of_the_whole_sample() -> None:
-    def words(sample: Sample) -> Iterator[bytes]:
-        return iter(sample.data.split())
-
-    assert read(words, b"x y") == [b"x", b"y"]
-
-
-@pytest.mark.parametrize("prefetch_bytes", [0, 1, 1000, 64 * KIB, 1 << 30])
-def test_records_stream_in_with_any_window(
-    bucket: Bucket, store: aioflux.sync.Store, prefetch_bytes: int
-) -> None:
-    values = list(range(2000))[:: 20 if prefetch_bytes == 1 else 1]
+def test_records_arrive_in_a_stream(bucket: Bucket) -> None:
+    """As every file of `load_files_by_s3`, whose buffer may have any size."""
+    values = [{"text": "x" * 100, "number": number} for number in range(1000)]
     bucket.put("a", lines_of(values))
-    records = stream_records(store, store.head("a"), jsonl(), prefetch_bytes=prefetch_bytes)
-    assert list(records) == values
-
-
-def test_a_stream_in_order_costs_its_bytes_and_few_requests(
-    bucket: Bucket, store: aioflux.sync.Store
-) -> None:
-    values = [{"text": "x" * 100, "number": number} for number in range(10_000)]
-    data = lines_of(values)
-    bucket.put("a", data)
-    meta = store.head("a")
-    bucket.server.stats.reset()
-    assert list(stream_records(store, meta, jsonl(), prefetch_bytes=512 * KIB)) == values
-    seen = bucket.server.stats.operation("objects.get")
-    assert seen.bytes_out == len(data)
-    assert seen.requests == math.ceil(len(data) / (256 * KIB))
-
-
-def test_no_more_than_the_window_is_prefetched(bucket: Bucket, store: aioflux.sync.Store) -> None:
-    data = lines_of(["x" * 100] * 20_000)
-    bucket.put("a", data)
-    records = stream_records(store, store.head("a"), jsonl(), prefetch_bytes=128 * KIB)
-    next(records)
-    records.close()
-    assert received(bucket) <= 3 * 128 * KIB < len(data)
-
-
-@pytest.mark.parametrize(
-    ("records", "data"), [(jsonl(), b"1\n2\n"), (tar(), tar_of(PAIRS))], ids=["jsonl", "tar"]
-)
-def test_an_object_that_was_replaced_is_an_error(
-    bucket: Bucket, store: aioflux.sync.Store, records: Any, data: bytes
-) -> None:
-    bucket.put("a", data)
-    meta = store.head("a")
-    bucket.put("a", data)
-    with pytest.raises(aioflux.NotFoundError, match="gs://bucket/train/a"):
-        list(stream_records(store, meta, records, prefetch_bytes=1 << 20))
-
-
-def test_a_stream_reads_seeks_and_tells_as_a_file_does(
-    bucket: Bucket, store: aioflux.sync.Store
-) -> None:
-    data = bytes(range(256)) * 40
-    bucket.put("a", data)
-    with open_stream(store, store.head("a"), prefetch_bytes=1000) as stream:
-        assert stream.read(10) == data[:10]
-        assert stream.tell() == 10
-        assert stream.seek(-5, io.SEEK_END) == len(data) - 5
-        assert stream.read() == data[-5:]
-        assert stream.read(1) == b""
-        stream.seek(100)
-        assert stream.read(100) == data[100:200]
-        assert stream.meta.key == "a"
-        with pytest.raises(ValueError, match="cannot seek to byte -1 of gs://bucket/train/a"):
-            stream.raw.seek(-1)
-    with pytest.raises(ValueError, match="closed"):
-        stream.read(1)
-
-
-def test_a_stream_rejects_a_negative_window(bucket: Bucket, store: aioflux.sync.Store) -> None:
-    bucket.put("a", b"data")
-    with pytest.raises(ValueError, match="prefetch_bytes must not be negative, as -1 is"):
-        open_stream(store, store.head("a"), prefetch_bytes=-1)
-
-
-def test_an_empty_object_is_an_empty_stream(bucket: Bucket, store: aioflux.sync.Store) -> None:
-    bucket.put("a", b"")
-    with open_stream(store, store.head("a"), prefetch_bytes=1000) as stream:
-        assert stream.read() == b""
-
-
-def test_ranges_arrive_while_records_are_taken(bucket: Bucket, store: aioflux.sync.Store) -> None:
-    """Double buffering: a range is asked for before the one in front of it is used up."""
-    bucket.put("a", lines_of(["x" * 100] * 20_000))
-    records = stream_records(store, store.head("a"), jsonl(), prefetch_bytes=400_000)
-    bucket.server.stats.reset()
-    next(records)
-    until = time.monotonic() + 100
-    while bucket.server.stats.operation("objects.get").requests < 2:  # it has left, and may arrive
-        assert time.monotonic() < until
-        time.sleep(0.001)
-    # Eleven in all; a third is under way where the first one was taken over already.
-    assert bucket.server.stats.operation("objects.get").requests <= 3
-    records.close()
-
-
-def test_a_prefetch_requests_the_next_ranges(bucket: Bucket, store: aioflux.sync.Store) -> None:
-    bucket.put("a", bytes(4000))
-    with open_stream(store, store.head("a"), prefetch_bytes=4000) as stream:
-        bucket.server.stats.reset()
-        stream.prefetch()
-        assert stream.read() == bytes(4000)
-        assert bucket.server.stats.operation("objects.get").requests == 2
+    for buffer_size in (1000, 64 * 1024):
+        urls = IterableWrapper([f"{bucket.uri}/a"]).list_files_by_s3()
+        [(url, file)] = urls.load_files_by_s3(buffer_size=buffer_size)
+        assert list(jsonl()(file.file_obj, url.meta)) == values

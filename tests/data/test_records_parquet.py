@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import aioflux
-from aioflux.data import Sample
-from aioflux.data._records.formats import parquet, records_of_sample, stream_records
+from aioflux.data import IterableDataset, parquet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,13 +22,13 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 def read(records: Any, data: bytes) -> list[Any]:
     meta = aioflux.ObjectMeta(key="a", uri="gs://bucket/train/a", size=len(data))
-    return list(records_of_sample(records, Sample("a", data, meta)))
+    return list(records(io.BytesIO(data), meta))
 
 
-@pytest.fixture
-def store(bucket: Bucket) -> Iterator[aioflux.sync.Store]:
-    with aioflux.sync.open_store(bucket.uri) as opened:
-        yield opened
+def stream(bucket: Bucket, columns: list[str]) -> Iterator[Any]:
+    """Iterate over the rows of an object that is not read whole."""
+    options = aioflux.TransferOptions(range_size_bytes=1000, verify_ranges="never")
+    return iter(IterableDataset(bucket.uri, records=parquet(columns), transfer=options))
 
 
 def received(bucket: Bucket) -> int:
@@ -89,37 +88,29 @@ def test_a_parquet_file_that_is_cut_off_is_an_error(keep: int) -> None:
         read(parquet(), parquet_of(10, rows_per_group=5)[:keep])
 
 
-def test_only_the_ranges_of_the_wanted_columns_are_read(
-    bucket: Bucket, store: aioflux.sync.Store
-) -> None:
+def test_only_the_ranges_of_the_wanted_columns_are_read(bucket: Bucket) -> None:
     data = parquet_of(2000, rows_per_group=500, wide_bytes=2000)
     bucket.put("a", data)
-    options = aioflux.TransferOptions(verify_ranges="never")
-    with aioflux.sync.open_store(bucket.uri, transfer=options) as once:
-        meta = once.head("a")
-        rows = list(stream_records(once, meta, parquet(["number"]), prefetch_bytes=1 << 20))
-    assert [row["number"] for row in rows] == list(range(2000))
+    assert [row["number"] for row in stream(bucket, ["number"])] == list(range(2000))
     assert received(bucket) < len(data) / 10
 
 
-def test_an_iteration_of_rows_that_ends_early_reads_no_more(
-    bucket: Bucket, store: aioflux.sync.Store
-) -> None:
+def test_an_iteration_of_rows_that_ends_early_reads_no_more(bucket: Bucket) -> None:
     data = parquet_of(2000, rows_per_group=100, wide_bytes=1000)
     bucket.put("a", data)
-    records = stream_records(store, store.head("a"), parquet(), prefetch_bytes=1 << 20)
-    assert next(records)["number"] == 0
-    records.close()
+    rows = stream(bucket, ["number", "wide"])
+    assert next(rows)["number"] == 0
+    rows.close()
     # Two row groups of twenty, which plain http reads twice, and the footer.
     assert received(bucket) < len(data) / 3
 
 
-def test_an_object_that_was_replaced_is_an_error(bucket: Bucket, store: aioflux.sync.Store) -> None:
-    bucket.put("a", parquet_of(5, rows_per_group=2))
-    meta = store.head("a")
-    bucket.put("a", parquet_of(5, rows_per_group=2))
+def test_an_object_that_was_replaced_is_an_error(bucket: Bucket) -> None:
+    bucket.put("a", parquet_of(500, rows_per_group=200))
+    rows = stream(bucket, ["number"])
+    bucket.put("a", parquet_of(500, rows_per_group=200))
     with pytest.raises(aioflux.NotFoundError, match="gs://bucket/train/a"):
-        list(stream_records(store, meta, parquet(), prefetch_bytes=1 << 20))
+        list(rows)
 
 
 def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

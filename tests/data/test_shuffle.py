@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,8 +43,3 @@ def test_a_buffer_returns_each_item_once(items: list[int], size: int, seed: str)
         if len(buffer) > size:
             given_out.append(buffer.pop())
     assert sorted(given_out + list(buffer)) == sorted(items)
-
-
-def test_an_empty_buffer_returns_nothing() -> None:
-    with pytest.raises(IndexError, match="is empty"):
-        ShuffleBuffer(seed="0").pop()

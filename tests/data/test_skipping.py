@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.data.conftest import Bucket
 
-NUM_OBJECTS = 300
+NUM_OBJECTS = 120
 WAYS = ["plain", "unordered", "composed", "measured", "cached"]
 
 

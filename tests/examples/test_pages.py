@@ -70,23 +70,6 @@ def blocks(page: Path) -> list[Block]:
     return [Block(page, number, *each) for number, each in enumerate(found, 1)]
 
 
-def cases() -> list[Any]:
-    """Return each block that is run."""
-    return [
-        pytest.param(
-            block,
-            id=f"{block.page.stem}-{block.number}",
-            marks=[
-                pytest.mark.filterwarnings(text)
-                for text in (*EVERYWHERE, *WARNINGS.get(block.page.name, ()))
-            ],
-        )
-        for page in PAGES
-        for block in blocks(page)
-        if block.language in RUN
-    ]
-
-
 # --- servers, one for each page ---------------
 
 
@@ -121,7 +104,26 @@ SERVERS: dict[str, Callable[[pytest.MonkeyPatch], AbstractContextManager[dict[st
     "azure.md": azure,
     "s3.md": s3,
 }
-"""The server of a page if it is not `gcs`. Each yields replacements of texts in the code."""
+"""The server of a page if it is not `gcs`, and then of another project. Each yields replacements of
+texts in the code."""
+
+
+def cases() -> list[Any]:
+    """Return each block that is run."""
+    return [
+        pytest.param(
+            block,
+            id=f"{block.page.stem}-{block.number}",
+            marks=[
+                pytest.mark.filterwarnings(text)
+                for text in (*EVERYWHERE, *WARNINGS.get(block.page.name, ()))
+            ]
+            + [pytest.mark.more] * (block.page.name in SERVERS),
+        )
+        for page in PAGES
+        for block in blocks(page)
+        if block.language in RUN
+    ]
 
 
 # --- what else a page needs -------------------

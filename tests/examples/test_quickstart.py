@@ -30,6 +30,7 @@ def run() -> str:
     return done.stdout
 
 
+@pytest.mark.more
 def test_it_learns_from_a_server_of_its_own() -> None:
     said = run()
     assert "the loaded model predicts the same: True" in said
@@ -38,10 +39,15 @@ def test_it_learns_from_a_server_of_its_own() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_it_leaves_nothing_in_another_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["own server", "given uri"])
+def test_it_saves_a_model_and_leaves_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    elsewhere: bool,
 ) -> None:
-    """Run in this process, which has imported PyTorch already."""
+    """Run in this process, which has imported PyTorch already, with few images."""
     spec = importlib.util.spec_from_file_location("quickstart", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -50,7 +56,11 @@ def test_it_leaves_nothing_in_another_place(
     some = list(itertools.islice(example.digit_images(), 100))
     for name, value in {"NUM_EPOCHS": 1, "GOAL": -1, "digit_images": lambda: some}.items():
         monkeypatch.setattr(example, name, value)
-    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--uri", f"file://{tmp_path}"])
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    given = ["--uri", f"file://{tmp_path}"] if elsewhere else []
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", *given])
     example.main()
-    assert "delete all of it" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "the loaded model predicts the same: True" in printed
+    assert ("delete all of it" in printed) is elsewhere
     assert not any(path.is_file() for path in tmp_path.rglob("*"))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 STATUSES = (408, 425, 429, 500, 503)
+"""Of these, one that throttles and one that does not are tried with every write."""
 RETRY = aioflux.RetryPolicy(initial_seconds=0.001, max_seconds=0.01)
 TRANSFER = aioflux.TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=5 * MIB)
 SMALL, LARGE = b"what was sent", bytes(range(256)) * (6 * 4096)
@@ -66,7 +67,9 @@ class BusyGateway:
                 """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> Self:
@@ -217,13 +220,19 @@ async def store(bucket: Any, gateway: BusyGateway) -> AsyncIterator[aioflux.Stor
         yield store
 
 
-@pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize(
-    ("cloud", "run", "matches"),
+    ("cloud", "run", "matches", "status"),
     [
-        pytest.param(cloud, run, matches, id=f"{cloud}-{run.__name__}-{matches.__name__[3:]}")
+        pytest.param(
+            cloud,
+            run,
+            matches,
+            status,
+            id=f"{cloud}-{run.__name__}-{matches.__name__[3:]}-{status}",
+        )
         for clouds, run, matches in CASES
         for cloud in clouds.split()
+        for status in (STATUSES if run is create else (429, 500))
     ],
     indirect=["cloud"],
 )

@@ -23,7 +23,7 @@ SIZE = 8 * MIB
 TRANSFER = aioflux.TransferOptions(range_size_bytes=2 * MIB)
 """As many ranges as an object of 64 MiB has by default."""
 OLD, NEW = contents(SIZE)
-PROGRESS_SECONDS = 1.0
+PROGRESS_SECONDS = 0.3
 FAR_SECONDS = 1000.0
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server._blobs import Blobs, MemoryBlobs, group
-from aioflux.testing.gcs_server._file_blobs import FileBlobs, names_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,12 @@ SIZES = [0, 1, 100_000, 300_000, 3_000_000]
 
 @pytest.fixture(params=["memory", "files"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
-    return MemoryBlobs() if request.param == "memory" else FileBlobs(tmp_path)
+    return MemoryBlobs() if request.param == "memory" else file_store(tmp_path)
+
+
+def file_store(root: Path) -> Blobs:
+    """Return the blobs of a server that keeps them in files."""
+    return GCSServer(root=root).state.blobs
 
 
 def content(size: int) -> bytes:
@@ -45,14 +50,14 @@ def test_a_view_outlives_its_blob(blobs):
 
 
 @pytest.fixture(scope="module")
-def file_blobs(tmp_path_factory: pytest.TempPathFactory) -> FileBlobs:
-    return FileBlobs(tmp_path_factory.mktemp("blobs"))
+def file_blobs(tmp_path_factory: pytest.TempPathFactory) -> Blobs:
+    return file_store(tmp_path_factory.mktemp("blobs"))
 
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(SIZES[:4]), max_size=6), st.data())
 def test_concat_joins_and_leaves_its_sources_alone(
-    file_blobs: FileBlobs, sizes: list[int], data: st.DataObject
+    file_blobs: Blobs, sizes: list[int], data: st.DataObject
 ) -> None:
     """Any range of a joined blob is that of the bytes joined, whatever becomes of the sources."""
     whole = b"".join(map(content, sizes)) * 2
@@ -75,6 +80,7 @@ class Leaf:
         self.size = size
 
 
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 600_000)))
 def test_groups_keep_order_and_are_few(sizes: list[int]) -> None:
     """Small neighbours share a group of at most 256 KiB; no two groups in a row could be one."""
@@ -91,16 +97,7 @@ def test_groups_keep_order_and_are_few(sizes: list[int]) -> None:
 
 def test_a_failed_write_leaves_no_file(tmp_path):
     """A file whose body breaks off is deleted."""
-    blobs = FileBlobs(tmp_path)
+    blobs = file_store(tmp_path)
     with pytest.raises(TypeError):
         blobs.put([b"data", None])
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_leftovers_are_swept_and_named_files_found_again(tmp_path):
-    """open finds what names_of named; sweep deletes the rest."""
-    blobs = FileBlobs(tmp_path)
-    kept, _ = blobs.put([content(300_000)]), blobs.put([b"leftover"])
-    blobs.sweep(set(names_of(kept)))
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
-    assert bytes(blobs.open(names_of(kept)).view(0, 300_000)) == content(300_000)
+    assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []

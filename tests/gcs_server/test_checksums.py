@@ -7,7 +7,7 @@ import hashlib
 
 import google_crc32c
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux.testing.gcs_server import APIError
@@ -22,6 +22,7 @@ from aioflux.testing.gcs_server._checksums import (
 PIECES = st.lists(st.binary(max_size=3000))
 
 
+@settings(max_examples=40)
 @given(PIECES)
 def test_the_whole_from_its_parts(pieces: list[bytes]) -> None:
     """Combining the parts' crc32c is the crc32c of the parts joined."""
@@ -30,6 +31,7 @@ def test_the_whole_from_its_parts(pieces: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@settings(max_examples=30)
 @given(PIECES)
 def test_hashes_do_not_depend_on_where_pieces_end(kind, pieces: list[bytes]) -> None:
     """Pieces of any kind of memory hash as if they were joined."""

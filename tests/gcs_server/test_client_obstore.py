@@ -122,15 +122,15 @@ def test_a_multipart_put_is_the_whole(server, store, size):
 
 def test_listing_follows_pages_in_order(server, store):
     """A listing of more than one page holds each key once, in order."""
-    keys = [f"dir/{number:05}" for number in range(2500)]
+    keys = [f"dir/{number:05}" for number in range(1100)]
     for key in [*keys, "other"]:
         server.put("bucket", key, b"x")
     found = [meta["path"] for page in obstore.list(store, "dir") for meta in page]
     assert found == keys
     later = [
-        meta["path"] for page in obstore.list(store, "dir", offset=keys[2000]) for meta in page
+        meta["path"] for page in obstore.list(store, "dir", offset=keys[1050]) for meta in page
     ]
-    assert later == keys[2001:]
+    assert later == keys[1051:]
 
 
 def test_listing_with_a_delimiter_gives_prefixes(server, store):

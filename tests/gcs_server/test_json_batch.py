@@ -8,8 +8,7 @@ from email.parser import BytesParser
 import pytest
 
 from aioflux.testing.gcs_server import Hook, Network, Request, Response
-from aioflux.testing.gcs_server._delivery import Delivery
-from aioflux.testing.gcs_server._json_batch import merge_deliveries
+from aioflux.testing.gcs_server._delivery import Delivery, merge_deliveries
 from aioflux.testing.gcs_server._network import NetworkHook
 from tests.gcs_server.conftest import hush, wait_until
 

@@ -7,13 +7,13 @@ import re
 from urllib.parse import urlencode
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux.testing.gcs_server import APIError
-from aioflux.testing.gcs_server._fields import parse_fields, select
 from aioflux.testing.gcs_server._glob import Glob, compile_glob, literal_prefix
 from aioflux.testing.gcs_server._listing import Query, list_page
+from aioflux.testing.gcs_server._resources import parse_fields, select
 
 NAMES = ["a/", "a/1", "a/2/x", "a/2/y", "b", "b/", "b/1", "c/1", "d", "\u732b/1"]
 
@@ -317,6 +317,7 @@ def test_any_glob_compiles_or_is_rejected_and_keeps_its_literal_prefix(pattern, 
         assert name.startswith(literal_prefix(pattern))
 
 
+@settings(max_examples=60)
 @given(st.text(alphabet="ab*,()/", max_size=8))
 def test_any_mask_parses_or_is_rejected(text):
     try:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import google_crc32c
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux.testing.gcs_server._messages import slice_pieces
@@ -212,6 +212,7 @@ def test_a_start_without_name_or_bucket_is_rejected(call):
     assert call("POST", f"{START.replace('bucket', 'none')}&name=key").status == 404
 
 
+@settings(max_examples=50)
 @given(st.lists(st.binary(max_size=5), max_size=5), st.integers(0, 30), st.integers(0, 30))
 def test_a_cut_through_pieces_is_a_cut_through_their_whole(pieces, start, end):
     cut = b"".join(slice_pieces(pieces, start, end))

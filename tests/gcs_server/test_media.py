@@ -1,22 +1,11 @@
-"""Downloads and one-request uploads, by raw requests and by google-cloud-storage."""
+"""Downloads over both APIs."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from google.auth.credentials import AnonymousCredentials
-from google.cloud import storage
 
-KEYS = [
-    "plain",
-    "a/b/c.bin",
-    "dots/../up",
-    "sp ace +plus",
-    "100%25",
-    "%2F",
-    "käse/\u732b/\U0001f600",
-]
 DATA = bytes(range(100))
 
 
@@ -58,12 +47,6 @@ def test_an_absent_object_has_the_error_body_of_each_api(call):
     assert b"<Code>NoSuchBucket</Code>" in call("GET", "/other/none").body
 
 
-def test_a_bucket_is_made_once(call):
-    assert call("POST", "/storage/v1/b", b'{"name": "new"}').status == 200
-    assert json.loads(call("GET", "/storage/v1/b/new").body)["name"] == "new"
-    assert call("POST", "/storage/v1/b", b'{"name": "new"}').status == 409
-
-
 def test_xml_put_get_and_head_agree(server, call):
     response = call("PUT", "/bucket/a/b%2Fc", DATA, Content_Type="x/y", x_goog_meta_colour="red")
     assert response.status == 200
@@ -79,34 +62,3 @@ def test_xml_put_get_and_head_agree(server, call):
         "crc32c",
         "md5",
     ]
-
-
-def test_generation_preconditions(server, call):
-    upload = "/upload/storage/v1/b/bucket/o?uploadType=media&name=key"
-    first = call("POST", f"{upload}&ifGenerationMatch=0", b"one")
-    assert first.status == 200
-    generation = json.loads(first.body)["generation"]
-    assert call("POST", f"{upload}&ifGenerationMatch=0", b"two").status == 412
-    path = "/storage/v1/b/bucket/o/key?alt=media"
-    assert call("GET", f"{path}&ifGenerationNotMatch={generation}").status == 304
-    assert call("GET", f"{path}&ifGenerationMatch=1").status == 412
-    assert call("POST", f"{upload}&ifGenerationMatch={generation}", b"two").status == 200
-    assert call("GET", f"{path}&generation={generation}").status == 404
-    assert call("GET", path).body == b"two"
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_google_cloud_storage_round_trip(server, key):
-    client = storage.Client(
-        project="p",
-        credentials=AnonymousCredentials(),
-        client_options={"api_endpoint": server.url},
-    )
-    try:
-        server.put("bucket", key, DATA)
-        blob = client.bucket("bucket").get_blob(key)
-        assert blob.size == 100
-        assert blob.download_as_bytes(checksum="md5") == DATA
-        assert server.keys("bucket") == [key]
-    finally:
-        client.close()

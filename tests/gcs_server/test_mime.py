@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux.testing.gcs_server import APIError, Request
@@ -20,6 +20,7 @@ def split(body: bytes) -> list[bytes]:
     return [bytes(part.data) for part in split_body(Request("POST", b"/", [HEADER], [body]))]
 
 
+@settings(max_examples=50)
 @given(st.lists(DATA, min_size=1, max_size=3), st.sampled_from([b"\r\n", b"\n"]), st.booleans())
 def test_parts_come_back_as_they_were_put_together(parts, end, has_headers):
     whole = end + end.join(parts) + end
@@ -30,6 +31,7 @@ def test_parts_come_back_as_they_were_put_together(parts, end, has_headers):
     assert split(b"".join(lines) + b"--xy--") == parts
 
 
+@settings(max_examples=60)
 @given(DATA)
 def test_any_body_is_split_or_rejected(body):
     try:

@@ -17,21 +17,17 @@ from tests.command import run_command
 COMMAND = [sys.executable, "-m", "aioflux", "serve"]
 
 
-def run(*arguments: str, program: list[str] = COMMAND) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*program, *arguments], capture_output=True, text=True, timeout=200, check=False
-    )
-
-
 def read(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=60) as response:
         return response.read()
 
 
-def test_process_serves_its_buckets_and_ends_with_0_on_sigterm():
-    process = GCSServerProcess(buckets=("one", "two"))
+def test_process_serves_its_buckets_with_its_options_and_ends_with_0_on_sigterm():
+    process = GCSServerProcess(buckets=("one", "two"), arguments=("--rate-limit", "0.001"))
     with process:
         assert b'"name":"two"' in read(f"{process.url}/storage/v1/b/two")
+        with pytest.raises(urllib.error.HTTPError, match="429"):
+            read(f"{process.url}/storage/v1/b/two")
         assert process.stop() == 0
 
 
@@ -40,33 +36,29 @@ def test_sigint_ends_it_with_130():
         assert process.signal(signal.SIGINT) == 130
 
 
-def test_it_ends_when_standard_input_does():
+def test_it_prints_what_to_export_and_ends_when_standard_input_does():
     with subprocess.Popen(
         [*COMMAND, "--port", "0", "--until-stdin-closes"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        assert process.stdout.readline().startswith(b"Serving on http://127.0.0.1:")
+        url = process.stdout.readline().strip().removeprefix("Serving on ")
+        assert url.startswith("http://127.0.0.1:")
+        assert process.stdout.readline() == f"export STORAGE_EMULATOR_HOST={url}\n"
         process.stdin.close()
         assert process.wait(200) == 0
 
 
-def test_it_prints_what_to_export():
-    with subprocess.Popen([*COMMAND, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip().removeprefix("Serving on ")
-        assert process.stdout.readline() == f"export STORAGE_EMULATOR_HOST={url}\n"
-        process.terminate()
-
-
-def test_port_in_use_is_one_line_and_status_1():
+def test_port_in_use_is_one_line_and_status_1(capfd):
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        ended = run("--port", str(sock.getsockname()[1]))
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith("Error: cannot serve on 127.0.0.1:")
-    assert ended.stderr.count("\n") == 1
+        assert run_command(["serve", "--port", str(sock.getsockname()[1])]) == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("Error: cannot serve on 127.0.0.1:")
+    assert printed.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -83,13 +75,6 @@ def test_port_in_use_is_one_line_and_status_1():
 def test_wrong_usage_is_status_2(arguments, capfd):
     assert run_command(["serve", *arguments]) == 2
     assert capfd.readouterr().out == ""
-
-
-def test_options_reach_the_server():
-    with GCSServerProcess(buckets=("bucket",), arguments=("--rate-limit", "0.001")) as process:
-        read(f"{process.url}/storage/v1/b/bucket")
-        with pytest.raises(urllib.error.HTTPError, match="429"):
-            read(f"{process.url}/storage/v1/b/bucket")
 
 
 def test_process_that_cannot_start_says_why():
@@ -122,7 +107,8 @@ def test_a_damaged_root_is_one_line_and_status_1(tmp_path, capfd):
 
 def test_missing_typer_is_one_line_that_names_the_extra():
     code = "import sys; sys.modules['typer'] = None; from aioflux.cli import main; main()"
-    ended = run(program=[sys.executable, "-c", code])
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 1
     assert 'pip install "aioflux[cli]"' in ended.stderr
     assert ended.stderr.count("\n") == 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux.testing.gcs_server import State
-from aioflux.testing.gcs_server._names import SortedNames
+from aioflux.testing.gcs_server._records import SortedNames
 
 
 def test_generations_never_repeat_even_when_the_clock_stands():
@@ -19,7 +19,8 @@ def test_generations_never_repeat_even_when_the_clock_stands():
     assert seen == sorted(set(seen))
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.text(max_size=2)), max_size=200))
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.text(max_size=2)), max_size=80))
 def test_names_are_in_utf8_order(changes):
     names: SortedNames[int] = SortedNames()
     model = set()

@@ -38,6 +38,7 @@ class AzurePlace:
         self._connection = http.client.HTTPConnection(server.url.partition("://")[2])
         self.endpoint_url = server.url
         self._options = {"endpoint_url": server.url, "credentials": server.key, **options}
+        self.credentials = self._options["credentials"]
 
     @property
     def uri(self) -> str:

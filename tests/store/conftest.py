@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.gateway import Gateway
+from tests.quick_collection import quick_collection
 from tests.store.places import OTHER_BUCKET, OTHER_URL
 
 if TYPE_CHECKING:
@@ -61,3 +62,6 @@ def by_proxy(forward_proxy: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "")
     return forward_proxy
+
+
+__all__ = ["quick_collection"]

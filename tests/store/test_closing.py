@@ -120,6 +120,7 @@ async def test_requests_under_way_at_close_end_in_an_error_of_ours(server):
     assert {type(each) for each in errors} <= {aioflux.StorageError, aioflux.TransientError}
 
 
+@pytest.mark.usefixtures("quick_collection")
 @pytest.mark.parametrize("mode", ["overwrite", "create"])
 @pytest.mark.parametrize("end", ["kept", "dropped"])
 async def test_a_store_that_is_closed_takes_its_open_writers_along(server, end, mode):
@@ -206,7 +207,7 @@ async def test_an_upload_that_is_being_completed_is_not_said_to_be_gone(server):
 
 async def test_closing_a_store_does_not_wait_for_another(server):
     """Its clean-up may hang on a service that no longer answers."""
-    cleanup = CleanupTimeouts(total_seconds=1e3, abort_wait_seconds=0.1)
+    cleanup = CleanupTimeouts(total_seconds=1e3, abort_wait_seconds=0.1, close_seconds=0.2)
     options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
     stuck = aioflux.open_store(
         "gs://bucket/e",

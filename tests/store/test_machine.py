@@ -63,7 +63,7 @@ class StoreMachine(RuleBasedStateMachine):
         raise NotImplementedError
 
     def composes(self) -> bool:
-        """Tell whether the service concatenates objects."""
+        """Return whether the service concatenates objects."""
         return True
 
     def teardown(self) -> None:
@@ -257,11 +257,11 @@ def test_memory_is_like_a_dict() -> None:
 
 
 def test_local_is_like_a_dict() -> None:
-    check(LocalMachine, 15)
+    check(LocalMachine, 8)
 
 
 def test_a_flaky_memory_is_like_a_dict() -> None:
-    check(FlakyMachine, 15)
+    check(FlakyMachine, 8)
 
 
 def test_gcs_is_like_a_dict(gcs_server: GCSServer) -> None:
@@ -269,7 +269,7 @@ def test_gcs_is_like_a_dict(gcs_server: GCSServer) -> None:
         def new_place(self) -> Place:
             return GCSPlace(gcs_server)
 
-    check(GCSMachine, 15)
+    check(GCSMachine, 8)
 
 
 def test_gcs_over_tls_is_like_a_dict(gcs_server_tls: GCSServer) -> None:
@@ -282,11 +282,11 @@ def test_gcs_over_tls_is_like_a_dict(gcs_server_tls: GCSServer) -> None:
 
 @pytest.mark.usefixtures("by_proxy")
 def test_gcs_through_a_proxy_is_like_a_dict(gcs_server: GCSServer) -> None:
-    class StandinMachine(StoreMachine):
+    class ProxyMachine(StoreMachine):
         def new_place(self) -> Place:
             return GCSPlace(gcs_server)
 
-    check(StandinMachine, 5)
+    check(ProxyMachine, 5)
 
 
 def test_another_server_is_like_a_dict(other_server: str) -> None:

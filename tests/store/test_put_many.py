@@ -28,7 +28,7 @@ def uri() -> str:
 
 
 @pytest.fixture
-def silence() -> Iterator[None]:
+def silence(quick_collection: None) -> Iterator[None]:
     """No warning at all, in a finalizer or elsewhere."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

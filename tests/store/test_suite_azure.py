@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux._services.azure.service import AzureService
+import aioflux
+from aioflux._values.uri import parse_uri
 from aioflux.testing.store_suite import (
     ReadContract,
     ServerSideContract,
@@ -23,6 +24,7 @@ from tests.store.test_machine import StoreMachine, check
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from aioflux._services.base import Service
     from tests.servers.azurite import Azurite
     from tests.store.places import Place
 
@@ -36,15 +38,34 @@ AZURE = SuiteCapabilities(
 )
 
 
+class SmallPagesStore(aioflux.Store):
+    """Emulators take 3 ms to write an object, and a page of 5,000 fills slowly."""
+
+    def _open_service(self, config: Any) -> Service:
+        service = super()._open_service(config)
+        service.capabilities = replace(service.capabilities, page_size=AZURE.page_size)
+        return service
+
+
+class SmallPagesPlace(AzurePlace):
+    def open(self, **settings: Any) -> aioflux.Store:
+        plain = super().open(**settings)
+        return SmallPagesStore(
+            parse_uri(plain.uri),
+            transfer=plain.transfer,
+            retry=plain.retry,
+            timeouts=aioflux.Timeouts(),
+            endpoint_url=self.endpoint_url,
+            credentials=self.credentials,
+        )
+
+
 class TestAzure(PlaceSuite):
     can = AZURE
 
     @pytest.fixture(autouse=True)
-    def set_place(self, azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        # Emulators take 3 ms to write an object, and a page of 5,000 fills slowly.
-        smaller = replace(AzureService.capabilities, page_size=AZURE.page_size)
-        monkeypatch.setattr(AzureService, "capabilities", smaller)
-        self.place = place = AzurePlace(azurite)
+    def set_place(self, azurite: Azurite) -> Iterator[None]:
+        self.place = place = SmallPagesPlace(azurite)
         yield
         place.close()
 

@@ -40,13 +40,13 @@ class TestFlakyMemoryBlocking(OnPlace, ReadContract, WriteContract):
         self.place = FlakyPlace(MemoryPlace(), seed=request.node.name)
 
 
-class TestFlakyGCS(OnPlace, ManyContract, WriteContract, WriterContract, ServerSideContract):
+class TestFlakyGCS(OnPlace, ManyContract, WriteContract, ServerSideContract):
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server: GCSServer, request: pytest.FixtureRequest) -> None:
         self.place = FlakyPlace(GCSPlace(gcs_server), seed=request.node.name)
 
 
-class TestFlakyLocal(OnPlace, ReadContract, WriteContract, WriterContract, ServerSideContract):
+class TestFlakyLocal(OnPlace, ReadContract, WriterContract, ServerSideContract):
     can = LOCAL
 
     @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 """The store's contract on `gs://`, on the embedded server.
 
-All of it on the data plane and on its stand-in, which a proxy selects. Over TLS, through the
-blocking face and for TLS through a proxy, what differs there: reads and writes of bytes. The
-blocking face has all of it on `memory://` and `file://`.
+All of it on the data plane and on its proxy transport, which a proxy selects. Over TLS and for TLS
+through a proxy, what differs there: reads and writes of bytes. The blocking face has all of it on
+`memory://` and `file://`, and here what crosses threads piece by piece.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import pytest
 from aioflux.testing.store_suite import (
     ManyContract,
     ReadContract,
-    ReaderContract,
     WriteContract,
     WriterContract,
 )
@@ -32,7 +31,7 @@ class TestGCS(PlaceSuite):
         self.place = GCSPlace(gcs_server)
 
 
-class TestGCSBlocking(OnPlace, ReadContract, ManyContract, WriterContract, ReaderContract):
+class TestGCSBlocking(OnPlace, ManyContract, WriterContract):
     face = "sync"
 
     @pytest.fixture(autouse=True)
@@ -40,35 +39,19 @@ class TestGCSBlocking(OnPlace, ReadContract, ManyContract, WriterContract, Reade
         self.place = GCSPlace(gcs_server)
 
 
-class TestTLS(OnPlace, ReadContract, ManyContract, WriteContract, WriterContract, ReaderContract):
+class TestTLS(OnPlace, ReadContract, WriteContract, WriterContract):
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server_tls: GCSServer) -> None:
         self.place = tls_place(gcs_server_tls)
 
 
-class TestTLSBlocking(OnPlace, ReadContract, WriterContract):
-    face = "sync"
-
-    @pytest.fixture(autouse=True)
-    def set_place(self, gcs_server_tls: GCSServer) -> None:
-        self.place = tls_place(gcs_server_tls)
-
-
-class TestStandin(PlaceSuite):
+class TestProxy(PlaceSuite):
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server: GCSServer, by_proxy: Gateway) -> None:
         self.place = GCSPlace(gcs_server)
 
 
-class TestStandinBlocking(OnPlace, ReadContract, WriterContract):
-    face = "sync"
-
-    @pytest.fixture(autouse=True)
-    def set_place(self, gcs_server: GCSServer, by_proxy: Gateway) -> None:
-        self.place = GCSPlace(gcs_server)
-
-
-class TestStandinTLS(OnPlace, ReadContract, ManyContract, WriterContract, ReaderContract):
+class TestProxyTLS(OnPlace, ReadContract, WriterContract):
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server_tls: GCSServer, by_proxy: Gateway) -> None:
         self.place = tls_place(gcs_server_tls)

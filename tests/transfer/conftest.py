@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from tests.quick_collection import quick_collection
 from tests.transfer.clock import Clock, clock_of_this_loop
 from tests.transfer.scripted_service import ScriptedService
 
@@ -19,3 +20,6 @@ def scripted() -> ScriptedService:
 async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of the test, which only waiting moves."""
     return clock_of_this_loop(monkeypatch)
+
+
+__all__ = ["quick_collection"]

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import aioflux
 from aioflux._http import ConnectionLostError
-from aioflux._services.memory import MemoryService, memory_bucket
-from aioflux._transfer.get_many import fetch_many
-from aioflux._transfer.limits import Limits
-from aioflux._transfer.session import Session
+from aioflux._values.uri import check_name
 from aioflux.errors import StorageError, TransientError
-from tests.transfer.clock import loop_time
-from tests.transfer.scripted_service import MIB
+from aioflux.testing.faults import FlakyService
+from tests.servers.process_state import memory_bucket
+from tests.transfer.scripted_service import MIB, RETRY, ServiceStore, service_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +24,6 @@ OPTIONS = aioflux.TransferOptions(
 )
 FIRST_BYTES = 512 * 1024
 """First range of an object that is read by name, with these options: half of an even share."""
-RETRY = aioflux.RetryPolicy(max_attempts=4, initial_seconds=1e-6, max_seconds=1e-6)
 
 
 @dataclass(eq=False)
@@ -38,7 +35,7 @@ class Begun:
     is_stale: bool = False
 
 
-class FakeService(MemoryService):
+class FakeService(FlakyService):
     """Objects in memory; what `begin_get` began waits until the test answers it.
 
     Attributes:
@@ -52,7 +49,7 @@ class FakeService(MemoryService):
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, "")
+        super().__init__(service_of(f"memory://{name}"))
         self.bucket = memory_bucket(name)
         self.begun: list[str] = []
         self.under_way: dict[str, Begun] = {}
@@ -72,15 +69,14 @@ class FakeService(MemoryService):
         progress: Any = None,
         is_warm: bool = True,
         **options: Any,
-    ) -> Session:
-        """A session that knows about how large objects are."""
-        chosen = replace(OPTIONS, **options)
-        limits = Limits(
-            max_in_flight=chosen.max_in_flight, max_in_flight_bytes=chosen.max_in_flight_bytes
+    ) -> ServiceStore:
+        """A store that knows about how large objects are."""
+        store = ServiceStore(
+            self, transfer=replace(OPTIONS, **options), retry=retry, progress=progress
         )
         if is_warm:
-            limits.unknown_size.add(1000)
-        return Session(self, chosen, retry, limits, progress=progress, clock=loop_time)
+            store.session.limits.unknown_size.add(1000)
+        return store
 
     # What a test says of a read that is under way.
 
@@ -108,7 +104,7 @@ class FakeService(MemoryService):
 
     def begin_get(self, request: ReadRequest, waiter: Any) -> Any:
         key = request.key
-        self._name(key)
+        check_name(key)
         if self.is_full:
             return None
         self.begun.append(key)
@@ -118,7 +114,7 @@ class FakeService(MemoryService):
 
     def end_get(self, request: ReadRequest, exchange: Any, response: Any) -> Any:
         assert exchange.request == request
-        stored = self._find(request.key, request.generation)
+        stored = self._inner._find(request.key, request.generation)
         return response(self._body(stored, stored.data[: request.end]))
 
     def fail_get(
@@ -151,20 +147,20 @@ class Reading:
 
     def __init__(
         self,
-        session: Session,
+        store: ServiceStore,
         items: Any,
         *,
         ordered: bool = True,
         gate: asyncio.Event | None = None,
     ) -> None:
         self.got: list[tuple[str, bytes]] = []
-        self.session = session
+        self.store = store
         self._gate = gate
         self.task = asyncio.create_task(self._run(items, ordered=ordered))
 
     async def _run(self, items: Any, *, ordered: bool) -> None:
-        async for batch in fetch_many(self.session, items, ordered=ordered):
-            self.got += [(key, fetched.data) for key, fetched in batch]
+        async for batch in self.store.get_batches(items, ordered=ordered):
+            self.got += batch
             if self._gate is not None:
                 await self._gate.wait()
 
@@ -174,17 +170,11 @@ class Reading:
 
     def is_clean(self) -> bool:
         """Every slot and byte is released, and no deadline is open."""
-        limits, deadlines = self.session.limits, self.session.deadlines
-        return (
-            limits.bytes.held_bytes == 0
-            and limits.requests.num_held == 0
-            and self.session.counters.num_in_flight == 0
-            and deadlines.is_idle
-        )
+        return self.store.is_clean()
 
 
-def counts(session: Session) -> dict[str, int]:
-    stats = session.counters.stats(max_in_flight=0)
+def counts(store: aioflux.Store) -> dict[str, int]:
+    stats = store.stats
     names = ("requests", "retries", "failures", "throttled", "in_flight")
     return {name: value for name in names if (value := getattr(stats, f"num_{name}"))}
 

@@ -1,17 +1,17 @@
-"""What tests of transfers stand on."""
+"""A store over a service in memory that fails as a test says; retries cost no time."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import aioflux
-from aioflux._services.memory import MemoryService, memory_bucket
-from aioflux._transfer.limits import Limits
-from aioflux._transfer.session import Session
+from aioflux._values.uri import parse_uri
 from aioflux.errors import StorageError
 from aioflux.testing.faults import Fault, FlakyService
+from tests.servers.process_state import memory_bucket
 from tests.transfer.clock import loop_time
 
 if TYPE_CHECKING:
@@ -34,38 +34,57 @@ def pattern(size: int, seed: int = 1) -> bytes:
     return (step * (size // 65_521 + 1))[:size]
 
 
-def store_of(session: Session) -> aioflux.Store:
-    """Return a store whose calls on the running loop use a session."""
-    store = aioflux.open_store(
-        session.service.uri(""), transfer=session.options, retry=session.retry
-    )
-    store._sessions._by_loop[asyncio.get_running_loop()] = session
-    return store
+def service_of(uri: str) -> Service:
+    """Return a new service of a uri."""
+    store = aioflux.open_store(uri)
+    return store._open_service(store._config)
+
+
+class ServiceStore(aioflux.Store):
+    """A store on a given service, on the running loop, whose clock is that of the loop.
+
+    Attributes:
+        session: Its session on that loop, with limits and counters.
+    """
+
+    def __init__(self, service: Service, **settings: Any) -> None:
+        super().__init__(parse_uri(service.uri("")), timeouts=aioflux.Timeouts(), **settings)
+        self._service = service
+        session = replace(self._sessions.current(), clock=loop_time)
+        self.session = self._sessions._by_loop[asyncio.get_running_loop()] = session
+
+    def _open_service(self, _: Any) -> Service:
+        return self._service
+
+    def is_clean(self) -> bool:
+        """Return whether every slot and byte is released, and no deadline is open."""
+        limits = self.session.limits
+        return (
+            limits.bytes.held_bytes == 0
+            and limits.requests.num_held == 0
+            and self.stats.num_in_flight == 0
+            and self.session.deadlines.is_idle
+        )
 
 
 class ScriptedService:
-    """A flaky memory service, its bucket, and a session."""
+    """A flaky memory service, its bucket, and a store."""
 
     def __init__(self, name: str, *, service: Service | None = None) -> None:
         self.bucket = memory_bucket(name)
-        self.service = FlakyService(service or MemoryService(name, ""))
-        self.session = self.new_session()
+        self.service = FlakyService(service or service_of(f"memory://{name}"))
 
-    @property
-    def store(self) -> aioflux.Store:
-        """A store over the session; it needs no end."""
-        return store_of(self.session)
+    @cached_property
+    def store(self) -> ServiceStore:
+        """A store of the running loop; it needs no end."""
+        return self.new_store()
 
-    def new_store(self, **options: Any) -> aioflux.Store:
-        """Return a store over a session of its own."""
-        return store_of(self.new_session(**options))
-
-    def new_session(self, *, retry: aioflux.RetryPolicy = RETRY, **options: Any) -> Session:
-        chosen = replace(OPTIONS, **options)
-        limits = Limits(
-            max_in_flight=chosen.max_in_flight, max_in_flight_bytes=chosen.max_in_flight_bytes
-        )
-        return Session(self.service, chosen, retry, limits, clock=loop_time)
+    def new_store(
+        self, *, retry: aioflux.RetryPolicy = RETRY, progress: Any = None, **options: Any
+    ) -> ServiceStore:
+        """Return a store with other options."""
+        transfer = replace(OPTIONS, **options)
+        return ServiceStore(self.service, transfer=transfer, retry=retry, progress=progress)
 
     def put(self, key: str, data: bytes) -> aioflux.ObjectMeta:
         return self.bucket.store(key, data)
@@ -74,13 +93,8 @@ class ScriptedService:
         return self.bucket.objects[key].data
 
     def is_clean(self) -> bool:
-        """No upload is open and every place and byte was given back."""
-        limits = self.session.limits
-        return (
-            not self.bucket.uploads
-            and limits.bytes.held_bytes == 0
-            and limits.requests.num_held == 0
-        )
+        """Return whether no upload is open and every slot and byte is released."""
+        return not self.bucket.uploads and self.store.is_clean()
 
 
 def refused_for_good() -> Fault:

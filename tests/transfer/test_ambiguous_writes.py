@@ -24,30 +24,32 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux._services.base import Precondition, Source, WriteRequest
-from aioflux._services.local.service import LocalService
-from aioflux._services.memory import MemoryService, memory_bucket
+from aioflux._services.base import WriteRequest
 from aioflux._services.s3.errors import deletion_error
 from aioflux._services.status import error_from_status
-from aioflux._transfer.compose import compose, copy
-from aioflux._transfer.delete import delete, delete_many
-from aioflux._transfer.initiate import Window, lost_uploads
-from aioflux._transfer.session import Session
-from aioflux._transfer.writer import ObjectWriter, put
+from aioflux._transfer.lost_uploads import Window, lost_uploads
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
-from tests.transfer.clock import loop_time
-from tests.transfer.scripted_service import LOSE, OPTIONS, PART, REFUSE, ScriptedService, pattern
+from tests.transfer.scripted_service import (
+    LOSE,
+    OPTIONS,
+    PART,
+    REFUSE,
+    ScriptedService,
+    pattern,
+    service_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from aioflux import Store
+    from aioflux._services.base import Source
+    from aioflux.store import WriteMode
     from tests.transfer.clock import Clock
 
 LARGE = pattern(2 * PART + 5)
-PLAIN, CREATE = WriteRequest("a"), WriteRequest("a", Precondition(if_absent=True))
-A_AND_B = [Source(key="a"), Source(key="b")]
 NOW = datetime(2026, 2, 1, tzinfo=UTC)
 
 
@@ -55,52 +57,49 @@ def gone() -> Fault:
     return Fault(kind="refuse", error=NotFoundError("gone", uri="memory://x/a", status=404))
 
 
-def short_of_time(scripted: ScriptedService) -> Session:
-    return replace_retry(scripted, RetryPolicy(deadline_seconds=0.05, initial_seconds=1e-6))
-
-
-def replace_retry(scripted: ScriptedService, retry: RetryPolicy) -> Session:
-    session = scripted.session
-    return Session(session.service, session.options, retry, session.limits, clock=loop_time)
+def short_of_time(scripted: ScriptedService) -> Store:
+    retry = RetryPolicy(deadline_seconds=0.05, initial_seconds=1e-6)
+    scripted.store = scripted.new_store(retry=retry)
+    return scripted.store
 
 
 # --- beginning an upload -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_begin_whose_answer_is_lost_leaves_no_upload(
-    scripted: ScriptedService, times: int, request_: WriteRequest
+    scripted: ScriptedService, times: int, mode: WriteMode
 ) -> None:
     scripted.service.fail("initiate_upload", *[LOSE] * times)
-    await put(scripted.session, request_, memoryview(LARGE))
+    await scripted.store.put("a", LARGE, mode=mode)
     assert scripted.get("a") == LARGE
     assert scripted.is_clean()
 
 
-@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
 async def test_a_begin_that_is_lost_for_good_leaves_no_upload(
-    scripted: ScriptedService, request_: WriteRequest
+    scripted: ScriptedService, mode: WriteMode
 ) -> None:
     scripted.service.fail("initiate_upload", *[LOSE] * 4)
     with pytest.raises(TransientError):
-        await put(scripted.session, request_, memoryview(LARGE))
+        await scripted.store.put("a", LARGE, mode=mode)
     assert not scripted.bucket.objects
     assert scripted.is_clean()
 
 
 async def test_a_refused_begin_looks_for_nothing(scripted: ScriptedService) -> None:
     scripted.service.fail("initiate_upload", REFUSE)
-    await put(scripted.session, PLAIN, memoryview(LARGE))
+    await scripted.store.put("a", LARGE)
     assert scripted.service.count("list_uploads") == 0
 
 
 async def test_uploads_of_other_writers_of_the_key_go_on(scripted: ScriptedService) -> None:
     """Two writers of one key in one process, one of which loses the answer to its begin."""
-    async with ObjectWriter(scripted.session, PLAIN) as first:
+    async with scripted.store.open_writer("a") as first:
         await first.write(LARGE)
         scripted.service.fail("initiate_upload", LOSE)
-        await put(scripted.session, PLAIN, memoryview(pattern(2 * PART, seed=4)))
+        await scripted.store.put("a", pattern(2 * PART, seed=4))
         assert len(scripted.bucket.uploads) == 1
     assert scripted.get("a") == LARGE
     assert scripted.is_clean()
@@ -109,9 +108,9 @@ async def test_uploads_of_other_writers_of_the_key_go_on(scripted: ScriptedServi
 async def test_one_upload_of_a_key_is_begun_at_a_time(scripted: ScriptedService) -> None:
     hang = Fault(kind="hang_after")
     scripted.service.fail("initiate_upload", LOSE, hang)
-    first = asyncio.create_task(put(scripted.session, PLAIN, memoryview(LARGE)))
+    first = asyncio.create_task(scripted.store.put("a", LARGE))
     await hang.reached.wait()
-    second = asyncio.create_task(put(scripted.session, PLAIN, memoryview(LARGE)))
+    second = asyncio.create_task(scripted.store.put("a", LARGE))
     for _ in range(20):
         await asyncio.sleep(0)
     assert scripted.service.count("initiate_upload") == 2
@@ -125,7 +124,7 @@ async def test_an_upload_that_may_stay_open_does_not_fail_the_write(
 ) -> None:
     scripted.service.fail("initiate_upload", LOSE)
     scripted.service.fail("list_uploads", *[REFUSE] * 4)
-    await put(scripted.session, PLAIN, memoryview(LARGE))
+    await scripted.store.put("a", LARGE)
     assert "Store.clean" in caplog.text
     assert len(scripted.bucket.uploads) == 1
 
@@ -214,7 +213,7 @@ async def test_an_upload_that_another_process_began_between_attempts_goes_on(
     """Its beginning lies in the wait after the lost attempt."""
     inner = scripted.service.initiate_upload
     scripted.service.fail("initiate_upload", LOSE)
-    other = await MemoryService(scripted.bucket.name, "").initiate_upload(WriteRequest("a"))
+    other = await service_of(scripted.service.uri("")).initiate_upload(WriteRequest("a"))
 
     def wait_ten_seconds() -> None:
         loop_time.ahead += 10
@@ -230,7 +229,7 @@ async def test_an_upload_that_another_process_began_between_attempts_goes_on(
 
     scripted.service.initiate_upload = initiate_upload
     with shifted_clock() as loop_time:
-        await put(scripted.session, PLAIN, memoryview(LARGE))
+        await scripted.store.put("a", LARGE)
     assert list(scripted.bucket.uploads) == [other]
 
 
@@ -238,10 +237,10 @@ async def test_an_upload_that_another_process_began_between_attempts_goes_on(
 async def test_more_uploads_than_were_lost_are_left_alone(
     scripted: ScriptedService, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = MemoryService(scripted.bucket.name, "")
+    other = service_of(scripted.service.uri(""))
     ids = [await other.initiate_upload(WriteRequest("a")) for _ in range(2)]
     scripted.service.fail("initiate_upload", *[LOSE] * times)
-    await put(scripted.session, PLAIN, memoryview(LARGE))
+    await scripted.store.put("a", LARGE)
     assert set(ids) < set(scripted.bucket.uploads)
     assert len(scripted.bucket.uploads) == 2 + times
     assert "another writer" in caplog.text
@@ -251,12 +250,12 @@ async def test_more_uploads_than_were_lost_are_left_alone(
 # --- completing it -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
 async def test_a_completion_that_was_done_is_found(
-    scripted: ScriptedService, request_: WriteRequest
+    scripted: ScriptedService, mode: WriteMode
 ) -> None:
     scripted.service.fail("complete_upload", LOSE)
-    meta = await put(scripted.session, request_, memoryview(LARGE))
+    meta = await scripted.store.put("a", LARGE, mode=mode)
     assert meta.size == len(LARGE)
     assert scripted.get("a") == LARGE
     assert scripted.is_clean()
@@ -280,14 +279,14 @@ async def test_a_completion_that_cannot_be_known_says_so(
 
     scripted.service.complete_upload = complete_upload
     with pytest.raises(StorageError, match=r"not known whether .*/a was written"):
-        await put(scripted.session, PLAIN, memoryview(LARGE))
+        await scripted.store.put("a", LARGE)
     assert scripted.is_clean()
 
 
 async def test_an_upload_that_somebody_aborted_is_not_found(scripted: ScriptedService) -> None:
     scripted.service.fail("complete_upload", REFUSE, gone())
     with pytest.raises(NotFoundError, match="gone"):
-        await put(scripted.session, PLAIN, memoryview(LARGE))
+        await scripted.store.put("a", LARGE)
     assert scripted.is_clean()
 
 
@@ -297,7 +296,7 @@ async def test_time_that_ends_in_a_completion_is_followed_by_a_look(
     scripted: ScriptedService, *, is_done: bool
 ) -> None:
     scripted.service.fail("complete_upload", Fault(kind="hang_after" if is_done else "hang"))
-    writing = put(short_of_time(scripted), PLAIN, memoryview(LARGE))
+    writing = short_of_time(scripted).put("a", LARGE)
     if is_done:
         assert (await writing).size == len(LARGE)
     else:
@@ -311,7 +310,7 @@ async def test_an_upload_of_what_was_there_before_is_ended(scripted: ScriptedSer
     """The look finds an equal object, whoever wrote it; the upload must not stay."""
     scripted.put("a", LARGE)
     scripted.service.fail("complete_upload", Fault(kind="hang"))
-    await put(short_of_time(scripted), PLAIN, memoryview(LARGE))
+    await short_of_time(scripted).put("a", LARGE)
     assert scripted.is_clean()
 
 
@@ -320,21 +319,20 @@ async def test_a_last_look_that_fails_is_told(scripted: ScriptedService) -> None
     scripted.service.fail("complete_upload", Fault(kind="hang"))
     scripted.service.fail("head", REFUSE)
     with pytest.raises(TransientError) as raised:
-        await put(short_of_time(scripted), PLAIN, memoryview(LARGE))
+        await short_of_time(scripted).put("a", LARGE)
     assert any("could not be found out" in note for note in raised.value.__notes__)
 
 
 async def test_a_conditional_completion_is_found(scripted: ScriptedService, tmp_path: Path) -> None:
     """Files honour the precondition of a completion, and have no checksum: they are read."""
-    flaky = ScriptedService("unused", service=LocalService(str(tmp_path)))
-    flaky.session = flaky.new_session(range_size_bytes=PART)
+    flaky = ScriptedService("unused", service=service_of(f"file://{tmp_path}"))
+    flaky.store = flaky.new_store(range_size_bytes=PART)
     flaky.service.fail("complete_upload", LOSE)
-    meta = await put(flaky.session, CREATE, memoryview(LARGE))
+    meta = await flaky.store.put("a", LARGE, mode="create")
     assert (meta.key, meta.size) == ("a", len(LARGE))
     assert (tmp_path / "a").read_bytes() == LARGE
-    taken = WriteRequest("a", Precondition(if_generation_match="another"))
     with pytest.raises(PreconditionFailedError):
-        await put(flaky.session, taken, memoryview(LARGE))
+        await flaky.store.put("a", LARGE, if_generation_match="another")
 
 
 async def test_without_checksums_another_object_is_not_taken_for_the_revealed_one(
@@ -352,7 +350,7 @@ async def test_without_checksums_another_object_is_not_taken_for_the_revealed_on
     unheard = TransientError("lost before it was done", uri="memory://x/a", maybe_done=True)
     hang = Fault(kind="hang")
     scripted.service.fail("compose", Fault(kind="refuse", error=unheard), hang)
-    writing = asyncio.create_task(put(scripted.session, CREATE, memoryview(LARGE)))
+    writing = asyncio.create_task(scripted.store.put("a", LARGE, mode="create"))
     await hang.reached.wait()
     scripted.put("a", bytes(len(LARGE)))
     hang.released.set()
@@ -364,14 +362,11 @@ async def test_without_checksums_another_object_is_not_taken_for_the_revealed_on
 async def test_a_write_of_other_metadata_is_not_taken_for_done(scripted: ScriptedService) -> None:
     scripted.bucket.store("a", b"same", metadata={"by": "another"})
     scripted.service.fail("put", Fault(kind="hang"))
-    request = WriteRequest("a", metadata={"by": "us"})
     with pytest.raises(TransientError):
-        await put(short_of_time(scripted), request, memoryview(b"same"))
+        await short_of_time(scripted).put("a", b"same", metadata={"by": "us"})
 
 
 # --- a service that is asked too often -------------------------------------------------------
-
-ABSENT = Precondition(if_absent=True)
 
 
 def answered(
@@ -383,15 +378,15 @@ def answered(
 
 
 async def create_small(scripted: ScriptedService) -> ObjectMeta:
-    return await put(scripted.session, WriteRequest("c", ABSENT), memoryview(b"12"))
+    return await scripted.store.put("c", b"12", mode="create")
 
 
 async def compose_new(scripted: ScriptedService) -> ObjectMeta:
-    return await compose(scripted.session, WriteRequest("c", ABSENT), A_AND_B)
+    return await scripted.store.compose("c", ["a", "b"], mode="create")
 
 
 async def copy_new(scripted: ScriptedService) -> ObjectMeta:
-    return await copy(scripted.session, Source(key="b"), "c", precondition=ABSENT)
+    return await scripted.store.copy("b", "c", mode="create")
 
 
 MAKING = {"put": create_small, "compose": compose_new, "copy": copy_new}
@@ -445,17 +440,17 @@ async def test_a_storm_is_not_made_worse_by_a_look(
 @pytest.mark.parametrize("is_done", [True, False])
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize(
-    ("request_", "operation"),
-    [(PLAIN, "complete_upload"), (CREATE, "compose")],
+    ("mode", "operation"),
+    [("overwrite", "complete_upload"), ("create", "compose")],
     ids=["completion", "conditional"],
 )
 async def test_a_storm_at_the_end_of_an_upload_is_followed_by_a_look(
-    scripted: ScriptedService, request_: WriteRequest, operation: str, status: int, *, is_done: bool
+    scripted: ScriptedService, mode: WriteMode, operation: str, status: int, *, is_done: bool
 ) -> None:
     """Its parts are dropped after it, so that nobody could complete it later."""
     scripted.service.fail(operation, *answered(status, times=3))
     scripted.service.fail(operation, *answered(status, kind="lose" if is_done else "refuse"))
-    writing = put(scripted.session, request_, memoryview(LARGE))
+    writing = scripted.store.put("a", LARGE, mode=mode)
     if is_done:
         assert (await writing).size == len(LARGE)
     else:
@@ -477,7 +472,7 @@ async def test_a_storm_at_the_beginning_of_an_upload_costs_one_listing(
     if not can_list:
         scripted.service.fail("list_uploads", *answered(status, times=9))
     with pytest.raises(TransientError):
-        await put(scripted.session, PLAIN, memoryview(LARGE))
+        await scripted.store.put("a", LARGE)
     assert scripted.service.count("initiate_upload") == 4
     assert scripted.service.count("list_uploads") == 1
 
@@ -488,18 +483,18 @@ async def test_an_upload_that_was_begun_before_an_error_is_ended(
     scripted: ScriptedService, status: int, times: int
 ) -> None:
     scripted.service.fail("initiate_upload", *answered(status, kind="lose", times=times))
-    await put(scripted.session, PLAIN, memoryview(LARGE))
+    await scripted.store.put("a", LARGE)
     assert scripted.service.count("list_uploads") == 1
     assert scripted.is_clean()
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 503])
-@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
 async def test_a_completion_that_was_done_before_an_error_is_found(
-    scripted: ScriptedService, status: int, request_: WriteRequest
+    scripted: ScriptedService, status: int, mode: WriteMode
 ) -> None:
     scripted.service.fail("complete_upload", *answered(status, kind="lose"))
-    await put(scripted.session, request_, memoryview(LARGE))
+    await scripted.store.put("a", LARGE, mode=mode)
     assert scripted.get("a") == LARGE
     assert scripted.is_clean()
 
@@ -508,19 +503,19 @@ async def test_a_completion_that_was_done_before_an_error_is_found(
 async def test_an_object_that_was_deleted_before_its_error_is_not_missing(code: str) -> None:
     """Of many in one request, each with an answer of its own."""
 
-    class Deleting(MemoryService):
-        async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
-            for source in sources:
-                await self.delete(source.key, generation=source.generation)
-            return {"k1": deletion_error(code, "", uri=self.uri("k1"))}
+    scripted, inner = ScriptedService("deleting"), service_of("memory://deleting")
+    scripted.service.capabilities = replace(inner.capabilities, delete_page_size=1000)
 
-    service = Deleting("deleting", "")
-    service.capabilities = replace(service.capabilities, delete_page_size=1000)
-    scripted = ScriptedService("deleting", service=service)
+    async def delete_page(sources: Sequence[Source]) -> Mapping[str, StorageError]:
+        for source in sources:
+            await inner.delete(source.key, generation=source.generation)
+        return {"k1": deletion_error(code, "", uri=inner.uri("k1"))}
+
+    scripted.service.delete_page = delete_page
     keys = [f"k{at}" for at in range(8)]
     for key in keys:
         scripted.put(key, b"1")
-    result = await delete_many(scripted.session, [Source(key=key) for key in keys], max_in_flight=4)
+    result = await scripted.store.delete_many(keys)
     assert (result.deleted, result.missing, dict(result.errors)) == (tuple(keys), (), {})
 
 
@@ -530,10 +525,10 @@ async def test_an_object_that_was_deleted_before_its_error_is_not_missing(code: 
 async def test_a_delete_whose_answer_is_lost_never_removes_what_came_since(
     scripted: ScriptedService,
 ) -> None:
-    seen = scripted.put("a", b"old").generation
+    seen = scripted.put("a", b"old")
     hang = Fault(kind="hang")
     scripted.service.fail("delete", LOSE, hang)
-    deleting = asyncio.create_task(delete(scripted.session, "a", generation=seen))
+    deleting = asyncio.create_task(scripted.store.delete(seen))
     await hang.reached.wait()
     scripted.put("a", b"new")
     hang.released.set()
@@ -548,7 +543,7 @@ async def test_a_delete_by_name_that_was_done_spares_what_came_since(
     scripted.put("a", b"old")
     hang = Fault(kind="hang")
     scripted.service.fail("delete", LOSE, hang)
-    deleting = asyncio.create_task(delete(scripted.session, "a"))
+    deleting = asyncio.create_task(scripted.store.delete("a"))
     await hang.reached.wait()
     scripted.put("a", b"new")
     hang.released.set()
@@ -562,7 +557,7 @@ async def test_a_delete_by_name_takes_what_replaces_the_object_before_it_is_done
     scripted.put("a", b"old")
     hang = Fault(kind="hang")
     scripted.service.fail("delete", hang)
-    deleting = asyncio.create_task(delete(scripted.session, "a"))
+    deleting = asyncio.create_task(scripted.store.delete("a"))
     await hang.reached.wait()
     scripted.put("a", b"new")
     hang.released.set()
@@ -591,10 +586,10 @@ async def test_a_delete_by_name_of_what_others_replace_comes_to_an_end(
 ) -> None:
     """It looks again after a pause, three times; then it deletes whatever has the name."""
     scripted.put("a", b"old")
-    session = scripted.new_session(retry=RetryPolicy(initial_seconds=1.0))
+    store = scripted.new_store(retry=RetryPolicy(initial_seconds=1.0))
     looks = replaced_after_each_look(scripted, times=times)
     begun = clock.now
-    await delete(session, "a")
+    await store.delete("a")
     assert "a" not in scripted.bucket.objects
     assert len(looks) == min(times + 1, 3)
     assert scripted.service.count("delete") == min(times, 3) + 1
@@ -611,7 +606,7 @@ async def test_a_delete_by_name_without_a_generation_is_sent_once(
     replaced_after_each_look(scripted)
     scripted.service.fail("delete", None, None, None, LOSE)
     with pytest.raises(TransientError):
-        await delete(scripted.session, "a")
+        await scripted.store.delete("a")
     assert scripted.service.count("delete") == 4
 
 
@@ -619,7 +614,7 @@ async def test_a_delete_by_name_that_was_not_sent_is_sent_again(scripted: Script
     scripted.put("a", b"old")
     replaced_after_each_look(scripted)
     scripted.service.fail("delete", None, None, None, REFUSE)
-    await delete(scripted.session, "a")
+    await scripted.store.delete("a")
     assert "a" not in scripted.bucket.objects
     assert scripted.service.count("delete") == 5
 
@@ -627,36 +622,34 @@ async def test_a_delete_by_name_that_was_not_sent_is_sent_again(scripted: Script
 async def test_many_that_others_replace_are_deleted_by_name() -> None:
     """By a request for many, which is given what a listing tells; the rest one by one."""
 
-    class Replacing(MemoryService):
-        async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
-            failed: dict[str, StorageError] = {}
-            memory_bucket("replacing").store("k1", b"newer")
-            for source in sources:
-                try:
-                    await self.delete(source.key, generation=source.generation)
-                except PreconditionFailedError as exc:
-                    failed[source.key] = exc
-            return failed
+    scripted, inner = ScriptedService("replacing"), service_of("memory://replacing")
+    scripted.service.capabilities = replace(inner.capabilities, delete_page_size=1000)
 
-    service = Replacing("replacing", "")
-    service.capabilities = replace(service.capabilities, delete_page_size=1000)
-    scripted = ScriptedService("replacing", service=service)
+    async def delete_page(sources: Sequence[Source]) -> Mapping[str, StorageError]:
+        failed: dict[str, StorageError] = {}
+        scripted.put("k1", b"newer")
+        for source in sources:
+            try:
+                await inner.delete(source.key, generation=source.generation)
+            except PreconditionFailedError as exc:
+                failed[source.key] = exc
+        return failed
+
+    scripted.service.delete_page = delete_page
     keys = [f"k{at}" for at in range(8)]
-    pinned = {key: scripted.put(key, b"1").generation for key in keys}
-    named = [Source(key=key) for key in keys]
-    result = await delete_many(scripted.session, named, max_in_flight=4)
+    for key in keys:
+        scripted.put(key, b"1")
+    result = await scripted.store.delete_many(keys)
     assert (result.deleted, result.missing, dict(result.errors)) == (tuple(keys), (), {})
-    pinned = {key: scripted.put(key, b"1").generation for key in keys}
-    seen = [Source(key=key, generation=generation) for key, generation in pinned.items()]
-    result = await delete_many(scripted.session, seen, max_in_flight=4)
+    seen = [scripted.put(key, b"1") for key in keys]
+    result = await scripted.store.delete_many(seen)
     assert list(result.errors) == ["k1"]
     assert scripted.get("k1") == b"newer"
 
 
 async def test_a_delete_by_name_without_retries_is_one_request(scripted: ScriptedService) -> None:
     scripted.put("a", b"old")
-    once = replace_retry(scripted, RetryPolicy(max_attempts=1))
-    await delete(once, "a")
+    await scripted.new_store(retry=RetryPolicy(max_attempts=1)).delete("a")
     assert (scripted.service.count("head"), scripted.service.count("delete")) == (0, 1)
 
 
@@ -667,7 +660,7 @@ async def test_a_delete_by_name_removes_only_what_was_seen_after_a_lost_answer(
     unheard = TransientError("lost before it was done", uri="memory://x/a", maybe_done=True)
     hang = Fault(kind="hang")
     scripted.service.fail("delete", Fault(kind="refuse", error=unheard), hang)
-    deleting = asyncio.create_task(delete(scripted.session, "a"))
+    deleting = asyncio.create_task(scripted.store.delete("a"))
     await hang.reached.wait()
     scripted.put("a", b"written after the look")
     hang.released.set()
@@ -680,7 +673,7 @@ async def test_a_delete_that_was_not_sent_was_not_done(scripted: ScriptedService
     scripted.put("a", b"1")
     hang = Fault(kind="hang")
     scripted.service.fail("delete", REFUSE, hang)
-    deleting = asyncio.create_task(delete(scripted.session, "a"))
+    deleting = asyncio.create_task(scripted.store.delete("a"))
     await hang.reached.wait()
     scripted.bucket.remove("a")
     hang.released.set()
@@ -691,10 +684,10 @@ async def test_a_delete_that_was_not_sent_was_not_done(scripted: ScriptedService
 async def test_a_refused_delete_of_a_generation_does_not_take_another_for_it(
     scripted: ScriptedService,
 ) -> None:
-    seen = scripted.put("a", b"1").generation
+    seen = scripted.put("a", b"1")
     hang = Fault(kind="hang")
     scripted.service.fail("delete", REFUSE, hang)
-    deleting = asyncio.create_task(delete(scripted.session, "a", generation=seen))
+    deleting = asyncio.create_task(scripted.store.delete(seen))
     await hang.reached.wait()
     scripted.put("a", b"2")
     hang.released.set()
@@ -717,8 +710,9 @@ async def test_a_compose_that_was_done_is_not_repeated(
     scripted: ScriptedService, metadata: dict[str, str] | None
 ) -> None:
     scripted.service.fail("compose", LOSE)
-    request = WriteRequest("c", content_type="text/plain", metadata=metadata)
-    meta = await compose(scripted.session, request, A_AND_B)
+    meta = await scripted.store.compose(
+        "c", ["a", "b"], content_type="text/plain", metadata=metadata
+    )
     assert scripted.service.count("compose") == 1
     assert scripted.get("c") == b"12"
     assert meta == scripted.bucket.objects["c"].meta
@@ -726,25 +720,25 @@ async def test_a_compose_that_was_done_is_not_repeated(
 
 @pytest.mark.usefixtures("sources")
 @pytest.mark.parametrize(
-    "request_",
-    [WriteRequest("c", metadata={"k": "v"}), WriteRequest("c", content_type="text/plain")],
+    "attributes",
+    [{"metadata": {"k": "v"}}, {"content_type": "text/plain"}],
     ids=["metadata", "content type"],
 )
 async def test_a_compose_is_repeated_where_what_is_there_is_not_as_asked(
-    scripted: ScriptedService, request_: WriteRequest
+    scripted: ScriptedService, attributes: dict[str, Any]
 ) -> None:
     scripted.put("c", b"12")
     unheard = TransientError("lost before it was done", uri="memory://x/c", maybe_done=True)
     scripted.service.fail("compose", Fault(kind="refuse", error=unheard))
-    meta = await compose(scripted.session, request_, A_AND_B)
+    meta = await scripted.store.compose("c", ["a", "b"], **attributes)
     assert scripted.service.count("compose") == 2
-    assert dict(meta.metadata) == dict(request_.metadata or {})
+    assert dict(meta.metadata) == attributes.get("metadata", {})
 
 
 @pytest.mark.usefixtures("sources")
 async def test_a_refused_compose_is_repeated_without_a_look(scripted: ScriptedService) -> None:
     scripted.service.fail("compose", REFUSE)
-    await compose(scripted.session, WriteRequest("c"), A_AND_B)
+    await scripted.store.compose("c", ["a", "b"])
     assert (scripted.service.count("compose"), scripted.service.count("head")) == (2, 0)
 
 
@@ -753,10 +747,10 @@ async def test_a_refused_compose_is_repeated_without_a_look(scripted: ScriptedSe
 async def test_an_append_by_name_begins_again_if_others_replace_a_source(
     scripted: ScriptedService, clock: Clock, num_sources: int
 ) -> None:
-    session = scripted.new_session(retry=RetryPolicy(initial_seconds=1.0))
+    store = scripted.new_store(retry=RetryPolicy(initial_seconds=1.0))
     replaced_after_each_look(scripted, times=6)
     begun = clock.now
-    await compose(session, WriteRequest("a"), A_AND_B[:num_sources])
+    await store.compose("a", ["a", "b"][:num_sources])
     assert scripted.get("a") == b"newer" * num_sources
     assert clock.now > begun
 
@@ -765,16 +759,16 @@ async def test_an_append_by_name_begins_again_if_others_replace_a_source(
 async def test_an_append_that_others_never_let_end_is_an_error(scripted: ScriptedService) -> None:
     looks = replaced_after_each_look(scripted)
     with pytest.raises(NotFoundError):
-        await compose(scripted.session, WriteRequest("a"), [Source(key="a")])
-    assert len(looks) == scripted.session.retry.max_attempts
+        await scripted.store.compose("a", ["a"])
+    assert len(looks) == scripted.store.retry.max_attempts
 
 
 @pytest.mark.usefixtures("sources")
 async def test_an_append_of_pinned_sources_does_not_begin_again(scripted: ScriptedService) -> None:
-    old = scripted.bucket.objects["a"].meta.generation
+    old = scripted.bucket.objects["a"].meta
     looks = replaced_after_each_look(scripted)
     with pytest.raises(NotFoundError):
-        await compose(scripted.session, WriteRequest("a"), [Source(key="a", generation=old)])
+        await scripted.store.compose("a", [old])
     assert len(looks) == 1
 
 
@@ -786,7 +780,7 @@ async def test_an_append_that_may_have_been_done_does_not_begin_again(
     hang = Fault(kind="hang")
     scripted.service.fail("compose", LOSE)
     scripted.service.fail("head", None, None, hang)  # the look before the next attempt
-    appending = asyncio.create_task(compose(scripted.session, WriteRequest("a"), A_AND_B))
+    appending = asyncio.create_task(scripted.store.compose("a", ["a", "b"]))
     await hang.reached.wait()
     scripted.put("a", b"written on")
     hang.released.set()
@@ -802,14 +796,14 @@ async def test_an_append_that_was_not_done_is_repeated(scripted: ScriptedService
     scripted.service.fail("compose", Fault(kind="refuse", error=unheard))
     before = scripted.bucket.objects["a"].meta.generation
     # With an empty source, the result looks as the object did before.
-    meta = await compose(scripted.session, WriteRequest("a"), A_AND_B)
+    meta = await scripted.store.compose("a", ["a", "b"])
     assert meta.generation != before
 
 
 @pytest.mark.usefixtures("sources")
 async def test_a_copy_that_was_done_is_not_repeated(scripted: ScriptedService) -> None:
     scripted.service.fail("copy", LOSE)
-    meta = await copy(scripted.session, Source(key="b"), "c", precondition=Precondition())
+    meta = await scripted.store.copy("b", "c")
     assert scripted.service.count("copy") == 1
     assert meta.metadata == {"k": "v"}
 
@@ -819,7 +813,7 @@ async def test_a_copy_is_repeated_where_only_the_bytes_are_there(scripted: Scrip
     scripted.put("c", b"2")
     unheard = TransientError("lost before it was done", uri="memory://x/c", maybe_done=True)
     scripted.service.fail("copy", Fault(kind="refuse", error=unheard))
-    await copy(scripted.session, Source(key="b"), "c", precondition=Precondition())
+    await scripted.store.copy("b", "c")
     assert scripted.bucket.objects["c"].meta.metadata == {"k": "v"}
 
 
@@ -828,7 +822,7 @@ async def test_a_copy_whose_source_is_gone_is_not_found(scripted: ScriptedServic
     unheard = TransientError("lost before it was done", uri="memory://x/c", maybe_done=True)
     scripted.service.fail("copy", Fault(kind="refuse", error=unheard))
     with pytest.raises(NotFoundError):
-        await copy(scripted.session, Source(key="z"), "c", precondition=Precondition())
+        await scripted.store.copy("z", "c")
 
 
 @pytest.mark.usefixtures("sources")
@@ -840,11 +834,10 @@ async def test_an_attempt_that_is_carried_out_late_is_found(
     unheard = TransientError("lost on the way", uri="memory://x/c", maybe_done=True)
     hang = Fault(kind="hang")
     scripted.service.fail(operation, Fault(kind="refuse", error=unheard), hang)
-    absent = Precondition(if_absent=True)
     if operation == "compose":
-        call = compose(scripted.session, WriteRequest("c", absent), [Source(key="b")])
+        call = scripted.store.compose("c", ["b"], mode="create")
     else:
-        call = copy(scripted.session, Source(key="b"), "c", precondition=absent)
+        call = scripted.store.copy("b", "c", mode="create")
     running = asyncio.create_task(call)
     await hang.reached.wait()
     late = scripted.bucket.store("c", b"2", content_type="text/plain", metadata={"k": "v"})
@@ -853,12 +846,12 @@ async def test_an_attempt_that_is_carried_out_late_is_found(
 
 
 async def test_objects_without_a_checksum_are_never_taken_for_each_other(tmp_path: Path) -> None:
-    flaky = ScriptedService("unused", service=LocalService(str(tmp_path)))
+    flaky = ScriptedService("unused", service=service_of(f"file://{tmp_path}"))
     for key, data in (("a", b"1"), ("b", b"2"), ("c", b"xy")):
         (tmp_path / key).write_bytes(data)
     unheard = TransientError("lost before it was done", uri="file:///c", maybe_done=True)
     flaky.service.fail("compose", Fault(kind="refuse", error=unheard))
-    await compose(flaky.session, WriteRequest("c"), A_AND_B)
+    await flaky.store.compose("c", ["a", "b"])
     assert (tmp_path / "c").read_bytes() == b"12"
 
 
@@ -916,14 +909,14 @@ async def test_no_lost_answer_does_a_thing_twice(server: GCSServer) -> None:
     server.faults.clear()
 
 
-class Mishearing(MemoryService):
-    """Tells of each write another crc32c than the object has."""
+async def test_a_damaged_response_to_a_write_does_not_remove_the_object(
+    scripted: ScriptedService,
+) -> None:
+    inner = scripted.service.put
 
-    async def put(self, *args: Any, **named: Any) -> ObjectMeta:
-        return replace(await super().put(*args, **named), crc32c=1)
+    async def put(*args: Any, **named: Any) -> ObjectMeta:
+        return replace(await inner(*args, **named), crc32c=1)
 
-
-async def test_a_damaged_answer_to_a_write_does_not_remove_the_object() -> None:
-    scripted = ScriptedService("misheard", service=Mishearing("misheard", ""))
-    await put(scripted.session, PLAIN, memoryview(b"mine"))
+    scripted.service.put = put
+    await scripted.store.put("a", b"mine")
     assert scripted.get("a") == b"mine"

@@ -6,9 +6,12 @@ import asyncio
 import gc
 import sys
 
+import pytest
+
 from aioflux._concurrency.async_iteration import nested
 
 
+@pytest.mark.usefixtures("quick_collection")
 async def test_an_inner_generator_that_is_collected_first_is_closed_by_the_outer_one() -> None:
     closed: list[str] = []
     all_closed = asyncio.Event()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import aioflux
 from aioflux import ObjectMeta, OpenUpload
 from aioflux._services.base import WriteRequest
-from aioflux._services.memory import memory_bucket
-from aioflux._transfer.clean import clean, stale_objects, stale_uploads
-from tests.transfer.scripted_service import ScriptedService, refused_for_good
+from aioflux._transfer.temp_keys import stale_objects, stale_uploads
+from tests.servers.process_state import memory_bucket
+from tests.transfer.scripted_service import ScriptedService, refused_for_good, service_of
 
 NOW = datetime(2026, 2, 1, tzinfo=UTC)
 DAY = 86_400.0
@@ -71,9 +71,9 @@ async def store():
     ):
         bucket.store(key, b"1")
     async with aioflux.open_store(f"memory://{name}") as opened:
-        session = opened._sessions.current()
-        await session.service.initiate_upload(WriteRequest("a/5"))
-        await session.service.initiate_upload(WriteRequest("b/6"))
+        service = service_of(opened.uri)
+        await service.initiate_upload(WriteRequest("a/5"))
+        await service.initiate_upload(WriteRequest("b/6"))
         yield opened
 
 
@@ -112,8 +112,6 @@ async def test_an_upload_that_cannot_be_aborted_is_named_and_keeps_no_other() ->
     for key in ("a", "b"):
         await scripted.service.initiate_upload(WriteRequest(key))
     scripted.service.fail("abort_upload", refused_for_good())
-    result = await clean(
-        scripted.session, "", now=datetime.now(UTC), older_than_seconds=0.0, dry_run=False
-    )
+    result = await scripted.store.clean(older_than_seconds=0.0)
     assert [upload.key for upload in result.aborted] == ["b"]
     assert list(result.errors) == ["a"]

@@ -10,18 +10,19 @@ import pytest
 
 from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, TransientError
 from aioflux.errors import StorageError
+from aioflux.testing.faults import FlakyService
 from tests.transfer.scripted_service import (
     LOSE,
     REFUSE,
-    MemoryService,
     ScriptedService,
     refused_for_good,
+    service_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from aioflux._services.base import Source
+    from aioflux._services.base import Service, Source
 
 A_AND_B = ["a", "b"]
 
@@ -145,10 +146,12 @@ async def test_a_listing_gives_up_with_the_prefix_named(scripted: ScriptedServic
     assert scripted.is_clean()
 
 
-class _Paged(MemoryService):
+class _Paged(FlakyService):
     """As services that delete many objects by one request."""
 
-    capabilities = replace(MemoryService.capabilities, delete_page_size=100)
+    def __init__(self, inner: Service) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, delete_page_size=100)
 
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
         failed: dict[str, StorageError] = {}
@@ -163,7 +166,7 @@ class _Paged(MemoryService):
 async def test_what_a_request_for_many_deleted_is_deleted_though_its_answers_were_lost() -> None:
     """Then each is deleted by itself, and is not there any more."""
     name = uuid.uuid4().hex
-    scripted = ScriptedService(name, service=_Paged(name, ""))
+    scripted = ScriptedService(name, service=_Paged(service_of(f"memory://{name}")))
     keys = [f"{number:02}" for number in range(12)]
     for key in keys:
         scripted.put(key, b"1")

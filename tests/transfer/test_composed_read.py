@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import NotFoundError, ObjectMeta, PermissionDeniedError, StorageError
-from aioflux._services.base import Precondition, WriteRequest
-from aioflux._transfer.composed_read import Grouper, plan_groups, split, try_fetch_composed
-from aioflux._transfer.put import write_request
+from aioflux._transfer.composite_plan import Grouper, plan_groups, split
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import (
@@ -30,6 +28,8 @@ from tests.transfer.scripted_service import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from aioflux._services.base import WriteRequest
 
 CAP = 100_000_000
 
@@ -102,9 +102,9 @@ def test_a_cut_that_does_not_match_is_none() -> None:
     assert split(b"onethre", group, verify=False) is None
 
 
-def test_nobody_else_writes_where_composites_lie() -> None:
+async def test_no_other_writer_may_use_keys_of_composites(scripted: ScriptedService) -> None:
     with pytest.raises(ValueError, match="take another key"):
-        write_request(f"run/{COMPOSITE_PREFIX}a", Precondition())
+        await scripted.store.put(f"run/{COMPOSITE_PREFIX}a", b"1")
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -125,9 +125,8 @@ def data_of(
 async def read(
     scripted: ScriptedService, metas: Any, **options: Any
 ) -> list[tuple[ObjectMeta, bytes]]:
-    options = {"max_composite_bytes": CAP, **options}
     found = []
-    async for batch in try_fetch_composed(scripted.session, metas, **options):
+    async for batch in scripted.store.try_fetch_composed(metas, **options):
         found += batch
     return found
 
@@ -141,12 +140,12 @@ async def reach_quiet(scripted: ScriptedService, before: set[asyncio.Task[Any]])
         while asyncio.all_tasks() - before:
             await asyncio.wait(asyncio.all_tasks() - before)
     assert scripted.is_clean()
-    assert not scripted.session.open_transfers
+    assert not scripted.store.session.open_transfers
     assert composites(scripted) == []
 
 
 async def test_a_hundred_objects_cost_twelve_requests(scripted: ScriptedService) -> None:
-    scripted.session = scripted.new_session(range_size_bytes=MIB)
+    scripted.store = scripted.new_store(range_size_bytes=MIB)
     metas = filled(scripted)
     before = asyncio.all_tasks()
     assert await read(scripted, metas) == data_of(scripted, metas)
@@ -196,7 +195,7 @@ async def test_any_iterable_is_taken_and_the_order_kept(scripted: ScriptedServic
 
 async def test_more_is_not_held_than_the_budget(scripted: ScriptedService) -> None:
     metas = filled(scripted, 200, size=1000)
-    scripted.session = scripted.new_session(max_in_flight_bytes=40_000)
+    scripted.store = scripted.new_store(max_in_flight_bytes=40_000)
     assert await read(scripted, metas, max_composite_bytes=10_000) == data_of(scripted, metas)
     assert scripted.is_clean()
 
@@ -225,7 +224,7 @@ async def test_what_changed_since_the_listing_is_named(
 
 async def test_a_composite_of_other_bytes_is_no_data(scripted: ScriptedService) -> None:
     """Where a slice does not match, each object is read by itself."""
-    scripted.session = scripted.new_session(range_size_bytes=MIB)
+    scripted.store = scripted.new_store(range_size_bytes=MIB)
     metas = filled(scripted, 40)
     inner = scripted.service.compose
 
@@ -328,7 +327,7 @@ async def test_composites_go_as_the_read_goes_on(scripted: ScriptedService) -> N
     metas = filled(scripted, 1600)
     assert await read(scripted, metas) == data_of(scripted, metas)
     assert scripted.service.count("compose") == 50
-    assert most <= 3 * scripted.session.options.max_in_flight
+    assert most <= 3 * scripted.store.transfer.max_in_flight
 
 
 # --- leaving early ------------------------------------------------------------------------------
@@ -424,18 +423,19 @@ def test_the_end_of_the_loop_may_come_anywhere(
 
 async def test_an_iteration_that_is_left_leaves_nothing(scripted: ScriptedService) -> None:
     before = asyncio.all_tasks()
-    batches = try_fetch_composed(scripted.session, filled(scripted, 900), max_composite_bytes=CAP)
+    batches = scripted.store.try_fetch_composed(filled(scripted, 900))
     await anext(batches)
     assert composites(scripted) or scripted.service.count("delete")
     await batches.aclose()
     await reach_quiet(scripted, before)
 
 
+@pytest.mark.usefixtures("quick_collection")
 async def test_an_iteration_that_is_dropped_leaves_nothing(scripted: ScriptedService) -> None:
     before = asyncio.all_tasks()
-    batches = try_fetch_composed(scripted.session, filled(scripted, 900), max_composite_bytes=CAP)
+    batches = scripted.store.try_fetch_composed(filled(scripted, 900))
     await anext(batches)
-    assert scripted.session.open_transfers
+    assert scripted.store.session.open_transfers
     del batches
     gc.collect()
     await asyncio.sleep(0)
@@ -463,7 +463,7 @@ async def test_closing_the_store_ends_a_read_that_nobody_ends(scripted: Scripted
     reading = asyncio.create_task(read(scripted, filled(scripted, 200)))
     await hang.reached.wait()
     assert composites(scripted)
-    await scripted.session.aclose()
+    await scripted.store.aclose()
     assert composites(scripted) == []
     hang.released.set()
     with pytest.raises(StorageError):

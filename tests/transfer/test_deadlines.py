@@ -9,8 +9,6 @@ import pytest
 
 from aioflux import RetryPolicy, TransientError
 from aioflux._transfer.deadlines import Deadlines
-from aioflux._transfer.limits import Limits
-from aioflux._transfer.session import Session
 from tests.transfer.clock import loop_time
 from tests.transfer.scripted_service import ScriptedService
 
@@ -293,9 +291,8 @@ async def test_one_who_was_cancelled_before_has_a_deadline_too() -> None:
 
 async def test_the_error_of_a_late_attempt_names_the_object() -> None:
     scripted = ScriptedService("late")
-    limits = Limits(max_in_flight=2, max_in_flight_bytes=100)
-    retry = RetryPolicy(deadline_seconds=SECONDS)
-    session = Session(scripted.service, scripted.session.options, retry, limits, clock=loop_time)
+    store = scripted.new_store(retry=RetryPolicy(deadline_seconds=SECONDS), max_in_flight_bytes=100)
+    session = store.session
 
     async def never(_: int) -> None:
         await asyncio.Event().wait()
@@ -304,17 +301,16 @@ async def test_the_error_of_a_late_attempt_names_the_object() -> None:
         await session.call("a", never, num_bytes=10)
     assert raised.value.uri.endswith("/a")
     assert isinstance(raised.value.__cause__, asyncio.CancelledError)
-    assert (limits.bytes.held_bytes, limits.requests.num_held) == (0, 0)
-    stats = session.counters.stats(max_in_flight=2)
+    assert store.is_clean()
+    stats = store.stats
     assert (stats.num_requests, stats.num_failures, stats.num_in_flight) == (1, 1, 0)
 
 
 async def test_an_answer_in_the_turn_of_the_deadline_leaves_no_cancellation_behind() -> None:
     """The attempt ends by itself, though it was cancelled: what follows must not be."""
     scripted = ScriptedService("late-answer")
-    limits = Limits(max_in_flight=2, max_in_flight_bytes=100)
-    retry = RetryPolicy(deadline_seconds=SECONDS)
-    session = Session(scripted.service, scripted.session.options, retry, limits, clock=loop_time)
+    store = scripted.new_store(retry=RetryPolicy(deadline_seconds=SECONDS), max_in_flight_bytes=100)
+    session = store.session
 
     async def stubborn(_: int) -> str:
         try:
@@ -333,9 +329,8 @@ async def test_an_answer_in_the_turn_of_the_deadline_leaves_no_cancellation_behi
 async def test_a_call_within_a_call_leaves_the_outer_one_its_deadline() -> None:
     """As where an attempt finds out what became of another before it answers."""
     scripted = ScriptedService("within")
-    limits = Limits(max_in_flight=2, max_in_flight_bytes=100)
-    retry = RetryPolicy(deadline_seconds=SECONDS)
-    session = Session(scripted.service, scripted.session.options, retry, limits, clock=loop_time)
+    store = scripted.new_store(retry=RetryPolicy(deadline_seconds=SECONDS), max_in_flight_bytes=100)
+    session = store.session
 
     async def answer(_: int) -> int:
         return 1
@@ -347,4 +342,4 @@ async def test_a_call_within_a_call_leaves_the_outer_one_its_deadline() -> None:
     async with asyncio.timeout(20):
         with pytest.raises(TransientError, match=r"/outer came before the deadline"):
             await session.call("outer", outer)
-    assert limits.requests.num_held == 0
+    assert store.is_clean()

@@ -21,16 +21,15 @@ from aioflux import (
     TransientError,
 )
 from aioflux._services.base import Body, ReadRequest, WriteRequest
-from aioflux.testing.faults import Fault
+from aioflux.testing.faults import Fault, FlakyService
+from tests.servers.process_state import memory_bucket
 from tests.transfer.scripted_service import (
     MIB,
     OPTIONS,
     REFUSE,
-    MemoryService,
     ScriptedService,
-    memory_bucket,
     pattern,
-    store_of,
+    service_of,
 )
 
 if TYPE_CHECKING:
@@ -272,7 +271,7 @@ async def get_many(store: aioflux.Store) -> bytes:
     return data
 
 
-class Restless(MemoryService):
+class Restless(FlakyService):
     """Its object is replaced after each of the first looks at it by name.
 
     Attributes:
@@ -283,8 +282,8 @@ class Restless(MemoryService):
 
     def __init__(self, clock: Clock) -> None:
         name = uuid.uuid4().hex
-        super().__init__(name, "")
-        self._bucket_of_all = memory_bucket(name)
+        super().__init__(service_of(f"memory://{name}"))
+        self._bucket = memory_bucket(name)
         self._clock = clock
         self.times: list[float] = []
 
@@ -292,7 +291,7 @@ class Restless(MemoryService):
         if not generation:
             self.times.append(self._clock.now)
             if len(self.times) <= self.num_replaced:
-                self._bucket_of_all.store("a", DATA)
+                self._bucket.store("a", DATA)
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         meta = await super().head(key, generation=generation)
@@ -312,9 +311,9 @@ async def test_a_read_by_name_of_what_is_replaced_often_pauses_between_its_tries
     service = Restless(clock)
     scripted = ScriptedService("unused", service=service)
     await service.put(WriteRequest("a"), DATA, crc32c=None)
-    session = scripted.new_session(retry=RetryPolicy(initial_seconds=1.0))
-    session.limits.unknown_size.add(1)
-    assert await read(store_of(session)) == DATA
+    store = scripted.new_store(retry=RetryPolicy(initial_seconds=1.0))
+    store.session.limits.unknown_size.add(1)
+    assert await read(store) == DATA
     waits = [after - before for before, after in itertools.pairwise(service.times)]
     assert len(waits) == service.num_replaced
     assert all(0 < wait <= 2.0**at for at, wait in enumerate(waits))

@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, PreconditionFailedError, RetryPolicy
-from aioflux._transfer.get_many import fetch_many
 from aioflux._transfer.prefetch_budget import PrefetchBudget
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import ScriptedService, pattern
 
 if TYPE_CHECKING:
+    from aioflux import Store
     from aioflux._services.base import ReadRequest
-    from aioflux._transfer.session import Session
     from tests.transfer.clock import Clock
 
 BUDGET = 16_000
@@ -52,14 +51,14 @@ class Held:
 
         scripted.service.get = get
 
-    async def drain(self, session: Session, keys: list[str], *, ordered: bool) -> dict[str, bytes]:
+    async def drain(self, store: Store, keys: list[str], *, ordered: bool) -> dict[str, bytes]:
         """Read everything, with a consumer that is slow."""
         got: dict[str, bytes] = {}
         async with asyncio.timeout(60):
-            async for batch in fetch_many(session, keys, ordered=ordered):
+            async for batch in store.get_batches(keys, ordered=ordered):
                 await settle()
-                for key, fetched in batch:
-                    got[key] = fetched.data
+                for key, data in batch:
+                    got[key] = data
                     self.sizes.pop(key, None)
         return got
 
@@ -69,7 +68,7 @@ class Held:
 async def test_objects_that_become_large_stay_within_the_budget(
     scripted: ScriptedService, range_size: int, *, ordered: bool
 ) -> None:
-    session = scripted.new_session(
+    store = scripted.new_store(
         max_in_flight=16, max_in_flight_bytes=BUDGET, range_size_bytes=range_size
     )
     sizes = {f"small {at:03}": 100 for at in range(100)}
@@ -77,7 +76,7 @@ async def test_objects_that_become_large_stay_within_the_budget(
     for key, size in sizes.items():
         scripted.put(key, pattern(size))
     held = Held(scripted)
-    got = await held.drain(session, list(sizes), ordered=ordered)
+    got = await held.drain(store, list(sizes), ordered=ordered)
     assert {key: len(data) for key, data in got.items()} == sizes
     assert list(got) == list(sizes) or not ordered
     # In order, the item that all others wait for may go beyond.
@@ -97,13 +96,13 @@ def test_whatever_the_sizes_everything_arrives(
 ) -> None:
     async def run() -> None:
         scripted = ScriptedService(f"many-{uuid.uuid4().hex}")
-        session = scripted.new_session(
+        store = scripted.new_store(
             max_in_flight=width, max_in_flight_bytes=4000, range_size_bytes=range_size
         )
         for at, size in enumerate(sizes):
             scripted.put(f"{at:02}", pattern(size, seed=at))
         held = Held(scripted)
-        got = await held.drain(session, [f"{at:02}" for at in range(len(sizes))], ordered=ordered)
+        got = await held.drain(store, [f"{at:02}" for at in range(len(sizes))], ordered=ordered)
         assert sorted(got.items()) == [
             (f"{at:02}", pattern(size, seed=at)) for at, size in enumerate(sizes)
         ]
@@ -118,10 +117,8 @@ async def test_first_ranges_stay_within_what_was_acquired_for_them(
     scripted: ScriptedService, *, ordered: bool
 ) -> None:
     """While 15 reads wait for a small range each, the objects of the store turn out to be large."""
-    session = scripted.new_session(
-        max_in_flight=16, max_in_flight_bytes=4000, range_size_bytes=10_000
-    )
-    session.limits.unknown_size.add(100)
+    store = scripted.new_store(max_in_flight=16, max_in_flight_bytes=4000, range_size_bytes=10_000)
+    store.session.limits.unknown_size.add(100)
     listed = scripted.put("listed", pattern(3990))
     names = [f"{at:02}" for at in range(15)]
     for name in names:
@@ -136,11 +133,11 @@ async def test_first_ranges_stay_within_what_was_acquired_for_them(
         return await inner(request, **settings)
 
     scripted.service.get = get
-    batches = fetch_many(session, [listed, *names], ordered=ordered)
+    batches = store.get_batches([listed, *names], ordered=ordered)
     first = asyncio.ensure_future(anext(batches))
     await settle()
     for _ in range(20):
-        session.limits.unknown_size.add(3000)
+        store.session.limits.unknown_size.add(3000)
     may_end.set()
     keys = [key for key, _ in await first]
     second = asyncio.ensure_future(anext(batches))
@@ -153,26 +150,25 @@ async def test_first_ranges_stay_within_what_was_acquired_for_them(
     assert scripted.is_clean()
 
 
-def large_ones(scripted: ScriptedService, **options: Any) -> Session:
+def large_ones(scripted: ScriptedService, **options: Any) -> Store:
     """Two objects, of which the budget has room for one."""
     for key in "ab":
         scripted.put(key, pattern(3000, seed=ord(key)))
-    return scripted.new_session(max_in_flight=2, max_in_flight_bytes=4000, **options)
+    return scripted.new_store(max_in_flight=2, max_in_flight_bytes=4000, **options)
 
 
 async def test_an_object_for_which_there_is_no_room_is_read_again_as_it_is_then(
     scripted: ScriptedService,
 ) -> None:
     """`b` finds no room, waits until `a` was given out, and is replaced meanwhile."""
-    session = large_ones(scripted)
-    batches = fetch_many(session, ["a", "b"], ordered=True)
+    store = large_ones(scripted)
+    batches = store.get_batches(["a", "b"], ordered=True)
     [[_, first]] = await anext(batches)
     await settle()
     changed = pattern(3100, seed=9)
     scripted.put("b", changed)
     [[_, second]] = await anext(batches)
-    assert (first.data, second.data) == (pattern(3000, seed=ord("a")), changed)
-    assert second.meta().size == 3100
+    assert (first, second) == (pattern(3000, seed=ord("a")), changed)
     assert await anext(batches, None) is None
     assert scripted.is_clean()
 
@@ -180,8 +176,8 @@ async def test_an_object_for_which_there_is_no_room_is_read_again_as_it_is_then(
 async def test_an_object_that_is_gone_when_there_is_room_is_not_found(
     scripted: ScriptedService,
 ) -> None:
-    session = large_ones(scripted)
-    batches = fetch_many(session, ["a", "b"], ordered=True)
+    store = large_ones(scripted)
+    batches = store.get_batches(["a", "b"], ordered=True)
     await anext(batches)
     await settle()
     scripted.bucket.remove("b")
@@ -192,12 +188,12 @@ async def test_an_object_that_is_gone_when_there_is_room_is_not_found(
 
 async def test_an_object_that_is_replaced_each_time_is_an_error(scripted: ScriptedService) -> None:
     scripted.put("a", pattern(3000))
-    session = scripted.new_session()
-    session.limits.unknown_size.add(10**12)
+    store = scripted.new_store()
+    store.session.limits.unknown_size.add(10**12)
     gone = NotFoundError("gone", uri="memory://x/a")
     scripted.service.fail("get", *[Fault(kind="refuse", error=gone) for _ in range(20)])
     with pytest.raises(PreconditionFailedError, match="replaced while it was read, 4 times"):
-        _ = [batch async for batch in fetch_many(session, ["a"], ordered=True)]
+        _ = [batch async for batch in store.get_batches(["a"], ordered=True)]
     assert scripted.is_clean()
 
 
@@ -206,22 +202,22 @@ async def test_an_object_that_is_replaced_often_is_read_after_a_pause(
 ) -> None:
     data = pattern(3000)
     scripted.put("a", data)
-    session = scripted.new_session(retry=RetryPolicy(initial_seconds=1.0))
-    session.limits.unknown_size.add(10**12)
+    store = scripted.new_store(retry=RetryPolicy(initial_seconds=1.0))
+    store.session.limits.unknown_size.add(10**12)
     gone = NotFoundError("gone", uri="memory://x/a")
     scripted.service.fail("get", *[Fault(kind="refuse", error=gone) for _ in range(7)])
     begun = clock.now
-    [[[_, fetched]]] = [batch async for batch in fetch_many(session, ["a"], ordered=True)]
-    assert fetched.data == data
+    [[[_, found]]] = [batch async for batch in store.get_batches(["a"], ordered=True)]
+    assert found == data
     assert clock.now > begun
 
 
 async def test_of_large_objects_the_size_is_asked_for_first(scripted: ScriptedService) -> None:
     for at in range(6):
         scripted.put(f"{at}", pattern(3000))
-    session = scripted.new_session(max_in_flight_bytes=4000)
-    session.limits.unknown_size.add(10**6)
-    got = [batch async for batch in fetch_many(session, map(str, range(6)), ordered=True)]
+    store = scripted.new_store(max_in_flight_bytes=4000)
+    store.session.limits.unknown_size.add(10**6)
+    got = [batch async for batch in store.get_batches(map(str, range(6)), ordered=True)]
     assert sum(len(batch) for batch in got) == 6
     assert scripted.service.count("head") == 6
     assert scripted.service.count("get") == 6 * 3  # no range came in vain
@@ -230,17 +226,17 @@ async def test_of_large_objects_the_size_is_asked_for_first(scripted: ScriptedSe
 async def test_a_guess_costs_no_request(scripted: ScriptedService) -> None:
     """Before any size is known, nobody asks for one."""
     scripted.put("a", b"1")
-    session = scripted.new_session(range_size_bytes=1)
-    assert not session.limits.unknown_size.is_known
-    _ = [batch async for batch in fetch_many(session, ["a"], ordered=True)]
+    store = scripted.new_store(range_size_bytes=1)
+    assert not store.session.limits.unknown_size.is_known
+    _ = [batch async for batch in store.get_batches(["a"], ordered=True)]
     assert len(scripted.service.calls) == 1
 
 
 async def test_what_was_listed_is_charged_and_pinned(scripted: ScriptedService) -> None:
     metas = [scripted.put(f"{at}", pattern(900)) for at in range(6)]
-    session = scripted.new_session(max_in_flight_bytes=1000)
-    got = [pair async for batch in fetch_many(session, metas, ordered=True) for pair in batch]
-    assert [fetched.meta() for _, fetched in got] == metas
+    store = scripted.new_store(max_in_flight_bytes=1000)
+    got = [pair async for batch in store.fetch_batches(metas) for pair in batch]
+    assert [meta for meta, _ in got] == metas
 
 
 # --- the budget ----------------------------------------------------------------------------

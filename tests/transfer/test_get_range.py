@@ -16,7 +16,7 @@ from aioflux._transfer.retry import with_retry
 from aioflux.options import MIB
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
-from tests.transfer.scripted_service import PART, ScriptedService, pattern, store_of
+from tests.transfer.scripted_service import PART, ScriptedService, pattern
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -400,16 +400,16 @@ class PeakBytes:
 
 async def test_reads_by_name_stay_within_the_byte_budget(scripted: ScriptedService) -> None:
     """Also when objects become large after many small ones have made the estimate small."""
-    session = scripted.new_session(
+    store = scripted.new_store(
         max_in_flight=16, max_in_flight_bytes=64_000, range_size_bytes=16_000
     )
     for at in range(200):
         scripted.put(f"small {at}", pattern(100))
     for at in range(40):
         scripted.put(f"large {at}", pattern(15_000 + 500 * at))
-    peak, store = PeakBytes(scripted), store_of(session)
+    peak = PeakBytes(scripted)
     await asyncio.gather(*(store.get(f"small {at}") for at in range(200)))
-    assert session.limits.unknown_size.num_bytes < 1000
+    assert store.session.limits.unknown_size.num_bytes < 1000
     got = await asyncio.gather(*(store.get(f"large {at}") for at in range(40)))
     assert [len(each) for each in got] == [15_000 + 500 * at for at in range(40)]
     assert 32_000 < peak.peak <= 64_000
@@ -420,8 +420,8 @@ async def test_small_objects_do_not_wait_for_each_other(
     scripted: ScriptedService, estimate: int, expected: int
 ) -> None:
     options = {"max_in_flight_bytes": 256 * MIB, "range_size_bytes": 16 * MIB}
-    session = scripted.new_session(max_in_flight=64, **options)
-    session.limits.unknown_size.add(estimate)
+    store = scripted.new_store(max_in_flight=64, **options)
+    store.session.limits.unknown_size.add(estimate)
     scripted.put("a", DATA)
     asked: list[int] = []
     inner = scripted.service.get
@@ -431,7 +431,7 @@ async def test_small_objects_do_not_wait_for_each_other(
         return await inner(request, **settings)
 
     scripted.service.get = get
-    await store_of(session).get("a")
+    await store.get("a")
     assert asked == [expected]
 
 
@@ -503,7 +503,7 @@ BREAKS: dict[str, dict[str, Any]] = {
 async def test_only_the_missing_bytes_are_asked_for_again(
     server: GCSServer, call: str, kind: str
 ) -> None:
-    async with opened(server, progress_seconds=1 if kind == "stall" else 100) as store:
+    async with opened(server, progress_seconds=0.3 if kind == "stall" else 100) as store:
         server.faults.add("objects.media", times=1, **BREAKS[kind])
         server.stats.reset()
         assert await CALLS[call](store) == pattern(SIZE)
@@ -518,7 +518,7 @@ async def test_an_overwrite_behind_a_break_gives_one_generation(
     server: GCSServer, call: str
 ) -> None:
     changed = pattern(SIZE, seed=9)
-    async with opened(server, progress_seconds=1) as store:
+    async with opened(server, progress_seconds=0.3) as store:
         server.faults.add("objects.media", times=1, stall_at=MIB)
         reading = asyncio.create_task(CALLS[call](store))
         await until(lambda: server.faults.injected.total() > 0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError
-from aioflux._transfer.get_ranges import coalesce_ranges, fetch_ranges
+from aioflux._transfer.range_plan import coalesce_ranges
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import pattern
 
@@ -74,9 +74,7 @@ def count_gets(scripted: ScriptedService) -> list[tuple[int, int]]:
 async def test_near_ranges_are_one_request(scripted: ScriptedService) -> None:
     scripted.put("a", DATA)
     asked = count_gets(scripted)
-    found = await fetch_ranges(
-        scripted.session, "a", [(500, 600), (0, 10), (8, 20)], max_gap_bytes=600, meta=None
-    )
+    found = await scripted.store.get_ranges("a", [(500, 600), (0, 10), (8, 20)], max_gap_bytes=600)
     assert found == [DATA[500:600], DATA[:10], DATA[8:20]]
     assert asked == [(0, 600)]
     assert scripted.is_clean()
@@ -85,7 +83,7 @@ async def test_near_ranges_are_one_request(scripted: ScriptedService) -> None:
 async def test_ranges_far_apart_are_read_at_once_and_pinned(scripted: ScriptedService) -> None:
     scripted.put("a", DATA)
     ranges = [(8000, 9500), (0, 10), (4000, 4010)]
-    found = await fetch_ranges(scripted.session, "a", ranges, max_gap_bytes=100, meta=None)
+    found = await scripted.store.get_ranges("a", ranges, max_gap_bytes=100)
     assert found == [DATA[start:end] for start, end in ranges]
     assert scripted.is_clean()
 
@@ -93,9 +91,7 @@ async def test_ranges_far_apart_are_read_at_once_and_pinned(scripted: ScriptedSe
 async def test_a_range_that_is_not_merged_is_not_copied(scripted: ScriptedService) -> None:
     """What the request brought is what is returned, for duplicates, too."""
     scripted.put("a", DATA)
-    first, second = await fetch_ranges(
-        scripted.session, "a", [(0, 900), (0, 900)], max_gap_bytes=0, meta=None
-    )
+    first, second = await scripted.store.get_ranges("a", [(0, 900), (0, 900)], max_gap_bytes=0)
     assert first is second
 
 
@@ -117,7 +113,7 @@ async def test_a_read_by_name_begins_again_where_the_object_is_replaced(
 
     scripted.service.get = get
     ranges = [(0, 10), (4000, 4010), (8000, 8010)]
-    found = await fetch_ranges(scripted.session, "a", ranges, max_gap_bytes=0, meta=None)
+    found = await scripted.store.get_ranges("a", ranges, max_gap_bytes=0)
     assert found == [other[start:end] for start, end in ranges]
 
 
@@ -131,9 +127,7 @@ async def test_an_object_that_is_replaced_each_time_is_an_error(scripted: Script
 
     scripted.service.get = get
     with pytest.raises(PreconditionFailedError, match="replaced while it was read"):
-        await fetch_ranges(
-            scripted.session, "a", [(0, 1), (5000, 5001)], max_gap_bytes=0, meta=None
-        )
+        await scripted.store.get_ranges("a", [(0, 1), (5000, 5001)], max_gap_bytes=0)
 
 
 async def test_a_pinned_read_does_not_begin_again(scripted: ScriptedService) -> None:
@@ -141,17 +135,17 @@ async def test_a_pinned_read_does_not_begin_again(scripted: ScriptedService) -> 
     scripted.put("a", DATA)
     for ranges in ([(0, 1)], [(0, 1), (5000, 5001)]):
         with pytest.raises(NotFoundError):
-            await fetch_ranges(scripted.session, "a", ranges, max_gap_bytes=0, meta=meta)
+            await scripted.store.get_ranges(meta, ranges, max_gap_bytes=0)
 
 
 async def test_flipped_bits_of_a_range_are_seen(scripted: ScriptedService) -> None:
     """As of `get_range`: ranges over an unguarded transport are read twice."""
     scripted.put("a", DATA)
-    session = scripted.new_session(verify_ranges="always")
+    store = scripted.new_store(verify_ranges="always")
     ranges = [(0, 900), (5000, 5900)]
     scripted.service.fail("get", Fault(kind="flip", num_bytes=2))
-    found = await fetch_ranges(session, "a", ranges, max_gap_bytes=0, meta=None)
+    found = await store.get_ranges("a", ranges, max_gap_bytes=0)
     assert found == [DATA[start:end] for start, end in ranges]
     scripted.service.fail("get", *(Fault(kind="flip", num_bytes=at) for at in range(1, 20)))
     with pytest.raises(ChecksumError):
-        await fetch_ranges(session, "a", ranges, max_gap_bytes=0, meta=None)
+        await store.get_ranges("a", ranges, max_gap_bytes=0)

@@ -9,14 +9,11 @@ import pytest
 
 import aioflux
 from aioflux import CleanupTimeouts, NotFoundError, Progress, StorageError, TransientError
-from aioflux._services.base import Body, WriteRequest
+from aioflux._services.base import Body
 from aioflux._transfer.counters import StoreCounters
-from aioflux._transfer.limits import AdaptiveLimit, Limits
-from aioflux._transfer.session import Session
-from aioflux._transfer.sessions import longest_cleanup
-from aioflux._transfer.writer import ObjectWriter
+from aioflux._transfer.limits import AdaptiveLimit
+from aioflux.options import longest_cleanup
 from aioflux.testing.faults import Fault
-from tests.transfer.clock import loop_time
 from tests.transfer.scripted_service import PART, ScriptedService, pattern, refused_for_good
 
 
@@ -34,18 +31,10 @@ def throttled(times: int) -> Any:
     return attempt
 
 
-class Clocked(ScriptedService):
-    """Sessions whose backoff is long enough to be seen."""
-
-    def new_session(self, **options: Any) -> Session:
-        session = super().new_session(**options)
-        retry = aioflux.RetryPolicy(initial_seconds=60, max_seconds=60)
-        limits = Limits(max_in_flight=1, max_in_flight_bytes=100)
-        return Session(self.service, session.options, retry, limits, clock=loop_time)
-
-
 async def test_a_backoff_holds_no_place_but_keeps_its_bytes() -> None:
-    session = Clocked("backoff").session
+    retry = aioflux.RetryPolicy(initial_seconds=60, max_seconds=60)
+    scripted = ScriptedService("backoff")
+    session = scripted.new_store(retry=retry, max_in_flight=1, max_in_flight_bytes=100).session
     waiting = asyncio.create_task(session.call("a", throttled(1), num_bytes=60))
     await settle()
     assert session.limits.requests.num_held == 0
@@ -58,7 +47,7 @@ async def test_a_backoff_holds_no_place_but_keeps_its_bytes() -> None:
 
 
 async def test_429_and_503_shrink_the_limit_and_success_grows_it_back() -> None:
-    session = ScriptedService("throttle").new_session(max_in_flight=4)
+    session = ScriptedService("throttle").new_store(max_in_flight=4).session
     await session.call("a", throttled(2))
     assert session.limits.requests.limit == 2  # halved twice to 1, and grown by the success
     for _ in range(20):
@@ -70,16 +59,16 @@ async def test_another_error_does_not_shrink_the_limit() -> None:
     scripted = ScriptedService("not-throttled")
     scripted.put("a", b"data")
     scripted.service.fail("head", Fault(kind="refuse", error=TransientError("no", status=500)))
-    await scripted.session.call("a", lambda _: scripted.service.head("a"))
-    assert scripted.session.limits.requests.limit == scripted.session.options.max_in_flight
+    await scripted.store.head("a")
+    assert scripted.store.stats.max_in_flight == scripted.store.transfer.max_in_flight
 
 
 @pytest.mark.usefixtures("clock")
 async def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
     scripted = ScriptedService("line")
     retry = aioflux.RetryPolicy(deadline_seconds=0.05)
-    limits = Limits(max_in_flight=1, max_in_flight_bytes=100)
-    session = Session(scripted.service, scripted.session.options, retry, limits, clock=loop_time)
+    session = scripted.new_store(retry=retry, max_in_flight=1, max_in_flight_bytes=100).session
+    limits = session.limits
     await limits.requests.acquire()
     waiting = asyncio.create_task(session.call("a", throttled(0)))
     _, pending = await asyncio.wait([waiting], timeout=0.2)
@@ -90,18 +79,19 @@ async def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
 
 
 async def test_attempts_retries_failures_and_throttling_are_counted() -> None:
-    session = ScriptedService("count").session
+    store = ScriptedService("count").store
+    session = store.session
     await session.call("a", throttled(2))
     with pytest.raises(NotFoundError):
-        await session.call("b", lambda _: session.service.head("b"))
-    stats = session.counters.stats(max_in_flight=4)
+        await store.head("b")
+    stats = store.stats
     assert (stats.num_requests, stats.num_retries) == (4, 2)
     assert (stats.num_failures, stats.num_throttled, stats.num_in_flight) == (3, 2, 0)
     assert stats.latency.count == 1
 
 
 async def test_bytes_that_came_and_went_are_counted_also_of_bodies_that_broke() -> None:
-    session = ScriptedService("bytes").session
+    session = ScriptedService("bytes").store.session
 
     async def attempt(number: int) -> Body:
         if number == 1:
@@ -117,7 +107,7 @@ async def test_bytes_that_came_and_went_are_counted_also_of_bodies_that_broke() 
 
 
 async def test_a_request_under_way_is_counted_until_it_is_cancelled() -> None:
-    session = ScriptedService("in-flight").session
+    session = ScriptedService("in-flight").store.session
 
     async def attempt(_: int) -> None:
         await asyncio.Event().wait()
@@ -204,44 +194,37 @@ async def test_an_error_of_the_hook_fails_the_request_and_frees_its_place() -> N
     def refuse(_: Progress) -> None:
         raise ZeroDivisionError
 
-    limits = scripted.session.limits
-    session = Session(
-        scripted.service, scripted.session.options, scripted.session.retry, limits, progress=refuse
-    )
-
-    async def written(_: int) -> str:
-        return "meta"
-
+    store = scripted.new_store(progress=refuse)
     with pytest.raises(ZeroDivisionError):
-        await session.call("a", written, num_bytes=30)
-    assert scripted.is_clean()
+        await store.put("a", b"30")
+    assert store.is_clean()
 
 
 async def test_a_writer_that_cannot_be_aborted_does_not_keep_its_store_open(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scripted = ScriptedService("closing")
-    writer = ObjectWriter(scripted.session, WriteRequest("a"))
-    await writer.write(pattern(2 * PART))
+    store = scripted.store
     scripted.service.fail("abort_upload", refused_for_good())
-    await scripted.session.aclose()
-    assert "a writer was open when its store was closed" in caplog.text
+
+    async def write() -> None:
+        async with store.open_writer("a") as writer:
+            await writer.write(pattern(2 * PART))
+            await store.aclose()
+            assert "a writer was open when its store was closed" in caplog.text
+            await writer.write(b"more")
+
     with pytest.raises(StorageError, match="its store was closed"):
-        await writer.write(b"more")
+        await write()
 
 
-async def test_each_clean_up_time_is_the_longest_of_all_stores() -> None:
+def test_each_clean_up_time_is_the_longest_of_all_stores() -> None:
     """At the end of the process, which serves several stores at once."""
-    times = [
-        CleanupTimeouts(interrupted_seconds=20.0),
-        CleanupTimeouts(total_seconds=50.0, close_seconds=1.0),
-    ]
-    stores = [
-        aioflux.open_store("memory://times/", timeouts=aioflux.Timeouts(cleanup=each))
-        for each in times
-    ]
-    longest = longest_cleanup()
-    assert longest.interrupted_seconds >= 20.0
-    assert longest.total_seconds >= 50.0
-    assert longest.close_seconds >= CleanupTimeouts().close_seconds
-    del stores
+    longest = longest_cleanup(
+        [
+            CleanupTimeouts(interrupted_seconds=20.0),
+            CleanupTimeouts(total_seconds=50.0, close_seconds=1.0),
+        ]
+    )
+    assert longest == CleanupTimeouts(interrupted_seconds=20.0, total_seconds=50.0)
+    assert longest_cleanup([]) == CleanupTimeouts()

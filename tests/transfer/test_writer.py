@@ -20,13 +20,11 @@ from aioflux import (
     TransferOptions,
     TransientError,
 )
-from aioflux._services.base import Precondition, UploadedPart, WriteRequest
-from aioflux._services.memory import MemoryService
-from aioflux._transfer.list import list_pages
-from aioflux._transfer.put import write_request
-from aioflux._transfer.writer import TEMPORARY_PREFIX, ObjectWriter, plan_part_size, put
+from aioflux._services.base import UploadedPart
+from aioflux._transfer.range_plan import plan_part_size
+from aioflux._transfer.temp_keys import TEMPORARY_PREFIX
 from aioflux._values.checksums import crc32c
-from aioflux.testing.faults import Fault
+from aioflux.testing.faults import Fault, FlakyService
 from tests.transfer.scripted_service import (
     LOSE,
     MIB,
@@ -35,13 +33,16 @@ from tests.transfer.scripted_service import (
     ScriptedService,
     pattern,
     refused_for_good,
+    service_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aioflux._services.base import Service, WriteRequest
+    from aioflux.store import ObjectWriter, WriteMode
+
 SMALL, LARGE = pattern(1000), pattern(3 * PART + 5)
-PLAIN, CREATE = WriteRequest("a"), WriteRequest("a", Precondition(if_absent=True))
 SIZES = pytest.mark.parametrize("data", [SMALL, LARGE], ids=["one request", "parts"])
 
 
@@ -70,22 +71,24 @@ def test_the_sizes_that_the_writer_promises() -> None:
     assert begins // 1024**3 == 98
 
 
-async def write(scripted: ScriptedService, request: WriteRequest, *pieces: bytes) -> ObjectWriter:
-    async with ObjectWriter(scripted.session, request) as writer:
+async def write(
+    scripted: ScriptedService, *pieces: bytes, mode: WriteMode = "overwrite"
+) -> ObjectWriter:
+    async with scripted.store.open_writer("a", mode=mode) as writer:
         for piece in pieces:
             await writer.write(piece)
     return writer
 
 
-@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
 @pytest.mark.parametrize("fault", [REFUSE, LOSE], ids=["refused", "lost"])
 @SIZES
 async def test_every_step_may_fail_once(
-    scripted: ScriptedService, data: bytes, fault: Fault, request_: WriteRequest
+    scripted: ScriptedService, data: bytes, fault: Fault, mode: WriteMode
 ) -> None:
     for operation in ("put", "put_part", "complete_upload", "compose", "delete"):
         scripted.service.fail(operation, fault)
-    meta = await put(scripted.session, request_, memoryview(data))
+    meta = await scripted.store.put("a", data, mode=mode)
     assert scripted.get("a") == data
     assert meta.generation == scripted.bucket.objects["a"].meta.generation
     assert list(scripted.bucket.objects) == ["a"]
@@ -100,7 +103,7 @@ async def test_a_lost_answer_is_not_taken_for_somebody_elses_object(
     scripted.service.fail("put", REFUSE)
     scripted.service.fail("compose", REFUSE)
     with pytest.raises(AlreadyExistsError, match="/a"):
-        await put(scripted.session, CREATE, memoryview(data))
+        await scripted.store.put("a", data, mode="create")
     assert scripted.get("a") == b"somebody else's"
     assert list(scripted.bucket.objects) == ["a"]
     assert scripted.is_clean()
@@ -110,24 +113,23 @@ async def test_a_lost_answer_is_not_taken_for_somebody_elses_object(
 async def test_a_write_in_a_generation_survives_a_lost_answer(
     scripted: ScriptedService, data: bytes
 ) -> None:
-    seen = scripted.put("a", b"old").generation
+    seen = scripted.put("a", b"old")
     scripted.service.fail("put", LOSE)
     scripted.service.fail("compose", LOSE)
-    request = WriteRequest("a", Precondition(if_generation_match=seen))
-    await put(scripted.session, request, memoryview(data))
+    await scripted.store.put("a", data, if_generation_match=seen.generation)
     assert scripted.get("a") == data
     with pytest.raises(PreconditionFailedError, match="/a"):
-        await put(scripted.session, request, memoryview(data))
+        await scripted.store.put("a", data, if_generation_match=seen.generation)
 
 
-@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
 @pytest.mark.parametrize("operation", ["initiate_upload", "put_part", "complete_upload"])
 async def test_a_failure_aborts_the_upload(
-    scripted: ScriptedService, operation: str, request_: WriteRequest
+    scripted: ScriptedService, operation: str, mode: WriteMode
 ) -> None:
     scripted.service.fail(operation, refused_for_good())
     with pytest.raises(StorageError, match="no"):
-        await put(scripted.session, request_, memoryview(LARGE))
+        await scripted.store.put("a", LARGE, mode=mode)
     assert not scripted.bucket.objects
     assert scripted.is_clean()
 
@@ -135,7 +137,7 @@ async def test_a_failure_aborts_the_upload(
 async def test_a_failing_reveal_leaves_no_temporary_object(scripted: ScriptedService) -> None:
     scripted.service.fail("compose", refused_for_good())
     with pytest.raises(StorageError, match="no"):
-        await put(scripted.session, CREATE, memoryview(LARGE))
+        await scripted.store.put("a", LARGE, mode="create")
     assert not scripted.bucket.objects
 
 
@@ -144,7 +146,7 @@ async def test_foreign_errors_of_a_begin_come_back_as_they_are(scripted: Scripte
         "initiate_upload", Fault(kind="refuse", error=CredentialsError("sign in"))
     )  # type: ignore[arg-type]
     with pytest.raises(CredentialsError, match="sign in"):
-        await put(scripted.session, PLAIN, memoryview(LARGE))
+        await scripted.store.put("a", LARGE)
     assert scripted.is_clean()
 
 
@@ -152,20 +154,20 @@ async def test_an_abort_that_fails_is_noted_on_the_first_error(scripted: Scripte
     scripted.service.fail("put_part", refused_for_good())
     scripted.service.fail("abort_upload", *[REFUSE] * 4)
     with pytest.raises(StorageError, match="no") as raised:
-        await put(scripted.session, PLAIN, memoryview(LARGE))
+        await scripted.store.put("a", LARGE)
     assert any("could not be aborted" in note for note in raised.value.__notes__)
 
 
-@pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
 @pytest.mark.parametrize("kind", ["hang", "hang_after"])
 @pytest.mark.parametrize("operation", ["initiate_upload", "put_part", "complete_upload"])
 async def test_cancelling_anywhere_leaves_no_upload(
-    scripted: ScriptedService, operation: str, kind: str, request_: WriteRequest
+    scripted: ScriptedService, operation: str, kind: str, mode: WriteMode
 ) -> None:
     before = asyncio.all_tasks()
     hang = Fault(kind=kind)  # type: ignore[arg-type]
     scripted.service.fail(operation, hang)
-    writing = asyncio.create_task(write(scripted, request_, LARGE[: 2 * PART], LARGE[2 * PART :]))
+    writing = asyncio.create_task(write(scripted, LARGE[: 2 * PART], LARGE[2 * PART :], mode=mode))
     await hang.reached.wait()
     writing.cancel()
     await asyncio.sleep(0)
@@ -174,7 +176,7 @@ async def test_cancelling_anywhere_leaves_no_upload(
         await writing
     assert scripted.is_clean()
     # A completion that the service has done cannot be taken back; a temporary object can.
-    done = operation == "complete_upload" and kind == "hang_after" and request_ is PLAIN
+    done = operation == "complete_upload" and kind == "hang_after" and mode == "overwrite"
     assert list(scripted.bucket.objects) == (["a"] if done else [])
     assert asyncio.all_tasks() == before
 
@@ -183,7 +185,7 @@ async def test_a_second_cancellation_does_not_stop_the_abort(scripted: ScriptedS
     part, abort = Fault(kind="hang"), Fault(kind="hang")
     scripted.service.fail("put_part", part)
     scripted.service.fail("abort_upload", abort)
-    writing = asyncio.create_task(write(scripted, PLAIN, LARGE))
+    writing = asyncio.create_task(write(scripted, LARGE))
     await part.reached.wait()
     writing.cancel()
     await abort.reached.wait()
@@ -208,7 +210,7 @@ async def test_a_cancelled_write_ends_the_writer(scripted: ScriptedService) -> N
 
 async def self_healing(scripted: ScriptedService, hang: Fault) -> None:
     """A body that goes on after a write that was cut short: what it wrote is not whole."""
-    async with ObjectWriter(scripted.session, PLAIN) as writer:
+    async with scripted.store.open_writer("a") as writer:
         writing = asyncio.create_task(writer.write(pattern(4 * PART + 5)))
         await hang.reached.wait()
         writing.cancel()
@@ -221,7 +223,7 @@ async def test_a_failed_write_that_the_body_swallows_publishes_nothing(
     scripted.service.fail("put_part", refused_for_good())
 
     async def swallow() -> None:
-        async with ObjectWriter(scripted.session, PLAIN) as writer:
+        async with scripted.store.open_writer("a") as writer:
             for _ in range(3):
                 try:
                     await writer.write(pattern(2 * PART))
@@ -237,7 +239,7 @@ async def test_a_failed_write_that_the_body_swallows_publishes_nothing(
 async def test_memory_is_bounded_while_parts_are_under_way(scripted: ScriptedService) -> None:
     hangs = [Fault(kind="hang") for _ in range(4)]
     scripted.service.fail("put_part", *hangs)
-    async with ObjectWriter(scripted.session, PLAIN) as writer:
+    async with scripted.store.open_writer("a") as writer:
         await writer.write(pattern(PART))
         await writer.write(pattern(PART))
         # Two parts are held: one under way, one in the buffer. The next byte has to wait.
@@ -253,12 +255,12 @@ async def test_memory_is_bounded_while_parts_are_under_way(scripted: ScriptedSer
 
 
 async def test_what_fits_one_part_is_one_request(scripted: ScriptedService) -> None:
-    await write(scripted, PLAIN, pattern(PART))
+    await write(scripted, pattern(PART))
     assert [name for name, _ in scripted.service.calls] == ["put"]
 
 
 async def test_a_conditional_upload_grows_under_another_key(scripted: ScriptedService) -> None:
-    await write(scripted, CREATE, LARGE)
+    await write(scripted, LARGE, mode="create")
     parts = [key for name, key in scripted.service.calls if name == "put_part"]
     assert all(key.startswith(TEMPORARY_PREFIX) for key in parts)
     assert list(scripted.bucket.objects) == ["a"]
@@ -266,24 +268,20 @@ async def test_a_conditional_upload_grows_under_another_key(scripted: ScriptedSe
 
 @SIZES
 async def test_stored_bytes_that_differ_are_removed(scripted: ScriptedService, data: bytes) -> None:
-    corrupting = CorruptingRig(scripted)
+    corrupt(scripted)
     with pytest.raises(ChecksumError, match="write it again"):
-        await put(corrupting.session, PLAIN, memoryview(data))
+        await scripted.store.put("a", data)
     assert not scripted.bucket.objects
 
 
-class CorruptingRig:
-    """The same bucket through a service that stores other bytes and does not notice."""
+def corrupt(scripted: ScriptedService) -> None:
+    """Let the service store other bytes, and not notice."""
+    store = scripted.bucket.store
 
-    def __init__(self, scripted: ScriptedService) -> None:
-        bucket = scripted.bucket
-        store = bucket.store
-        self.session = scripted.session
+    def store_other(key: str, data: bytes, **settings: object) -> object:
+        return store(key, data[:-1] + b"?", **settings)
 
-        def corrupt(key: str, data: bytes, **settings: object) -> object:
-            return store(key, data[:-1] + b"?", **settings)
-
-        bucket.store = corrupt
+    scripted.bucket.store = store_other
 
 
 @SIZES
@@ -294,7 +292,7 @@ async def test_bytes_that_arrive_wrong_are_sent_again(
     wrong = Fault(kind="refuse", error=error)
     for operation in ("put", "put_part"):
         scripted.service.fail(operation, wrong, wrong)
-    await put(scripted.session, PLAIN, memoryview(data))
+    await scripted.store.put("a", data)
     assert scripted.get("a") == data
 
 
@@ -307,7 +305,7 @@ async def test_bytes_that_arrive_wrong_each_time_are_an_error(
     for operation in ("put", "put_part"):
         scripted.service.fail(operation, *[wrong] * 12)
     with pytest.raises(ChecksumError, match="other bytes"):
-        await put(scripted.session, PLAIN, memoryview(data))
+        await scripted.store.put("a", data)
     assert not scripted.bucket.objects
     assert scripted.is_clean()
 
@@ -315,25 +313,25 @@ async def test_bytes_that_arrive_wrong_each_time_are_an_error(
 async def test_attempts_run_out(scripted: ScriptedService) -> None:
     scripted.service.fail("put", *[REFUSE] * 4)
     with pytest.raises(TransientError, match="4 attempts"):
-        await put(scripted.session, PLAIN, memoryview(SMALL))
+        await scripted.store.put("a", SMALL)
     assert scripted.is_clean()
 
 
 async def test_aborting_a_writer_that_never_began_sends_nothing(scripted: ScriptedService) -> None:
-    writer = ObjectWriter(scripted.session, PLAIN)
-    await writer.write(b"1")
-    await writer.abort()
-    await writer.abort()
-    await writer.aclose()
+    async with scripted.store.open_writer("a") as writer:
+        await writer.write(b"1")
+        await writer.abort()
+        await writer.abort()
+        await writer.aclose()
     assert scripted.service.calls == []
 
 
-async def test_an_abort_of_its_own_raises_where_it_fails(scripted: ScriptedService) -> None:
+async def test_an_explicit_abort_that_fails_raises(scripted: ScriptedService) -> None:
     scripted.service.fail("abort_upload", *[REFUSE] * 4)
-    writer = ObjectWriter(scripted.session, PLAIN)
-    await writer.write(LARGE)
-    with pytest.raises(TransientError) as raised:
-        await writer.abort()
+    async with scripted.store.open_writer("a") as writer:
+        await writer.write(LARGE)
+        with pytest.raises(TransientError) as raised:
+            await writer.abort()
     assert any("could not be aborted" in note for note in raised.value.__notes__)
 
 
@@ -341,16 +339,14 @@ async def test_a_temporary_object_that_stays_does_not_fail_the_write(
     scripted: ScriptedService, caplog: pytest.LogCaptureFixture
 ) -> None:
     scripted.service.fail("delete", *[REFUSE] * 4)
-    meta = await put(scripted.session, CREATE, memoryview(LARGE))
+    meta = await scripted.store.put("a", LARGE, mode="create")
     assert meta.key == "a"
     assert scripted.get("a") == LARGE
     assert "Store.clean" in caplog.text
     left = set(scripted.bucket.objects) - {"a"}
     assert all(key.startswith(TEMPORARY_PREFIX) for key in left)
-    pages = [page async for page in list_pages(scripted.session, "")]
-    assert [meta.key for page in pages for meta in page] == ["a"]
-    pages = [page async for page in list_pages(scripted.session, TEMPORARY_PREFIX)]
-    assert {meta.key for page in pages for meta in page} == left
+    assert list((await scripted.store.list_all()).keys) == ["a"]
+    assert set((await scripted.store.list_all(TEMPORARY_PREFIX)).keys) == left
 
 
 WHOLE = pattern(5 * PART + 5)  # more than twice what a writer may hold
@@ -360,7 +356,7 @@ WHOLE = pattern(5 * PART + 5)  # more than twice what a writer may hold
 async def test_large_memory_is_sent_from_where_it_is(
     scripted: ScriptedService, before: bytes
 ) -> None:
-    await write(scripted, PLAIN, before, WHOLE, WHOLE, b"end")
+    await write(scripted, before, WHOLE, WHOLE, b"end")
     assert scripted.get("a") == before + WHOLE + WHOLE + b"end"
     assert scripted.is_clean()
 
@@ -374,7 +370,7 @@ async def test_callers_memory_is_the_callers_again_after_a_failure(
     before = asyncio.all_tasks()
     async with asyncio.timeout(100):
         with pytest.raises(StorageError, match="no"):
-            await write(scripted, PLAIN, WHOLE)
+            await write(scripted, WHOLE)
     assert asyncio.all_tasks() == before  # nobody reads it any more
     assert scripted.is_clean()
 
@@ -385,7 +381,7 @@ async def test_callers_memory_is_the_callers_again_after_a_cancellation(
     hang = Fault(kind="hang")
     scripted.service.fail("put_part", None, hang)
     before = asyncio.all_tasks()
-    writing = asyncio.create_task(write(scripted, PLAIN, WHOLE))
+    writing = asyncio.create_task(write(scripted, WHOLE))
     await hang.reached.wait()
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -409,7 +405,7 @@ async def test_a_whole_object_is_sent_from_where_it_is_to_its_end(
 
     scripted.service.put_part = put_part
     data = LARGE
-    writing = asyncio.create_task(put(scripted.session, PLAIN, memoryview(data)))
+    writing = asyncio.create_task(scripted.store.put("a", data))
     async with asyncio.timeout(100):
         # The last part, too, is under way beside the others.
         for hang in hangs:
@@ -423,9 +419,11 @@ async def test_a_whole_object_is_sent_from_where_it_is_to_its_end(
 
 
 @pytest.mark.parametrize("key", [TEMPORARY_PREFIX + "x", "run/" + TEMPORARY_PREFIX + "x"])
-def test_what_listings_leave_out_cannot_be_written(key: str) -> None:
+async def test_what_listings_leave_out_cannot_be_written(
+    scripted: ScriptedService, key: str
+) -> None:
     with pytest.raises(ValueError, match="take another key"):
-        write_request(key, Precondition())
+        await scripted.store.put(key, b"1")
 
 
 async def test_a_part_that_is_held_as_another_is_sent_again(scripted: ScriptedService) -> None:
@@ -437,11 +435,11 @@ async def test_a_part_that_is_held_as_another_is_sent_again(scripted: ScriptedSe
         return replace(part, crc32c=(crc32c or 0) ^ wrong.pop() if wrong else crc32c)
 
     scripted.service.put_part = put_part
-    await put(scripted.session, PLAIN, memoryview(LARGE[: 2 * PART]))
+    await scripted.store.put("a", LARGE[: 2 * PART])
     assert scripted.get("a") == LARGE[: 2 * PART]
     wrong[:] = [1] * 12
     with pytest.raises(ChecksumError, match="holds other bytes"):
-        await put(scripted.session, PLAIN, memoryview(LARGE[: 2 * PART]))
+        await scripted.store.put("a", LARGE[: 2 * PART])
     assert scripted.is_clean()
 
 
@@ -454,31 +452,31 @@ async def test_every_part_travels_with_its_crc32c(scripted: ScriptedService) -> 
         return await inner(*args, crc32c=crc32c, **settings)
 
     scripted.service.put_part = put_part
-    await put(scripted.session, PLAIN, memoryview(LARGE))
+    await scripted.store.put("a", LARGE)
     parts = [LARGE[at : at + PART] for at in range(0, len(LARGE), PART)]
     assert sorted(map(str, sent)) == sorted(str(crc32c(part)) for part in parts)
 
 
 async def test_a_damaged_object_that_cannot_be_removed_is_told(scripted: ScriptedService) -> None:
-    corrupting = CorruptingRig(scripted)
+    corrupt(scripted)
     scripted.service.fail("delete", *[REFUSE] * 4)
     with pytest.raises(ChecksumError) as raised:
-        await put(corrupting.session, PLAIN, memoryview(SMALL))
+        await scripted.store.put("a", SMALL)
     assert any("is still there" in note for note in raised.value.__notes__)
 
 
 async def test_a_closed_writer_takes_nothing(scripted: ScriptedService) -> None:
-    writer = await write(scripted, PLAIN, SMALL)
+    writer = await write(scripted, SMALL)
     assert writer.tell() == len(SMALL)
     with pytest.raises(ValueError, match="closed"):
         await writer.write(b"1")
 
 
-class Forgetful(MemoryService):
+class Forgetful(FlakyService):
     """Counts the bytes of parts and forgets them."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, "")
+    def __init__(self, inner: Service) -> None:
+        super().__init__(inner)
         self.now = self.peak = self.num_parts = 0
         self.sizes: list[int] = []
 
@@ -510,11 +508,11 @@ async def test_parts_grow_and_the_memory_bound_holds_or_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """901 parts of 5 MiB, then of 10: twice what the writer may hold."""
-    service = Forgetful("forgetful")
+    service = Forgetful(service_of("memory://forgetful"))
     scripted = ScriptedService("forgetful", service=service)
-    session = scripted.new_session(max_buffered_bytes=PART, verify=False)
+    store = scripted.new_store(max_buffered_bytes=PART, verify=False)
     data = bytes(PART)
-    async with ObjectWriter(session, PLAIN) as writer:
+    async with store.open_writer("a") as writer:
         for _ in range(900):
             await writer.write(data)
         assert service.peak == PART

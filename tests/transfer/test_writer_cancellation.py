@@ -15,8 +15,6 @@ import pytest
 
 import aioflux
 from aioflux._concurrency.run_to_completion import run_to_completion
-from aioflux._services.base import Precondition, WriteRequest
-from aioflux._transfer.writer import ObjectWriter
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import PART, ScriptedService, pattern
@@ -24,15 +22,15 @@ from tests.transfer.scripted_service import PART, ScriptedService, pattern
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from aioflux.store import WriteMode
+
 LARGE = pattern(3 * PART + 5)
-PLAIN, CREATE = WriteRequest("a"), WriteRequest("a", Precondition(if_absent=True))
-REQUESTS = pytest.mark.parametrize("request_", [PLAIN, CREATE], ids=["plain", "create"])
 STEPS = ("initiate_upload", "put_part", "complete_upload", "abort_upload", "compose", "delete")
 KINDS = pytest.mark.parametrize("kind", ["hang", "hang_after"])
 
 
-async def write(scripted: ScriptedService, request: WriteRequest) -> None:
-    async with ObjectWriter(scripted.session, request) as writer:
+async def write(scripted: ScriptedService, mode: WriteMode) -> None:
+    async with scripted.store.open_writer("a", mode=mode) as writer:
         await writer.write(LARGE[: 2 * PART])
         await writer.write(LARGE[2 * PART :])
 
@@ -54,21 +52,19 @@ def hang_at(scripted: ScriptedService, step: str, kind: str) -> Fault:
     return hang
 
 
-def steps_of(request: WriteRequest) -> tuple[str, ...]:
-    return STEPS if request is CREATE else STEPS[:4]
+MODES_AND_STEPS = [("overwrite", step) for step in STEPS[:4]]
+MODES_AND_STEPS += [("create", step) for step in STEPS]
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 @KINDS
-@pytest.mark.parametrize(
-    ("request_", "step"), [(each, step) for each in (PLAIN, CREATE) for step in steps_of(each)]
-)
+@pytest.mark.parametrize(("mode", "step"), MODES_AND_STEPS)
 async def test_a_task_may_be_cancelled_anywhere_and_again(
-    scripted: ScriptedService, request_: WriteRequest, step: str, kind: str, times: int
+    scripted: ScriptedService, mode: WriteMode, step: str, kind: str, times: int
 ) -> None:
     before = asyncio.all_tasks()
     hang = hang_at(scripted, step, kind)
-    writing = asyncio.create_task(write(scripted, request_))
+    writing = asyncio.create_task(write(scripted, mode))
     await hang.reached.wait()
     for _ in range(times):
         writing.cancel()
@@ -81,17 +77,15 @@ async def test_a_task_may_be_cancelled_anywhere_and_again(
 
 
 @KINDS
-@pytest.mark.parametrize(
-    ("request_", "step"), [(each, step) for each in (PLAIN, CREATE) for step in steps_of(each)]
-)
+@pytest.mark.parametrize(("mode", "step"), MODES_AND_STEPS)
 def test_the_end_of_the_loop_may_come_anywhere(
-    scripted: ScriptedService, request_: WriteRequest, step: str, kind: str
+    scripted: ScriptedService, mode: WriteMode, step: str, kind: str
 ) -> None:
     """`asyncio.run` cancels every task there is, clean-up included, and waits for them."""
 
     async def main() -> None:
         hang = hang_at(scripted, step, kind)
-        task = asyncio.create_task(write(scripted, request_))
+        task = asyncio.create_task(write(scripted, mode))
         tasks.append(task)
         await hang.reached.wait()
 
@@ -102,15 +96,15 @@ def test_the_end_of_the_loop_may_come_anywhere(
     assert not [key for key in scripted.bucket.objects if key != "a"]
 
 
-@REQUESTS
+@pytest.mark.parametrize("mode", ["overwrite", "create"])
 def test_the_end_of_the_loop_may_follow_a_cancellation(
-    scripted: ScriptedService, request_: WriteRequest
+    scripted: ScriptedService, mode: WriteMode
 ) -> None:
     async def main() -> None:
         hang, abort = Fault(kind="hang"), Fault(kind="hang")
         scripted.service.fail("put_part", hang)
         scripted.service.fail("abort_upload", abort)
-        task = asyncio.create_task(write(scripted, request_))
+        task = asyncio.create_task(write(scripted, mode))
         tasks.append(task)
         await hang.reached.wait()
         task.cancel()
@@ -127,7 +121,7 @@ async def test_an_upload_whose_beginning_hangs_is_not_waited_for(scripted: Scrip
     """It is found by looking, although the service never answers the begin."""
     hang = Fault(kind="hang_after")
     scripted.service.fail("initiate_upload", hang)
-    writing = asyncio.create_task(write(scripted, PLAIN))
+    writing = asyncio.create_task(write(scripted, "overwrite"))
     await hang.reached.wait()
     assert scripted.bucket.uploads
     writing.cancel()
@@ -157,6 +151,27 @@ async def test_clean_up_that_outlives_its_caller_logs_its_failure(
     end.set()
     await asyncio.wait(asyncio.all_tasks() - before)
     await asyncio.sleep(0)
+    assert "did not work" in caplog.text
+
+
+async def test_clean_up_that_fails_after_its_task_was_cancelled_logs_its_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As the end of a loop cancels it: it begins anew, and the end expects a cancellation."""
+    begun, tasks = asyncio.Event(), set()
+
+    async def work() -> None:
+        if begun.is_set():
+            raise ValueError("it did not work")
+        begun.set()
+        await asyncio.Event().wait()
+
+    caller = asyncio.create_task(run_to_completion(work, tasks, seconds=5, interrupted_seconds=5))
+    await begun.wait()
+    for task in tasks:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
     assert "did not work" in caplog.text
 
 

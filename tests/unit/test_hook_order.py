@@ -26,26 +26,37 @@ def record(kind, register):
 atexit.register = record("exit", atexit.register)
 os.register_at_fork = record("fork", os.register_at_fork)
 import importlib
-for name in sys.argv[1:]:
-    importlib.import_module(name)
-from aioflux.checkpoint import Checkpointer
-print(json.dumps(registered))
+import fsspec, torch.distributed.checkpoint, torch.utils.data  # once for all orders
+for modules in sys.argv[1:]:
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        continue
+    for name in modules.split():
+        importlib.import_module(name)
+    from aioflux.checkpoint import Checkpointer
+    print(json.dumps(registered), flush=True)
+    os._exit(0)
 """
 
+ORDERS = [
+    "aioflux.data aioflux.checkpoint aioflux.integrations.fsspec",
+    "aioflux.integrations.fsspec aioflux.checkpoint aioflux.data",
+]
 
-@pytest.mark.parametrize(
-    "modules",
-    [
-        ("aioflux.data", "aioflux.checkpoint", "aioflux.integrations.fsspec"),
-        ("aioflux.integrations.fsspec", "aioflux.checkpoint", "aioflux.data"),
-    ],
-    ids=["data-first", "fsspec-first"],
-)
-def test_the_loop_ends_last(modules: list[str]) -> None:
+
+@pytest.fixture(scope="module")
+def registered_by_order() -> list[list[tuple[str, str, str]]]:
     run = subprocess.run(
-        [sys.executable, "-c", PROBE, *modules], check=True, capture_output=True, text=True
+        [sys.executable, "-c", PROBE, *ORDERS], check=True, capture_output=True, text=True
     )
-    registered = [tuple(each) for each in json.loads(run.stdout.splitlines()[-1])]
+    return [[tuple(each) for each in json.loads(line)] for line in run.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(ORDERS)), ids=["data-first", "fsspec-first"])
+def test_the_loop_ends_last(
+    registered_by_order: list[list[tuple[str, str, str]]], number: int
+) -> None:
+    registered = registered_by_order[number]
     ours = [each for each in registered if each[1].split(".")[0] == "aioflux"]
     assert [each for each in ours if each[0] == "fork"] == [
         ("fork", "aioflux._bridge", "_after_fork_in_child")

@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).parents[2] / "aioflux"
 CHECKPOINT_FILES = (
     "checkpoint._format.commit checkpoint._store.commits checkpoint._maintain.copy "
     "checkpoint._maintain.history checkpoint._maintain.orphans checkpoint._maintain.retention "
-    "checkpoint._maintain.verify"
+    "checkpoint._maintain.retention_rules checkpoint._maintain.verify"
 )
 CHECKPOINT_PARTS = (
     "checkpoint checkpoint._format.commit checkpoint._store.commits checkpoint._store.objects "
@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, str] = {
     "_bridge": "store _concurrency.* _transfer.sessions",
     "_files": "_bridge store _values.*",
     "_store_cache": "",
-    "sync": f"{STORE} _bridge _transfer.get_ranges",
+    "sync": f"{STORE} _bridge _transfer.range_plan",
     # upon the store
     "data": BLOCKING,
     "checkpoint._format": "errors _values.checksums",
@@ -78,8 +78,8 @@ MAY_IMPORT: dict[str, str] = {
         "checkpoint._format.* checkpoint._store.* checkpoint._save.*"
     ),
     "checkpoint.dcp": (
-        f"{BLOCKING} checkpoint._require_torch checkpoint.compression checkpoint._format.* "
-        "checkpoint._store.* checkpoint._save.* checkpoint._load.*"
+        f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint.compression "
+        "checkpoint._format.* checkpoint._store.* checkpoint._save.* checkpoint._load.*"
     ),
     "checkpoint": (
         f"{BLOCKING} checkpoint._format.* checkpoint._store.* checkpoint._maintain.* "
@@ -87,11 +87,9 @@ MAY_IMPORT: dict[str, str] = {
     ),
     # over the interfaces of others
     "integrations": "",
-    "integrations.fsspec": BLOCKING,
+    "integrations.fsspec": f"{BLOCKING} _concurrency.fan_out",
     "integrations.lightning": (
-        f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._format.commit "
-        "checkpoint._save.save checkpoint._store.mapping "
-        "integrations.fsspec"
+        f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._tag_checkpoints integrations.fsspec"
     ),
     "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
     "compat": "",
@@ -100,17 +98,15 @@ MAY_IMPORT: dict[str, str] = {
         "integrations.lightning._uris"
     ),
     "compat.nebula": (
-        f"{BLOCKING} checkpoint checkpoint._maintain.tags checkpoint._save.ranks "
-        "checkpoint._save.staging checkpoint._save.state_pickle checkpoint._save.tag_save "
-        "checkpoint._save.uploader_messages"
+        f"{BLOCKING} checkpoint checkpoint._tag_checkpoints checkpoint._save.uploader_messages"
     ),
-    "compat.s3_datapipes": f"{BLOCKING} data._object_stream data._store_reader",
+    "compat.s3_datapipes": f"{BLOCKING} data._error_policy data._object_stream data._store_reader",
     "testing": f"{STORE} sync _services.base _services.open testing.gcs_server.*",
     "testing.gcs_server": "errors _values.*",
     # the front door and the command line
     "aioflux": f"{STORE} sync data checkpoint testing",
     "cli": (
-        f"{STORE} aioflux _concurrency.* _auth.google {CHECKPOINT_FILES} testing testing._serve "
+        f"{STORE} aioflux _concurrency.* _auth.google {CHECKPOINT_FILES} testing testing._process "
         "testing.gcs_server.*"
     ),
 }

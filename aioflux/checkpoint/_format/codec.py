@@ -2,7 +2,7 @@
 
     with Codec(level=1, threads=2) as codec:
         item = codec.encode_item(before, memory, after, element_size=2)
-        for segment in item: ...            # or `async for`, on an event loop
+        async for _, segment in codec.encode_items([item]): ...
         table = item.stored(offset)         # a StoredItem, after the last segment
 
 zstandard and numpy release the GIL, so threads are enough. Nothing here does I/O.
@@ -39,7 +39,6 @@ from aioflux.checkpoint._format.planes import plan_plane_size
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
-        AsyncIterator,
         Callable,
         Generator,
         Iterable,
@@ -107,40 +106,27 @@ class Codec:
     def encode(self, memory: _Buffer, *, element_size: int) -> Generator[bytearray]:
         """Yield the frames of memory, in order.
 
-        Args:
-            memory: Contiguous bytes, which must not change until the last frame.
-            element_size: Bytes of an element; 0 if that is unknown, and guessed.
+        The memory must not change until the last frame. The element size is guessed if it is 0.
         """
         return self.in_order(self.calls(memory, element_size))
 
     def encode_item(
         self, before: _Buffer, memory: _Buffer, after: _Buffer, *, element_size: int
     ) -> EncodedFrames:
-        """Return a stream of three parts, of which the middle one can be read by ranges.
-
-        Args:
-            before: Bytes of the item before the tensor's memory.
-            memory: Contiguous bytes, which must not change until the last segment.
-            after: Bytes of the item after it.
-            element_size: Bytes of an element of the tensor.
-        """
+        """Return a stream of three parts, of which the middle one can be read by ranges."""
         return EncodedFrames(self, before, memory, after, element_size)
 
-    def encode_items(
-        self, items: Iterable[EncodedFrames]
-    ) -> Generator[tuple[EncodedFrames, bytes | bytearray]]:
-        """Yield the segments of items, one item after the other; a few are encoded ahead."""
-        for frame in self.in_order(_calls_of(items)):
-            yield from _segments(frame)
-
-    async def encode_items_on_loop(
+    async def encode_items(
         self, items: Iterable[EncodedFrames]
     ) -> AsyncGenerator[tuple[EncodedFrames, bytes | bytearray]]:
-        """Yield the same without blocking the event loop."""
-        async with aclosing(self.in_order_on_loop(_calls_of(items))) as frames:
-            async for frame in frames:
-                for segment in _segments(frame):
-                    yield segment
+        """Yield the segments of items, one item after the other; a few are encoded ahead."""
+        calls = chain.from_iterable(item.calls() for item in items)
+        async with aclosing(self.in_order_on_loop(calls)) as frames:
+            async for item, before, frame, after in frames:
+                item.add_frame(frame)
+                for segment in (before, frame, after):
+                    if segment:
+                        yield item, segment
 
     async def decode(
         self, stored: memoryview, slices: Sequence[FrameSlice], out: memoryview, *, plane_size: int
@@ -238,16 +224,6 @@ def _stop(pending: deque[Future[T]]) -> None:
     wait(pending)
 
 
-def _calls_of(items: Iterable[EncodedFrames]) -> Iterator[Callable[[], _EncodedFrame]]:
-    return chain.from_iterable(item.calls() for item in items)
-
-
-def _segments(encoded: _EncodedFrame) -> Iterator[tuple[EncodedFrames, bytes | bytearray]]:
-    item, before, frame, after = encoded
-    item.add_frame(frame)
-    return ((item, segment) for segment in (before, frame, after) if segment)
-
-
 def _decode(
     stored: memoryview,
     begin: int,
@@ -288,7 +264,7 @@ class _SameMethods:
 
 
 class EncodedFrames:
-    """One item as a stream of frames, whose segments can be iterated once.
+    """One item as a stream of frames, which `Codec.encode_items` encodes once.
 
     Args:
         codec: The codec.
@@ -308,14 +284,6 @@ class EncodedFrames:
         self._end = codec.plain_frames(after) + END_OF_STREAM
         self._frame_ends = list[int]()
 
-    def __iter__(self) -> Iterator[_Buffer]:
-        return (segment for _, segment in self._codec.encode_items([self]))
-
-    async def __aiter__(self) -> AsyncIterator[_Buffer]:
-        async with aclosing(self._codec.encode_items_on_loop([self])) as segments:
-            async for _, segment in segments:
-                yield segment
-
     @property
     def num_segments(self) -> int:
         """Number of its segments."""
@@ -332,10 +300,7 @@ class EncodedFrames:
         return len(self._begin) + frames + len(self._end)
 
     def stored(self, offset: int) -> StoredItem:
-        """Return the item with its table of frames, after the last segment.
-
-        Args:
-            offset: First byte of the item in its object.
+        """Return the item at `offset` of its object, with its frames, after the last segment.
 
         Raises:
             ValueError: Segments are missing.

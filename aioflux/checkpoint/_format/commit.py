@@ -263,9 +263,7 @@ def plan_block_size(size: int) -> int:
 def new_save_id(now: datetime, token: str) -> str:
     """Return the name of a save that began at `now` (in UTC); names sort by time.
 
-    Args:
-        now: The time.
-        token: 8 hexadecimal digits that no other save has.
+    The token is 8 hexadecimal digits that no other save has.
     """
     return f"{now:%Y%m%dT%H%M%S}.{now.microsecond // 1000:03d}Z-{token}"
 
@@ -291,12 +289,7 @@ def data_key(save_id: str, rank: int, number: int) -> str:
 
 
 def part_key(save_id: str, name: str) -> str:
-    """Return the key of a data object that holds one named part, below its prefix.
-
-    Args:
-        save_id: The save.
-        name: The name, with no slash in it.
-    """
+    """Return the key of a data object that holds one named part; no name has a slash."""
     return f"{save_id}/part-{name}"
 
 

@@ -245,15 +245,9 @@ def plan_slices(
 ) -> list[FrameSlice]:
     """Return the slices of the frames that hold the bytes `[start, end)` of memory, in order.
 
-    Their stored bytes are contiguous, from the `stored_start` of the first to the `stored_end` of
-    the last.
-
-    Args:
-        start: First byte, counted in memory.
-        end: One past the last byte.
-        size: Bytes of all memory.
-        frame_size: Bytes of memory in each frame but the last.
-        frame_ends: One past the last stored byte of each frame.
+    The memory has `size` bytes; `frame_size` and `frame_ends` are those of its `StoredItem`. The
+    stored bytes of the slices are contiguous, from the `stored_start` of the first to the
+    `stored_end` of the last.
 
     Raises:
         CheckpointCorruptError: The table does not fit the size.
@@ -261,7 +255,11 @@ def plan_slices(
     """
     if not 0 <= start <= end <= size:
         raise ValueError(f"the range must be within 0 and {size}, not {start} to {end}")
-    _check_table(size=size, frame_size=frame_size, frame_ends=frame_ends)
+    if not 0 < frame_size <= MAX_FRAME_SIZE_BYTES or len(frame_ends) != -(-size // frame_size):
+        raise CheckpointCorruptError(
+            f"a table of {len(frame_ends)} frames of {frame_size:,} bytes does not fit a tensor of "
+            f"{size:,}; load an earlier checkpoint"
+        )
     slices = list[FrameSlice]()
     for index in range(start // frame_size, -(-end // frame_size) if start < end else 0):
         raw_start = index * frame_size
@@ -289,17 +287,7 @@ def max_stored_size(raw_size: int) -> int:
 
 
 def decode_slice(stored: _Buffer, part: FrameSlice, out: memoryview, *, plane_size: int) -> None:
-    """Decode the slice of one frame into the memory of a range.
-
-    Args:
-        stored: All bytes of the frame.
-        part: The slice.
-        out: The memory of the whole range.
-        plane_size: The number of planes that the frame may have, beside 1.
-
-    Raises:
-        CheckpointCorruptError: The frame is damaged, or is another one.
-    """
+    """Decode the slice of a frame, as `decode_frame`, into `out`, the memory of the whole range."""
     target = out[part.at : part.at + part.end - part.start]
     if part.end - part.start == part.raw_size:
         decode_frame(stored, target, plane_size=plane_size)
@@ -307,15 +295,6 @@ def decode_slice(stored: _Buffer, part: FrameSlice, out: memoryview, *, plane_si
     whole = memoryview(bytearray(part.raw_size))
     decode_frame(stored, whole, plane_size=plane_size)
     target[:] = whole[part.start : part.end]
-
-
-def _check_table(*, size: int, frame_size: int, frame_ends: Sequence[int]) -> None:
-    """Raise CheckpointCorruptError if a table of frames does not fit the size."""
-    if not 0 < frame_size <= MAX_FRAME_SIZE_BYTES or len(frame_ends) != -(-size // frame_size):
-        raise CheckpointCorruptError(
-            f"a table of {len(frame_ends)} frames of {frame_size:,} bytes does not fit a tensor of "
-            f"{size:,}; load an earlier checkpoint"
-        )
 
 
 def _corrupt(what: str) -> CheckpointCorruptError:

@@ -59,12 +59,7 @@ def split_planes(raw: Bytes, planes: Bytes) -> None:
 
 
 def join_planes(planes: Sequence[Bytes], out: Bytes) -> None:
-    """Write the elements of planes into `out`: the inverse of `split_planes`.
-
-    Args:
-        planes: One for each byte of an element, each of n bytes.
-        out: `len(planes) * n` bytes, contiguous.
-    """
+    """Write the elements of planes into `out`: the inverse of `split_planes`."""
     match len(planes):
         case 1:
             out[:] = planes[0]

@@ -13,7 +13,7 @@ torch's unpickler cannot read protocol 4, and CPython's has none of these bounds
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,26 +35,32 @@ class PickleError(ValueError):
     """The pickle is damaged, or uses something that is not allowed."""
 
 
-class AllowedGlobals(Protocol):
-    """The globals that a pickle may use. Each method raises PickleError for others."""
+class AllowedGlobals:
+    """The globals that a pickle may use: none, unless a subclass overrides a method."""
 
     def find(self, module: str, name: str) -> Any:
         """Return the object for a global."""
+        raise PickleError(f"it names {module[:80]}.{name[:80]}, which it may not hold")
 
     def call(self, found: Any, arguments: tuple[Any, ...]) -> Any:
         """Return the result of a call of a global that was found."""
+        raise PickleError("it calls what may not be called")
 
     def create(self, found: Any, arguments: tuple[Any, ...]) -> Any:
         """Return an instance, without fields, of a class that was found."""
+        raise PickleError("it creates an instance of something else")
 
     def set_state(self, instance: Any, state: Any) -> None:
         """Set the fields of an instance of `create`."""
+        raise PickleError("it sets fields of something else")
 
     def persistent_load(self, persistent_id: Any) -> Any:
         """Return the object for a persistent id."""
+        raise PickleError("it has a persistent id")
 
     def is_key(self, value: Any) -> bool:
         """Return whether a value that is not plain may be the key of a dictionary."""
+        return False
 
 
 class _Interpreter:

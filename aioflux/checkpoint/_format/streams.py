@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamReader", "StreamWriter"]
 
-_DIRECT_BYTES = 256 * 1024
-"""Smaller writes are gathered."""
+_DIRECT_SHARE = 4
+"""Writes of less than this part of a frame are gathered."""
 
 
 class StreamWriter(io.RawIOBase):
@@ -67,14 +67,13 @@ class StreamWriter(io.RawIOBase):
         if not view.nbytes:
             return 0
         view = view.cast("B")
-        with _FailsOnError(self):
-            if len(view) >= _DIRECT_BYTES:
+        if len(view) * _DIRECT_SHARE >= self._codec.frame_size:
+            self._encode_gathered()
+            self._encode(view)
+        else:
+            self._gathered += view
+            if len(self._gathered) >= self._codec.frame_size:
                 self._encode_gathered()
-                self._encode(view)
-            else:
-                self._gathered += view
-                if len(self._gathered) >= self._codec.frame_size:
-                    self._encode_gathered()
         self._num_written += len(view)
         return len(view)
 
@@ -83,9 +82,12 @@ class StreamWriter(io.RawIOBase):
         if self._is_ended:
             return  # a file flushes itself when it is closed
         self._require_usable()
-        with _FailsOnError(self):
-            self._encode_gathered()
+        self._encode_gathered()
+        try:
             self._output.flush()
+        except BaseException as exc:
+            self._failure = exc
+            raise
 
     def close(self) -> None:
         """End the stream, and close the other file. Closing twice does nothing.
@@ -97,9 +99,8 @@ class StreamWriter(io.RawIOBase):
             return
         try:
             self._require_usable()
-            with _FailsOnError(self):
-                self._encode_gathered()
-                self._write_output(END_OF_STREAM)
+            self._encode_gathered()
+            self._write_output(END_OF_STREAM)
         finally:
             self._is_ended = True
             self._codec.close()
@@ -108,11 +109,6 @@ class StreamWriter(io.RawIOBase):
 
     def __del__(self) -> None:
         """Do not close, as files do here: a dropped stream has no end."""
-
-    def fail(self, failure: BaseException) -> None:
-        """Raise an error in all later calls."""
-        self._failure = failure
-        self._gathered.clear()
 
     def _require_usable(self) -> None:
         if self.closed:
@@ -126,8 +122,13 @@ class StreamWriter(io.RawIOBase):
             self._encode(memoryview(gathered))
 
     def _encode(self, view: memoryview) -> None:
-        for frame in self._codec.encode(view, element_size=0):
-            self._write_output(frame)
+        """Write frames; after an error no more are, so that a torn stream is not continued."""
+        try:
+            for frame in self._codec.encode(view, element_size=0):
+                self._write_output(frame)
+        except BaseException as exc:
+            self._failure = exc
+            raise
 
     def _write_output(self, data: bytes | bytearray) -> None:
         if not self._is_started:
@@ -138,20 +139,6 @@ class StreamWriter(io.RawIOBase):
             # A raw file may write fewer bytes; a file-like object may return None after all.
             num_written = cast("int | None", self._output.write(view))
             view = view[len(view) if num_written is None else num_written :]
-
-
-class _FailsOnError:
-    """A context that fails the writer on an error, so that a torn stream is not continued."""
-
-    def __init__(self, writer: StreamWriter) -> None:
-        self._writer = writer
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            self._writer.fail(error)
 
 
 class StreamReader(io.RawIOBase):

@@ -14,12 +14,12 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from aioflux.checkpoint._format.safe_pickle import PickleError, run_pickle
+from aioflux.checkpoint._format.safe_pickle import AllowedGlobals, PickleError, run_pickle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["HEAD_SIZE_BYTES", "ZippedTensor", "find_tensor"]
+__all__ = ["HEAD_SIZE_BYTES", "ZippedTensor", "find_tensor", "is_dense"]
 
 HEAD_SIZE_BYTES: Final = 1024
 """Bytes needed to find the tensor, which torch 2.0 to 2.13 write at byte 640 or 704."""
@@ -68,7 +68,7 @@ class _PickledTensor(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _TensorGlobals:
+class _TensorGlobals(AllowedGlobals):
     """The globals in the pickle of a plain tensor."""
 
     def find(self, module: str, name: str) -> Any:
@@ -81,13 +81,7 @@ class _TensorGlobals:
             return _pickled_tensor(*arguments[:4], arguments[5])
         if found == ("torch._utils", "_rebuild_tensor_v3") and len(arguments) == 7:
             return _pickled_tensor(*arguments[:4], arguments[5], arguments[6])
-        raise PickleError("it is not a plain tensor")
-
-    def create(self, found: Any, arguments: tuple[Any, ...]) -> Any:
-        raise PickleError("it is not a plain tensor")
-
-    def set_state(self, instance: Any, state: Any) -> None:
-        raise PickleError("it is not a plain tensor")
+        return super().call(found, arguments)
 
     def persistent_load(self, persistent_id: Any) -> Any:
         if type(persistent_id) is not tuple or len(persistent_id) != 5:
@@ -101,9 +95,6 @@ class _TensorGlobals:
             return _StorageRef(_DTYPES[storage[1]], key)
         raise PickleError("its storage is unusual")
 
-    def is_key(self, value: Any) -> bool:
-        return False
-
 
 def _pickled_tensor(
     storage: Any, offset: Any, shape: Any, stride: Any, hooks: Any, dtype: Any = None
@@ -112,7 +103,7 @@ def _pickled_tensor(
         raise PickleError("it is a view")
     if not _is_shape(shape) or not _is_shape(stride) or len(shape) != len(stride):
         raise PickleError("its shape is none")
-    if not _is_contiguous(shape, stride):
+    if 0 not in shape and not is_dense(shape, stride):
         raise PickleError("it is not contiguous")
     if dtype is None and storage.dtype:
         return _PickledTensor(storage, storage.dtype, shape)
@@ -125,14 +116,13 @@ def _is_shape(value: Any) -> bool:
     return type(value) is tuple and all(type(each) is int and each >= 0 for each in value)
 
 
-def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    if 0 in shape:
-        return True
+def is_dense(lengths: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements of these strides are contiguous."""
     expected = 1
-    for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if size != 1 and step != expected:
+    for length, stride in zip(reversed(lengths), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
             return False
-        expected *= size
+        expected *= length
     return True
 
 

@@ -1,6 +1,6 @@
-"""The CRC-32 of the entries of a zip archive, compared with their bytes.
+"""The entries of a zip archive: stored without compression, and their CRC-32.
 
-torch.save writes them, and neither torch.load nor torch's C++ reader compares them.
+torch.save writes the CRC-32, and neither torch.load nor torch's C++ reader compares it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aioflux.errors import ChecksumError
 if TYPE_CHECKING:
     import mmap
 
-__all__ = ["ZIP_MAGIC", "compare_records"]
+__all__ = ["ZIP_MAGIC", "compare_records", "is_stored"]
 
 ZIP_MAGIC: Final = b"PK\x03\x04"
 
@@ -37,14 +37,23 @@ _UNREADABLE: Final = (
 """Errors of a damaged directory, or of an archive that torch cannot read either."""
 
 
+def is_stored(file: IO[bytes], size: int) -> bool:
+    """Return whether a zip archive of `size` bytes holds its entries as they are, as torch writes.
+
+    Raises:
+        ValueError: Its directory is damaged.
+        zipfile.BadZipFile: It is no complete zip.
+    """
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    is_plain = all(each.compress_type == zipfile.ZIP_STORED for each in entries)
+    return is_plain and sum(each.file_size for each in entries) <= size
+
+
 def compare_records(file: mmap.mmap, uri: str) -> None:
     """Compare the bytes of a zip archive with the CRC-32 of its entries; 1.3 s for each GB.
 
     An archive whose entries have none (0), and a file that is no zip archive, pass.
-
-    Args:
-        file: The archive.
-        uri: Its uri, for the error.
 
     Raises:
         ChecksumError: The bytes of an entry do not match, or the archive cannot be read.

@@ -4,8 +4,7 @@ load_state (state.py), StorageReader       targets: tensors and values, each wit
 fetch.py           all targets of a load
 copies.py        target -> ranges of its item, and their copies into memory
 plan.py          needed ranges of an object -> reads; pure
-run_reads.py     reads -> event loop: bounded, frames decoded
-data_objects.py  one read: pinned, verified
+run_reads.py     reads -> event loop: bounded, pinned, verified, frames decoded
 decode.py        whole items: values, and tensors that no range shows
 
 load.py, reader.py                         one object that torch.save wrote

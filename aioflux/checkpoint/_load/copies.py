@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from aioflux.checkpoint._format.frames import plan_slices
+from aioflux.checkpoint._format.tensor_zip import is_dense
 from aioflux.checkpoint._load.plan import (
     MAX_GAP_BYTES,
     MAX_READ_BYTES,
@@ -24,7 +25,6 @@ from aioflux.checkpoint._load.plan import (
     NeededRange,
     cut_box,
     dense_strides,
-    is_dense,
     plan_boxes,
 )
 

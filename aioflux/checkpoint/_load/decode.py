@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import io
 import pickle
-import zipfile
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import torch
 
 from aioflux.checkpoint._format.tensor_zip import HEAD_SIZE_BYTES, find_tensor
+from aioflux.checkpoint._format.zip_records import is_stored
 from aioflux.checkpoint._load.copies import as_elements, narrow
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 
@@ -117,13 +117,7 @@ def untransform(
 ) -> torch.Tensor:
     """Undo the transforms of an item, and return its bytes.
 
-    Args:
-        data: All bytes of the item.
-        name: Name of the value, for errors.
-        stored: The item.
-        uri: Of its object, for errors.
-        registry: The known transforms.
-        bound: Bytes of the result, at most; by default a multiple of the stored bytes.
+    At most `bound` of them; by default a multiple of the stored bytes.
 
     Raises:
         CheckpointError: A transform is unknown.
@@ -172,13 +166,6 @@ def load_value(
 ) -> Any:
     """Return the value of an item that holds no tensor.
 
-    Args:
-        data: All bytes of the item.
-        name: Of the value, for errors.
-        uri: Of its object, for errors.
-        map_location: Device of tensors in it.
-        weights_only: Refuse a pickle of more than tensors and plain values.
-
     Raises:
         CheckpointError: `weights_only`, and it is a pickle of more.
         CheckpointCorruptError: It cannot be read.
@@ -202,18 +189,8 @@ def load_value(
 
 
 def _require_plain_zip(data: memoryview) -> None:
-    """Check that the entries of a zip are not compressed: torch.save never does that.
-
-    Raises:
-        ValueError: They are, or are longer than the zip.
-        zipfile.BadZipFile: It is no complete zip.
-    """
-    if bytes(data[:2]) != b"PK":
-        return
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        entries = archive.infolist()
-    is_packed = any(each.compress_type != zipfile.ZIP_STORED for each in entries)
-    if is_packed or sum(each.file_size for each in entries) > data.nbytes:
+    """Raise an error if the entries of a zip are compressed, or longer than the zip."""
+    if bytes(data[:2]) == b"PK" and not is_stored(io.BytesIO(data), data.nbytes):
         raise ValueError("its zip is compressed, as torch.save never does")
 
 

@@ -24,10 +24,9 @@ from aioflux.checkpoint._load.copies import (
     ValueTarget,
     plan_tensor_copies,
 )
-from aioflux.checkpoint._load.data_objects import DataObjects
 from aioflux.checkpoint._load.decode import copy_item, find_memory, untransform
 from aioflux.checkpoint._load.plan import plan_reads
-from aioflux.checkpoint._load.run_reads import ObjectRead, run_reads
+from aioflux.checkpoint._load.run_reads import DataObjects, ObjectRead, run_reads
 from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
@@ -55,15 +54,9 @@ def fetch(
     done: Callable[[int], None],
     is_verified: bool = True,
 ) -> None:
-    """Load all targets.
+    """Load all targets from a store opened by `open_checkpoint`.
 
-    Args:
-        store: The checkpoint, opened by `open_checkpoint`.
-        checkpoint: Its commit and metadata.
-        targets: Tensors and values to load.
-        registry: Transforms of items of stock DCP.
-        done: Called in this thread with the index of each target that is complete.
-        is_verified: Compare blocks with the checksums of the commit, if there is one.
+    `done` is called in this thread with the index of each target that is complete.
 
     Raises:
         CheckpointCorruptError: The bytes are not those that were saved. Targets may be loaded in
@@ -173,8 +166,7 @@ def _plan_copies(
         try:
             yield from plan_tensor_copies(target, start)
         except CheckpointCorruptError as exc:
-            name = target.name
-            raise objects.checkpoint.corrupt_error(f"{name!r} in {uri}: {exc}") from exc
+            raise objects.checkpoint.corrupt_error(f"{target.name!r} in {uri}: {exc}") from exc
 
 
 def _load_transformed(

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
-from aioflux.checkpoint._format.zip_records import ZIP_MAGIC, compare_records
+from aioflux.checkpoint._format.zip_records import ZIP_MAGIC, compare_records, is_stored
 from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._store.mapping import PrivateMemory, read_into_memory
 from aioflux.errors import ChecksumError
@@ -43,9 +43,8 @@ def load(
     * by the crc32c of the object, if the service knows it: on `gs://`, on `s3://` for objects that
       were uploaded with it, and on `file://` for files that aioflux wrote, on a file system with
       extended attributes, and that no other program changed or copied since;
-    * otherwise by the CRC-32 of each record in the archive, which torch.load itself does not
-      compare: `torch.save` writes it, and `aioflux.checkpoint.save` to `file://`. This takes about
-      1 s for each GB;
+    * otherwise by the CRC-32 of each record, which `torch.save` writes and torch.load does not
+      compare (about 1 s for each GB);
     * otherwise, and in the format before torch 1.6, by the transport alone.
 
     Args:
@@ -118,9 +117,13 @@ def _load_by_reference(file: mmap.mmap, map_location: Any, weights_only: bool) -
     import torch
 
     serialization: Any = torch.serialization
-    if not _is_stored(file):
-        raise _UnsupportedByReferenceError
-    if "overall_storage" not in signature(serialization._load).parameters:  # noqa: SLF001
+    try:
+        is_plain = is_stored(cast("IO[bytes]", file), len(file))
+    except (zipfile.BadZipFile, ValueError):
+        is_plain = False
+    file.seek(0)
+    parameters = signature(serialization._load).parameters  # noqa: SLF001
+    if not is_plain or "overall_storage" not in parameters:
         raise _UnsupportedByReferenceError
     forced = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower()
     is_restricted = weights_only or forced in {"1", "y", "yes", "true"}
@@ -142,14 +145,3 @@ def _load_by_reference(file: mmap.mmap, map_location: Any, weights_only: bool) -
         if not is_restricted:
             raise
         raise _UnsupportedByReferenceError from exc  # nothing of it was run
-
-
-def _is_stored(file: mmap.mmap) -> bool:
-    """Return whether no entry of an archive is compressed, so that each is a tensor's bytes."""
-    try:
-        with zipfile.ZipFile(cast("IO[bytes]", file)) as archive:
-            return all(each.compress_type == zipfile.ZIP_STORED for each in archive.infolist())
-    except (zipfile.BadZipFile, ValueError):
-        return False
-    finally:
-        file.seek(0)

@@ -27,7 +27,6 @@ __all__ = [
     "ReadPart",
     "cut_box",
     "dense_strides",
-    "is_dense",
     "plan_boxes",
     "plan_reads",
 ]
@@ -95,16 +94,6 @@ def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def is_dense(lengths: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether elements of these strides are contiguous."""
-    expected = 1
-    for length, stride in zip(reversed(lengths), reversed(strides), strict=True):
-        if length != 1 and stride != expected:
-            return False
-        expected *= length
-    return True
-
-
 def plan_boxes(
     sizes: Sequence[int],
     offsets: Sequence[int],
@@ -114,15 +103,10 @@ def plan_boxes(
     data_start: int,
     max_gap_bytes: int = MAX_GAP_BYTES,
 ) -> Iterator[Box]:
-    """Yield the boxes of a part of a tensor, in the order of their bytes.
+    """Yield the boxes of a part of a contiguous tensor, in the order of their bytes.
 
-    Args:
-        sizes: Sizes of the stored tensor, which is contiguous.
-        offsets: First element needed of it.
-        lengths: Elements needed in each dimension.
-        item_size: Bytes of an element.
-        data_start: First byte of the tensor in the object.
-        max_gap_bytes: The largest gap within a box.
+    The part begins at element `offsets` and has `lengths`; the tensor at byte `data_start` of the
+    object. Gaps within a box are at most `max_gap_bytes`.
     """
     if 0 in lengths:
         return

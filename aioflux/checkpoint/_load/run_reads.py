@@ -1,4 +1,7 @@
-"""The reads of a load on the event loop, bounded in number and bytes, yielded as they finish."""
+"""The reads of a load on the event loop, bounded in number and bytes, yielded as they finish.
+
+Data objects are read in the generations that the commit names, and verified by its checksums.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,105 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from aioflux._concurrency.fan_out import gather_bounded
 from aioflux.checkpoint._load.copies import FramesCopy
 from aioflux.checkpoint._load.plan import MAX_READ_BYTES
-from aioflux.errors import CheckpointCorruptError
+from aioflux.checkpoint._store.commits import MAX_IN_FLIGHT, uri_below
+from aioflux.checkpoint._store.objects import meta_of, read_range
+from aioflux.errors import CheckpointCorruptError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
+    from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.codec import Codec
     from aioflux.checkpoint._load.copies import RangeCopy
-    from aioflux.checkpoint._load.data_objects import DataObjects
     from aioflux.checkpoint._load.plan import PlannedRead
+    from aioflux.checkpoint._load.stored_checkpoint import StoredCheckpoint
+    from aioflux.options import TransferOptions
+    from aioflux.store import Store
 
-__all__ = ["ObjectRead", "ReadPiece", "run_reads"]
+__all__ = ["DataObjects", "ObjectRead", "ReadPiece", "run_reads"]
 
 _REUSED_BYTES: Final = 1024 * 1024
 """Buffers from this size on are used again: fresh memory costs ten times a copy."""
 
 _MAX_DECODED: Final = 4
 """Reads that are decoded, beside those under way: the network does not wait for them."""
+
+
+class DataObjects:
+    """The data objects that a load reads; `is_verified`: with the checksums of the commit."""
+
+    def __init__(self, store: Store, checkpoint: StoredCheckpoint, *, is_verified: bool) -> None:
+        self.checkpoint = checkpoint
+        self._store = store
+        self._is_verified = is_verified
+        self._metas: dict[str, ObjectMeta] = {}
+
+    @property
+    def transfer(self) -> TransferOptions:
+        """Limits of the store."""
+        return self._store.transfer
+
+    async def find(self, keys: Sequence[str]) -> None:
+        """Look up objects before they are read; those of stock DCP cost a request each.
+
+        Raises:
+            CheckpointCorruptError: One is missing.
+        """
+        metas = await gather_bounded(self._find_meta, keys, max_in_flight=MAX_IN_FLIGHT)
+        self._metas = dict(zip(keys, metas, strict=True))
+
+    async def _find_meta(self, key: str) -> ObjectMeta:
+        stored = self.checkpoint.objects.get(key)
+        if stored is not None:
+            return meta_of(self._store, stored, is_pinned=self.checkpoint.is_pinned)
+        try:
+            return await self._store.head(key)
+        except NotFoundError as exc:
+            raise _missing(uri_below(self._store, key)) from exc
+
+    def uri_of(self, key: str) -> str:
+        """Return the whole uri of an object."""
+        return self._metas[key].uri
+
+    def size_of(self, key: str) -> int:
+        """Return the size of an object in bytes."""
+        return self._metas[key].size
+
+    def block_size_of(self, key: str) -> int:
+        """Return the bytes in each block of an object that is verified alone; 1 without blocks."""
+        stored = self.checkpoint.objects.get(key)
+        return stored.block_size if stored is not None and self._is_verified else 1
+
+    async def read(self, key: str, start: int, into: memoryview) -> None:
+        """Read bytes of an object, verified as far as the commit allows.
+
+        Raises:
+            CheckpointCorruptError: The bytes are not those that were saved.
+        """
+        meta, stored = self._metas[key], self.checkpoint.objects.get(key)
+        if stored is not None and self._is_verified:
+            pinned = self.checkpoint.is_pinned
+            await read_range(self._store, stored, start=start, into=into, is_pinned=pinned)
+            return
+        try:
+            pin = meta if meta.generation else key
+            num_read = await self._store.get_into(pin, into, start=start)
+        except (NotFoundError, PreconditionFailedError) as exc:
+            raise _missing(meta.uri) from exc
+        if num_read < into.nbytes:
+            raise CheckpointCorruptError(
+                f"{meta.uri} is truncated: it ends at byte {start + num_read}; load an earlier "
+                "checkpoint"
+            )
+
+
+def _missing(uri: str) -> CheckpointCorruptError:
+    return CheckpointCorruptError(
+        f"{uri} is missing, or was replaced since the load began; load an earlier checkpoint"
+    )
 
 
 class ObjectRead(NamedTuple):
@@ -88,11 +171,6 @@ async def run_reads(
 
     At most `max_in_flight` reads are under way, with `max_in_flight_bytes` of buffers, including
     those of the pieces that were yielded last. The first failure cancels the reads under way.
-
-    Args:
-        objects: The objects.
-        reads: In the order in which to start them.
-        codec: Decodes frames; None if there are none.
     """
     transfer = objects.transfer
     buffers = _BufferPool()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["as_parameter", "load_state", "read_state", "storage_identity"]
+__all__ = ["as_parameter", "load_state", "storage_identity"]
 
 
 def load_state(
@@ -73,32 +72,25 @@ def load_state(
     _bridge.close_when_dropped(store)
     try:
         checkpoint = decode_checkpoint(store, _bridge.run(read_commit_object(store)))
-        return read_state(
-            store,
-            checkpoint,
-            map_location=map_location,
-            weights_only=weights_only,
-            verify=verify,
-            registry=extension_registry,
-        )
+        device = torch.device("cpu" if map_location is None else map_location)
+        registry = extension_registry or default_registry()
+        return _read(store, checkpoint, device, registry, weights_only=weights_only, verify=verify)
     finally:
         _bridge.run(store.aclose())
 
 
-def read_state(
+def _read(
     store: Store,
     checkpoint: StoredCheckpoint,
+    device: torch.device,
+    registry: ExtensionRegistry,
     *,
-    map_location: str | torch.device | None = None,
-    weights_only: bool = True,
-    verify: bool = True,
-    registry: ExtensionRegistry | None = None,
+    weights_only: bool,
+    verify: bool,
 ) -> dict[Any, Any]:
-    """Load a checkpoint whose commit object was read; see `load_state`."""
     values: dict[str, Any] = {}
     tensors: dict[Any, torch.Tensor] = {}
     targets: list[TensorTarget | ValueTarget] = []
-    device = torch.device("cpu" if map_location is None else map_location)
 
     def load(data: torch.Tensor, name: str, uri: str) -> None:
         values[name] = load_value(
@@ -125,7 +117,7 @@ def read_state(
             store,
             checkpoint,
             targets,
-            registry=registry or default_registry(),
+            registry=registry,
             done=lambda _: None,
             is_verified=verify,
         )
@@ -171,12 +163,9 @@ def as_parameter(tensor: torch.Tensor, stored: TensorStorageMetadata) -> torch.n
 
 def _check_size(checkpoint: StoredCheckpoint, name: str, tensor: TensorStorageMetadata) -> None:
     """Raise CheckpointCorruptError if fewer bytes are stored than the tensor will allocate."""
-    parts = {(tuple(each.offsets), tuple(each.sizes)): each for each in tensor.chunks}
-    if sum(math.prod(sizes) for _, sizes in parts) < math.prod(tensor.size):
-        raise checkpoint.corrupt_error(f"parts of {name!r} are missing")
-    for offsets, sizes in parts:
-        stored = checkpoint.locate(MetadataIndex(name, offsets))
-        shape = StoredShape(sizes, tensor.properties.dtype)
+    for part in tensor.chunks:
+        stored = checkpoint.locate(MetadataIndex(name, part.offsets))
+        shape = StoredShape(tuple(part.sizes), tensor.properties.dtype)
         held = stored.item.data_size if stored.item and stored.item.data_start else stored.length
         if shape.num_bytes > held and not (stored.descriptors and stored.item is None):
             raise checkpoint.corrupt_error(f"{name!r} is larger than its stored bytes")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from aioflux.checkpoint._format.commit import (
     find_save_id,
 )
 from aioflux.checkpoint._format.safetensors import unpack_metadata
-from aioflux.checkpoint._load.dcp_metadata import decode_metadata
+from aioflux.checkpoint._load.decode_metadata import decode_metadata
 from aioflux.checkpoint._store.commits import is_home, read_commit, uri_below
 from aioflux.errors import (
     CheckpointCorruptError,
@@ -54,10 +55,8 @@ class LocatedItem(NamedTuple):
     """Bytes."""
     descriptors: tuple[str, ...]
     """Of the extensions of DCP that transformed it."""
-    obj: StoredObject | None
-    """The object in the commit; None in a checkpoint without a commit."""
     item: StoredItem | None
-    """The item in the commit."""
+    """The item in the commit; None in a checkpoint without a commit."""
 
 
 class StoredShape(NamedTuple):
@@ -84,16 +83,17 @@ class StoredCheckpoint:
     """The commit of aioflux; None in a checkpoint of stock DCP."""
     is_pinned: bool
     """It was not copied since, so that objects have the generations of the commit."""
-    objects: Mapping[str, StoredObject] = field(init=False, repr=False)
-    """The objects of the commit, by key."""
-    items: Mapping[tuple[str, int], StoredItem] = field(init=False, repr=False)
-    """The items of the commit, by key and offset."""
 
-    def __post_init__(self) -> None:
-        objects = {each.key: each for each in (self.commit.objects if self.commit else ())}
-        items = {(key, item.offset): item for key, each in objects.items() for item in each.items}
-        object.__setattr__(self, "objects", objects)
-        object.__setattr__(self, "items", items)
+    @cached_property
+    def objects(self) -> Mapping[str, StoredObject]:
+        """The objects of the commit, by key."""
+        return {each.key: each for each in (self.commit.objects if self.commit else ())}
+
+    @cached_property
+    def _items(self) -> Mapping[tuple[str, int], StoredItem]:
+        """The items of the commit, by key and offset."""
+        objects = self.objects.items()
+        return {(key, item.offset): item for key, each in objects for item in each.items}
 
     def locate(self, index: MetadataIndex) -> LocatedItem:
         """Return an item and its location.
@@ -104,10 +104,10 @@ class StoredCheckpoint:
         info = (self.metadata.storage_data or {}).get(index)
         if info is None:
             raise self.corrupt_error(f"the location of {index.fqn!r} is missing")
-        obj = item = None
+        item = None
         if self.commit is not None:
             obj = self.objects.get(info.relative_path)
-            item = self.items.get((info.relative_path, info.offset))
+            item = self._items.get((info.relative_path, info.offset))
             if obj is None or item is None or item.length != info.length:
                 raise self.corrupt_error(
                     f"commit and metadata differ in the location of {index.fqn!r}"
@@ -117,7 +117,7 @@ class StoredCheckpoint:
                     f"{index.fqn!r} is beyond the end of {info.relative_path!r}"
                 )
         descriptors = tuple(info.transform_descriptors or ())
-        return LocatedItem(info.relative_path, info.offset, info.length, descriptors, obj, item)
+        return LocatedItem(info.relative_path, info.offset, info.length, descriptors, item)
 
     def shape_of(self, index: MetadataIndex) -> StoredShape:
         """Return sizes and dtype of a stored part of a tensor.

@@ -9,14 +9,14 @@ same time use each other's objects, and a copy that was interrupted continues wh
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from aioflux._concurrency.fan_out import gather_bounded
+from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.fan_out import bounded_map, gather_bounded
 from aioflux.checkpoint._format.commit import (
     INDEX_KEY,
     decode_commit,
@@ -62,7 +62,7 @@ __all__ = ["CheckpointLocation", "Copied", "copy_checkpoint", "copy_root"]
 _MAX_OBJECTS = 4
 """Objects that are copied at once through here; each holds the pieces that are read ahead."""
 _MAX_READS = 3
-"""Pieces of 8 MiB of one object that are read ahead."""
+"""Pieces of 8 MiB of one object that are read at once; as many may wait to be written."""
 _MAX_ON_SERVICE = 32
 """Objects that the service copies at once."""
 
@@ -103,7 +103,7 @@ async def copy_checkpoint(
     target: CheckpointLocation,
     *,
     overwrite: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> Copied:
     """Copy a checkpoint; it appears whole or not at all.
 
@@ -139,29 +139,41 @@ async def copy_checkpoint(
     )
     old = await _read_existing(target, commit, overwrite=overwrite)
     if old is None:
-        _report(progress, result.num_bytes)
+        progress(result.num_bytes)
         return replace(result, is_new=False)
     is_pinned = verification.is_valid and is_home(source.store, as_prefix(source.prefix), commit)
     stored = await _copy_objects(source, target, commit, progress, is_pinned=is_pinned)
     changed = msgspec.structs.replace(commit, uri=target.uri.rstrip("/"), objects=tuple(stored))
+    is_new = await _commit(target, found, changed, old)
+    (await verify(target.store, target.prefix)).check()
+    return replace(result, is_new=is_new)
+
+
+async def _commit(
+    target: CheckpointLocation, found: CommitObject, commit: Commit, old: list[CommitObject]
+) -> bool:
+    """Commit a copy in place of older commit objects; False if another process did it meanwhile.
+
+    Raises:
+        CheckpointError: Another checkpoint was committed meanwhile, or a commit object stayed.
+    """
     key = as_prefix(target.prefix) + found.meta.key.rpartition("/")[2]
     try:
         is_alone = await commit_object(
-            target.store, key, _encode(found, changed), changed, replaces=old
+            target.store, key, _encode(found, commit), commit, replaces=old
         )
     except CheckpointError:
         # Another copy of the same at the same time?
         if await _read_existing(target, commit, overwrite=False) is not None:
             raise
-        return replace(result, is_new=False)
+        return False
     unreadable = [each.meta for each in old if each.commit is None and each.meta.key != key]
     if not (await delete_logged(target.store, unreadable, "another layout") and is_alone):
         raise CheckpointError(
             f"{target.uri} was copied, and the commit object of another layout could not be "
             "deleted there; delete it, and copy again"
         )
-    (await verify(target.store, target.prefix)).check()
-    return result
+    return True
 
 
 async def _verify_source(
@@ -201,7 +213,7 @@ async def _copy_objects(
     source: CheckpointLocation,
     target: CheckpointLocation,
     commit: Commit,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], object],
     *,
     is_pinned: bool,
 ) -> list[StoredObject]:
@@ -221,14 +233,14 @@ async def _copy_objects(
             try:
                 if on_service:
                     meta = await target.store.copy(listed[within + stored.key], key, mode="create")
-                    _report(progress, stored.size)
+                    progress(stored.size)
                 else:
                     pieces = _pieces(source.store, stored, within, progress, is_pinned=is_pinned)
                     meta = await _write(target.store, key, pieces)
             except AlreadyExistsError:
                 meta = await target.store.head(key)  # of another copy at the same time
         else:
-            _report(progress, stored.size)
+            progress(stored.size)
         wrong = check_listed(stored, meta, meta.uri, is_pinned=False)
         if wrong:
             raise CheckpointError(f"could not copy to {target.uri}: {wrong[0].message}; try again")
@@ -277,40 +289,24 @@ async def _pieces(
     store: Store,
     stored: StoredObject,
     within: str,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], object],
     *,
     is_pinned: bool,
 ) -> AsyncGenerator[memoryview, None]:
     """Yield the bytes of an object, every block verified, reading some pieces ahead."""
 
-    async def read(start: int, end: int) -> memoryview:
+    async def read(piece: tuple[int, int]) -> memoryview:
+        start, end = piece
         view = memoryview(bytearray(end - start))
         await read_range(
             store, stored, start=start, into=view, key=within + stored.key, is_pinned=is_pinned
         )
         return view
 
-    reads: list[asyncio.Task[memoryview]] = []
-    try:
-        for piece in plan_pieces(stored):
-            reads.append(asyncio.create_task(read(*piece)))
-            if len(reads) > _MAX_READS:
-                view = await reads.pop(0)
-                yield view
-                _report(progress, view.nbytes)
-        while reads:
-            view = await reads.pop(0)
+    async with nested(bounded_map(read, plan_pieces(stored), max_in_flight=_MAX_READS)) as views:
+        async for view in views:
             yield view
-            _report(progress, view.nbytes)
-    finally:
-        for task in reads:
-            task.cancel()
-        await asyncio.gather(*reads, return_exceptions=True)
-
-
-def _report(progress: Callable[[int], None] | None, num_bytes: int) -> None:
-    if progress is not None:
-        progress(num_bytes)
+            progress(view.nbytes)
 
 
 def _encode(found: CommitObject, commit: Commit) -> bytes:
@@ -326,7 +322,7 @@ async def copy_root(
     *,
     steps: Sequence[int] | None = None,
     overwrite: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> tuple[list[Copied], dict[str, AiofluxError]]:
     """Copy the steps below a root, oldest first, one after the other.
 

@@ -147,10 +147,6 @@ async def append(store: Store, record: SaveRecord) -> None:
     """Add a record, durable when this returns; one of the same id is kept as it is.
 
     Costs two requests, and about six more if it is time to gather.
-
-    Args:
-        store: The root of the checkpoints.
-        record: The record.
     """
     await _create(store, record)
     listing = await store.list_all(HISTORY_PREFIX)
@@ -174,9 +170,6 @@ async def _create(store: Store, record: SaveRecord) -> None:
 
 async def read_history(store: Store) -> list[SaveRecord]:
     """Return the records of all saves, oldest first.
-
-    Args:
-        store: The root of the checkpoints.
 
     Raises:
         CheckpointCorruptError: An object of the history is damaged.

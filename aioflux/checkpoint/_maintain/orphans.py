@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SaveLeftovers",
-    "clean_saves",
     "clean_store",
-    "group_saves",
     "named_keys",
     "save_of",
     "stale_objects",
@@ -67,16 +65,6 @@ def save_of(key: str) -> tuple[str, str] | None:
     return below + slash, save_id
 
 
-def group_saves(metas: Iterable[ObjectMeta]) -> dict[tuple[str, str], SaveLeftovers]:
-    """Return the objects that saves made, by checkpoint and save."""
-    found: dict[tuple[str, str], SaveLeftovers] = {}
-    for meta in metas:
-        save = save_of(meta.key)
-        if save is not None:
-            found.setdefault(save, SaveLeftovers(*save)).metas.append(meta)
-    return found
-
-
 def stale_objects(
     leftovers: SaveLeftovers, named: Collection[str], *, now: datetime, older_than_seconds: float
 ) -> list[ObjectMeta]:
@@ -84,12 +72,6 @@ def stale_objects(
 
     If one object of the save is younger, or its time is unknown, all stay: the save may be under
     way.
-
-    Args:
-        leftovers: Objects of the save.
-        named: Keys that a commit object names.
-        now: The time, with its zone.
-        older_than_seconds: The age.
     """
     times = [meta.updated for meta in leftovers.metas]
     if any(each is None or (now - each).total_seconds() < older_than_seconds for each in times):
@@ -99,11 +81,6 @@ def stale_objects(
 
 def named_keys(prefix: str, commits: Iterable[CommitObject], save_ids: Iterable[str]) -> set[str]:
     """Return the keys that the commit objects of a checkpoint name.
-
-    Args:
-        prefix: Prefix of the checkpoint.
-        commits: Its commit objects.
-        save_ids: Saves that a commit object of another program must not mention.
 
     Raises:
         CheckpointCorruptError: The keys are unknown: a commit object is damaged, or another program
@@ -129,34 +106,48 @@ async def _commit_names(store: Store, prefix: str) -> list[str]:
     return [*COMMIT_KEYS, *filter(_RANK_COMMIT.fullmatch, names)]
 
 
-async def clean_saves(
+async def _list_saves(store: Store, prefix: str) -> Iterable[SaveLeftovers]:
+    """Return the objects below a prefix that saves wrote, by save."""
+    saves: dict[tuple[str, str], SaveLeftovers] = {}
+    async with aclosing(store.list_pages(prefix)) as pages:
+        async for page in pages:
+            for at, key in enumerate(page.keys):
+                if (save := save_of(key)) is not None:
+                    saves.setdefault(save, SaveLeftovers(*save)).metas.append(page[at])
+    return saves.values()
+
+
+async def clean_store(
     store: Store,
     prefix: str = "",
     *,
-    now: datetime,
-    older_than_seconds: float,
+    older_than_seconds: float = 86_400.0,
     dry_run: bool = False,
 ) -> CleanResult:
-    """Delete the leftovers of killed saves below a prefix.
+    """Delete leftovers of dead processes: those that `Store.clean` finds, and of killed saves.
 
-    Lists all below the prefix, and reads the commit objects of the checkpoints there.
+    Lists all below the prefix, twice, and reads the commit objects of the checkpoints there.
 
     Args:
         store: The store.
         prefix: Prefix of the keys.
-        now: The time, with its zone.
-        older_than_seconds: Only saves whose youngest object is at least so old.
+        older_than_seconds: Only objects and uploads at least so old, and saves whose youngest
+            object is; one day by default.
         dry_run: Only return what would be deleted.
 
     Returns:
         The keys that were deleted. If the commit object of a checkpoint is damaged, or another
         program wrote it, objects there stay, and its key is among the errors.
+
+    Raises:
+        ValueError: `older_than_seconds` is negative.
     """
+    done = await store.clean(prefix, older_than_seconds=older_than_seconds, dry_run=dry_run)
+    errors = dict(done.errors)
+    now = datetime.now(UTC)
 
     def stale(leftovers: SaveLeftovers, named: Collection[str] = ()) -> list[ObjectMeta]:
         return stale_objects(leftovers, named, now=now, older_than_seconds=older_than_seconds)
-
-    errors: dict[str, StorageError] = {}
 
     async def find_removable(within: str) -> list[ObjectMeta]:
         mine = [each for each in old if each.prefix == within]
@@ -178,53 +169,11 @@ async def clean_saves(
     prefixes = sorted({each.prefix for each in old})
     groups = await gather_bounded(find_removable, prefixes, max_in_flight=MAX_IN_FLIGHT)
     metas = [meta for group in groups for meta in group]
-    metas.sort(key=lambda meta: meta.key)
-    if dry_run:
-        return CleanResult(aborted=(), removed=tuple(meta.key for meta in metas), errors=errors)
-    deleted = await store.delete_many(metas)
-    removed = tuple(sorted(deleted.deleted))
-    return CleanResult(aborted=(), removed=removed, errors={**errors, **deleted.errors})
-
-
-async def _list_saves(store: Store, prefix: str) -> Iterable[SaveLeftovers]:
-    """Return the objects below a prefix that saves wrote, by save."""
-    saves: dict[tuple[str, str], SaveLeftovers] = {}
-    async with aclosing(store.list_pages(prefix)) as pages:
-        async for page in pages:
-            mine = [page[at] for at, key in enumerate(page.keys) if save_of(key) is not None]
-            for save, leftovers in group_saves(mine).items():
-                saves.setdefault(save, SaveLeftovers(*save)).metas += leftovers.metas
-    return saves.values()
-
-
-async def clean_store(
-    store: Store,
-    prefix: str = "",
-    *,
-    older_than_seconds: float = 86_400.0,
-    dry_run: bool = False,
-) -> CleanResult:
-    """Delete leftovers of dead processes: those that `Store.clean` finds, and of killed saves.
-
-    Args:
-        store: The store.
-        prefix: Prefix of the keys.
-        older_than_seconds: Only objects and uploads at least so old; one day by default.
-        dry_run: Only return what would be deleted.
-
-    Raises:
-        ValueError: `older_than_seconds` is negative.
-    """
-    first = await store.clean(prefix, older_than_seconds=older_than_seconds, dry_run=dry_run)
-    second = await clean_saves(
-        store,
-        prefix,
-        now=datetime.now(UTC),
-        older_than_seconds=older_than_seconds,
-        dry_run=dry_run,
-    )
+    removed = [meta.key for meta in metas]
+    if not dry_run:
+        deleted = await store.delete_many(metas)
+        removed = list(deleted.deleted)
+        errors.update(deleted.errors)
     return CleanResult(
-        aborted=first.aborted,
-        removed=tuple(sorted((*first.removed, *second.removed))),
-        errors={**first.errors, **second.errors},
+        aborted=done.aborted, removed=tuple(sorted((*done.removed, *removed))), errors=errors
     )

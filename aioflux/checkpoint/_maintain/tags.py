@@ -94,11 +94,6 @@ async def is_valid(store: Store, tag: StoredTag) -> bool:
 async def read_part(store: Store, tag: StoredTag, name: str) -> MemoryFile:
     """Read one part into memory, each block verified, and return it as a file that has a path.
 
-    Args:
-        store: The root of the checkpoints, as `open_checkpoint` opens it.
-        tag: The tag.
-        name: Name of the part.
-
     Raises:
         KeyError: The tag has no such part.
         CheckpointCorruptError: It is gone, or damaged.

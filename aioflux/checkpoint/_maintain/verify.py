@@ -129,12 +129,7 @@ class Verification:
 
 
 def check_commit(commit: Commit, uri: str) -> list[Problem]:
-    """Return the contradictions in a commit: what no save writes, even if its checksum is right.
-
-    Args:
-        commit: The commit.
-        uri: Uri of its object.
-    """
+    """Return the contradictions in a commit: what no save writes, even if its checksum is right."""
 
     def wrong(what: str) -> Problem:
         return Problem("commit", uri, f"{uri} contradicts itself: {what}")
@@ -169,11 +164,7 @@ def check_listed(
 ) -> list[Problem]:
     """Return a problem if an object is not the one that was saved, by its metadata.
 
-    Args:
-        stored: The object in the commit.
-        meta: The object in the listing; None if it is missing.
-        uri: Its uri.
-        is_pinned: Whether generations count: not if another program copied the checkpoint.
+    Generations count if `is_pinned`: not if another program copied the checkpoint.
     """
     if meta is None:
         return [Problem("missing", uri, f"{uri} is missing")]
@@ -320,23 +311,14 @@ def plan_pieces(stored: StoredObject) -> list[tuple[int, int]]:
     return [(at, min(at + step, stored.size)) for at in range(0, stored.size, step)]
 
 
-async def verify_steps(
-    store: Store, steps: Sequence[int] | None = None, *, deep: bool = False
-) -> list[Verification]:
-    """Verify many steps, ascending, without those that are not committed.
-
-    Args:
-        store: The root of the checkpoints.
-        steps: Only these; all by default.
-        deep: As `verify`; then one step after the other.
-    """
+async def verify_steps(store: Store, steps: Sequence[int]) -> list[Verification]:
+    """Verify many steps, without those that are not committed."""
 
     async def one(step: int) -> Verification:
         # Commit objects can be large: they are not kept.
-        return replace(await verify(store, step_prefix(step), deep=deep), found=None)
+        return replace(await verify(store, step_prefix(step)), found=None)
 
-    chosen = sorted(set(steps)) if steps is not None else await list_prefixes(store)
-    found = await gather_bounded(one, chosen, max_in_flight=1 if deep else _MAX_STEPS)
+    found = await gather_bounded(one, steps, max_in_flight=_MAX_STEPS)
     return [each for each in found if each.is_committed]
 
 
@@ -347,11 +329,8 @@ async def newest_first(
 
     Steps that are not committed are left out: a save is under way there, or was killed.
 
-    Args:
-        store: The root of the checkpoints.
-        deep: As `verify`.
-        repeats: List again at the end, and verify new steps and those that were not committed: a
-            run that keeps few steps may have removed all that were.
+    With `repeats` it lists again at the end, and verifies new steps and those that were not
+    committed: a run that keeps few steps may have removed all that were.
     """
     known: set[int] = set()
     seen: set[int] = set()
@@ -372,10 +351,6 @@ async def latest(store: Store, *, deep: bool = False) -> int | None:
     """Return the newest step that verifies, or None.
 
     Costs three requests if that is the newest of all.
-
-    Args:
-        store: The root of the checkpoints.
-        deep: As `verify`.
     """
     async with aclosing(newest_first(store, deep=deep, repeats=True)) as found:
         async for each in found:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
+from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux.checkpoint._format.commit import data_key
 from aioflux.checkpoint._save.coordinator import Coordinator, encode_metadata
 from aioflux.checkpoint._save.job import Manifest, SaveResult
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from aioflux.checkpoint._format.commit import StoredObject
-    from aioflux.checkpoint._maintain.history import Outcome
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
@@ -132,12 +132,7 @@ class RankSave:
         objects = [stored for each in uploaded for stored in each]
         metadata = self._encode_metadata(uploaded)
         num_bytes = await coordinator.commit(objects, metadata, replaces)
-        await self._record("committed", num_bytes=num_bytes)
-
-    async def _record(self, outcome: Outcome, *, num_bytes: int = 0, error: str = "") -> None:
-        """Record the outcome of the save; on the coordinator."""
-        assert self._coordinator is not None
-        await self._coordinator.record(outcome, num_bytes=num_bytes, error=error)
+        await coordinator.record("committed", num_bytes=num_bytes)
 
     async def _participate(self, uploaded: tuple[StoredObject, ...] | None) -> None:
         if uploaded is None:
@@ -230,9 +225,7 @@ class RankSave:
             return await uploading
         finally:
             uploading.cancel()
-            while not uploading.done():  # it reads memory that is about to be used again
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait((uploading,))
+            await wait_until_done(uploading)  # it reads memory that is about to be used again
             if not uploading.cancelled():
                 uploading.exception()  # raised above, or a consequence of the cancellation
 
@@ -245,17 +238,17 @@ class RankSave:
 
     async def _upload(self) -> tuple[StoredObject, ...]:
         """Write the data objects of this rank."""
-        job = self._job
-        if not job.items:
+        job, staged = self._job, self._job.staged
+        if not staged.items:
             return ()
         started = time.monotonic()
         key = data_key(job.save_id, job.rank, job.attempt)
-        items = list(job.items)
+        items = list(staged.items)
         if (compression := self._settings.compression) is None:
-            stored = await self._write(key, staged_pieces(job, self._memory))
+            stored = await self._write(key, staged_pieces(staged, self._memory))
         else:
             items.clear()
-            packing = compressed_pieces(job, self._memory, compression, items)
+            packing = compressed_pieces(staged, self._memory, compression, items)
             async with aclosing(packing) as pieces:
                 stored = await self._write(key, pieces)
         self._num_bytes = stored.size
@@ -268,7 +261,7 @@ class RankSave:
             self._prefix + key,
             pieces,
             rank=self._job.rank,
-            size_hint=self._job.num_bytes,
+            size_hint=self._job.staged.num_bytes,
             progress=self._progress,
         )
 
@@ -314,9 +307,6 @@ class RankSave:
         """Wait until the coordinator has committed, or reported a failure.
 
         A poll that fails decides nothing: the next one may succeed.
-
-        Args:
-            is_there: Whether the manifest of this rank is surely there.
 
         Raises:
             OutcomeError: It has not committed, is gone, or reported nothing in time.
@@ -382,7 +372,7 @@ class RankSave:
                 if not isinstance(error, CheckpointError):
                     text = f"{self._uri} was not saved: rank 0: {text}"
                 await manifests.write(Manifest(rank=0, error=text, is_unknown=is_unknown))
-            await self._record("cancelled" if is_cancel else "failed", error=text)
+            await self._coordinator.record("cancelled" if is_cancel else "failed", error=text)
         if is_unknown:
             return  # the objects of the step must stay
         if self._coordinator is None:
@@ -407,11 +397,5 @@ def _is_cancel_requested() -> bool:
 async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Await work that must not stop half-way: a cancellation comes too late for it."""
     task = asyncio.ensure_future(work)
-    while True:
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise
-            if task.done():
-                return task.result()
+    await wait_until_done(task)
+    return task.result()

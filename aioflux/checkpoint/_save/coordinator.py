@@ -192,7 +192,7 @@ class Coordinator:
                 exc,
             )
 
-    async def record(self, outcome: Outcome, *, num_bytes: int, error: str) -> None:
+    async def record(self, outcome: Outcome, *, num_bytes: int = 0, error: str = "") -> None:
         """Add the save to the history; log an error."""
         job = self._job
         record = SaveRecord(

@@ -71,16 +71,7 @@ class Heartbeat:
         every_seconds: float,
         is_late: bool = False,
     ) -> None:
-        """Start.
-
-        Args:
-            store: Where.
-            prefix: Prefix of the checkpoint.
-            save_id: The save.
-            rank: This rank.
-            every_seconds: Time to the first one and between two, in seconds.
-            is_late: The first one is due now: an earlier upload of the save died.
-        """
+        """Start: now if `is_late`, because an earlier upload of the save died."""
         self._store = store
         self._prefix = prefix
         self._save_id = save_id

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "TENSOR_TYPES",
     "check_storable",
     "encode_object",
     "encode_subclass",
@@ -43,6 +44,9 @@ __all__ = [
 
 _ROOT: Final = "archive/"
 """Prefix of all names in an archive that torch.save writes to a file object."""
+
+TENSOR_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+"""Classes of tensors that are their elements alone."""
 
 _TYPED: Final = {
     torch.float64: torch.DoubleStorage,
@@ -104,9 +108,7 @@ class _Entry:
 def has_plain_memory(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is its elements in memory alone: dense, and of no subclass."""
     return (
-        tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and type(tensor) in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+        tensor.layout is torch.strided and not tensor.is_quantized and type(tensor) in TENSOR_TYPES
     )
 
 

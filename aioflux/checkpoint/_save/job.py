@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from aioflux.checkpoint._format.commit import StoredItem, StoredObject, step_prefix
-from aioflux.checkpoint._maintain.retention import Retention
+from aioflux.checkpoint._maintain.retention_rules import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,8 +21,8 @@ __all__ = [
     "Job",
     "Manifest",
     "SaveResult",
+    "StagedState",
     "UploadSettings",
-    "manifest_key",
 ]
 
 
@@ -77,6 +77,27 @@ class GlobalSavePlan:
     """What the metadata lacks of the state, for the commit."""
 
 
+@dataclass(frozen=True, slots=True)
+class StagedState:
+    """One state, copied: the bytes of its data object, and the items that they are."""
+
+    arena: int = 0
+    """Number of the arena that holds the tensors; 0 if there are none."""
+    size: int = 0
+    """Bytes in the arena."""
+    tail: tuple[bytes, ...] = ()
+    """The bytes that follow those of the arena."""
+    items: tuple[StoredItem, ...] = ()
+    """The items, in the order of the plan."""
+    element_sizes: tuple[int, ...] = ()
+    """Bytes of an element of each item; 0 for a value that is no tensor."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arena and the tail, before compression."""
+        return self.size + sum(map(len, self.tail))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """One save of one rank, staged."""
@@ -89,19 +110,11 @@ class Job:
     """This rank."""
     world_size: int
     """Ranks that save together."""
-    arena: int
-    """Number of the arena that holds the tensors; 0 if there are none."""
-    size: int
-    """Bytes in the arena."""
-    tail: tuple[bytes, ...]
-    """The bytes that follow them in the data object."""
-    items: tuple[StoredItem, ...]
-    """The items of the data object."""
-    element_sizes: tuple[int, ...]
-    """Bytes of an element of each; 0 for a value that is no tensor."""
-    global_plan: GlobalSavePlan | None
+    staged: StagedState = StagedState()
+    """The data object."""
+    global_plan: GlobalSavePlan | None = None
     """The plan of all ranks, on the coordinator."""
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the step, for retention."""
     protected: tuple[int, ...] = ()
     """Steps that retention leaves alone."""
@@ -122,11 +135,6 @@ class Job:
     def checkpoint_prefix(self) -> str:
         """Prefix of the checkpoint."""
         return self.prefix or step_prefix(self.step)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the data object, before compression."""
-        return self.size + sum(map(len, self.tail))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,8 +168,3 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Why the save failed."""
     is_unknown: bool = False
     """The step may be committed all the same: nothing is removed."""
-
-
-def manifest_key(save_id: str, rank: int) -> str:
-    """Return the key of a rank's manifest, below the checkpoint's prefix."""
-    return f"{save_id}/rank-{rank:05d}.json"

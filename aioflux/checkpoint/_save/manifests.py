@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from aioflux.checkpoint._save.heartbeat import HeartbeatMonitor
-from aioflux.checkpoint._save.job import Manifest, manifest_key
+from aioflux.checkpoint._save.job import Manifest
 from aioflux.checkpoint._store.commits import read_commit, uri_below
 from aioflux.errors import CheckpointError, NotFoundError
 
@@ -65,7 +65,7 @@ class Manifests:
 
     def key(self, rank: int) -> str:
         """Return the key of a rank's manifest."""
-        return self.prefix + manifest_key(self.job.save_id, rank)
+        return f"{self.prefix}{self.job.save_id}/rank-{rank:05d}.json"
 
     async def write(self, manifest: Manifest) -> None:
         """Write the manifest of a rank."""

@@ -25,6 +25,7 @@ __all__ = [
     "CONTAINERS",
     "KINDS",
     "describe_containers",
+    "is_value",
     "merge_containers",
     "nest",
     "parameter_names",
@@ -97,7 +98,7 @@ def _describe(path: _Path, value: Any, described: dict[str, list[Any]]) -> None:
             described[_LITERALS].append((path, {str(key): _literal(path, key) for key in odd}))
         for key, each in value.items():
             _describe((*path, str(key)), each, described)
-    elif isinstance(value, list) and not _is_value(value):
+    elif isinstance(value, list) and not is_value(value):
         for at, each in enumerate(value):
             _describe((*path, at), each, described)
 
@@ -116,12 +117,14 @@ def _literal(path: _Path, key: Any) -> str:
     )
 
 
-def _is_value(values: list[Any]) -> bool:
+def is_value(values: list[Any]) -> bool:
     """Return whether DCP pickles a list whole: no tensor, dictionary or such list is in it."""
-    return not any(
-        isinstance(each, torch.Tensor | Mapping) or (isinstance(each, list) and not _is_value(each))
-        for each in values
-    )
+    for each in values:
+        if isinstance(each, torch.Tensor | Mapping):
+            return False
+        if isinstance(each, list) and not is_value(each):
+            return False
+    return True
 
 
 def nest(

@@ -15,7 +15,7 @@ from aioflux.checkpoint._format.commit import StoredItem
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from aioflux.checkpoint._save.job import Compression, Job
+    from aioflux.checkpoint._save.job import Compression, StagedState
 
 __all__ = ["ALIGNMENT_BYTES", "EncodedItem", "Packer", "compressed_pieces", "staged_pieces"]
 
@@ -72,7 +72,7 @@ class Packer:
             else None
             for item in items
         ]
-        compressed = codec.encode_items_on_loop(each for each in frames if each is not None)
+        compressed = codec.encode_items(each for each in frames if each is not None)
         async with aclosing(compressed) as segments:
             for item, each in zip(items, frames, strict=True):
                 if each is None:
@@ -94,42 +94,41 @@ class Packer:
         self._size = stored.offset + stored.length
 
 
-def staged_pieces(job: Job, memory: memoryview) -> list[bytes | memoryview]:
+def staged_pieces(state: StagedState, memory: memoryview) -> list[bytes | memoryview]:
     """Return the bytes that were staged: as they are stored already."""
-    return [memory[: job.size], *job.tail]
+    return [memory[: state.size], *state.tail]
 
 
 async def compressed_pieces(
-    job: Job, memory: memoryview, compression: Compression, stored: list[StoredItem]
+    state: StagedState, memory: memoryview, compression: Compression, stored: list[StoredItem]
 ) -> AsyncGenerator[bytes | memoryview]:
     """Yield the bytes of the object with its tensors compressed.
 
-    Args:
-        job: The save.
-        memory: Its arena.
-        compression: Settings of the codec.
-        stored: Filled with the location of each item of the job, once all bytes were read.
+    `stored` is filled with the location of each item, once all bytes were read.
     """
     # Tied tensors are one item several times, which is written once.
-    firsts = {item.offset: number for number, item in reversed([*enumerate(job.items)])}
+    firsts = {item.offset: number for number, item in reversed([*enumerate(state.items)])}
     with Codec(
         level=compression.level, threads=compression.threads, byte_planes=compression.byte_planes
     ) as codec:
         packer = Packer(codec)
-        async with aclosing(packer.pack([*_staged_items(job, memory, firsts)])) as pieces:
+        async with aclosing(packer.pack([*_staged_items(state, memory, firsts)])) as pieces:
             async for piece in pieces:
                 yield piece
     written = dict(zip(sorted(firsts.values()), packer.stored, strict=True))
-    stored += [written[firsts[item.offset]] for item in job.items]
+    stored += [written[firsts[item.offset]] for item in state.items]
 
 
-def _staged_items(job: Job, memory: memoryview, firsts: dict[int, int]) -> Iterator[EncodedItem]:
-    """Yield the items of a job, each once."""
-    tail = iter(job.tail)
-    for number, (item, element_size) in enumerate(zip(job.items, job.element_sizes, strict=True)):
+def _staged_items(
+    state: StagedState, memory: memoryview, firsts: dict[int, int]
+) -> Iterator[EncodedItem]:
+    """Yield the items of a state, each once."""
+    tail = iter(state.tail)
+    sizes = state.element_sizes
+    for number, (item, element_size) in enumerate(zip(state.items, sizes, strict=True)):
         if firsts[item.offset] != number:
             continue
-        if item.offset >= job.size:
+        if item.offset >= state.size:
             yield EncodedItem((next(tail),), item.length)
             continue
         first, last = item.data_start, item.data_start + item.data_size

@@ -54,10 +54,6 @@ class _Child:
     arenas: set[int] = field(default_factory=set)
     """Numbers of the arenas that it has."""
 
-    def close(self) -> None:
-        self.jobs.close()
-        self.results.close()
-
 
 @dataclass(slots=True)
 class _Pending:
@@ -79,7 +75,7 @@ class ProcessUploader:
             )
         # Pickled here, so that a store that does not pickle raises at once.
         self._opening = pickle.dumps((store, settings))
-        self._lock = _bridge.OwnLock()
+        self._lock = _bridge.ForkSafeLock()
         self._pending: dict[int, _Pending] = {}
         self._num_jobs = 0
         self._is_closed = False
@@ -95,13 +91,13 @@ class ProcessUploader:
         self._send_to_child("withdraw", save_id)
 
     def _send_to_child(self, *message: object) -> None:
-        with self._lock.mine:
+        with self._lock.current:
             if self._child is not None:
                 self._send(self._child, message)
 
     def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
         """See base class."""
-        with self._lock.mine:
+        with self._lock.current:
             self._num_jobs += 1
             number = self._num_jobs
             try:
@@ -125,14 +121,14 @@ class ProcessUploader:
 
     def release(self, arena: Arena) -> None:
         """See base class."""
-        with self._lock.mine:
+        with self._lock.current:
             child = self._child
             if child is not None and arena.number in child.arenas:
                 child.arenas.discard(arena.number)
                 self._send(child, ("release", arena.number))
 
     def _request_cancel(self, number: int) -> None:
-        with self._lock.mine:
+        with self._lock.current:
             if self._child is not None and number in self._pending:
                 self._send(self._child, ("cancel", number))
 
@@ -141,7 +137,7 @@ class ProcessUploader:
 
     def close(self) -> None:
         """See base class."""
-        with self._lock.mine:
+        with self._lock.current:
             self._is_closed = True
             child = self._child
         if child is None or self._pid != os.getpid():
@@ -248,7 +244,7 @@ class ProcessUploader:
 
     def _replace_dead(self, child: _Child) -> None:
         """Start another process for the jobs that one that died had not finished."""
-        with self._lock.mine:
+        with self._lock.current:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(_END_SECONDS)
             child.jobs.close()

@@ -63,11 +63,7 @@ class Ranks:
         return received or []
 
     def scatter(self, values: Sequence[T]) -> T:
-        """Return the coordinator's value for this rank.
-
-        Args:
-            values: One for each rank, on the coordinator; ignored elsewhere.
-        """
+        """Return the coordinator's value for this rank; the values of other ranks are ignored."""
         if self.world_size == 1:
             return values[0]
         received: list[Any] = [None]

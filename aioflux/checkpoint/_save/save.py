@@ -9,19 +9,18 @@ for each GB, and the crc32c of the object replaces it. On disk it stays: files h
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import pickle
 from contextvars import ContextVar, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint._require_torch import require_torch
-from aioflux.checkpoint._save.writer import CheckpointWriter
+from aioflux.checkpoint._save.writer import CheckpointWriter, writing
 from aioflux.options import MIB, TransferOptions
-from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Unpack
 
     from aioflux._values.meta import ObjectMeta
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import ObjectWriter, WriteMode
 
-__all__ = ["leave_out_crc32", "save"]
+__all__ = ["save", "save_by_torch"]
 
 _LEAST_BORROWED_BYTES = 16 * 1024
 """Smaller views are copied: sending one separately costs as much as copying some 16 KiB."""
@@ -69,28 +68,25 @@ def save(
         ModuleNotFoundError: torch is not installed.
     """
     require_torch("aioflux.checkpoint.save")
-    import torch
-
     from aioflux.checkpoint._save.tensor_memory import TensorMemory
 
     root, key = split_object_uri(uri)
-    settings = {"mode": mode, "if_generation_match": if_generation_match, "metadata": metadata}
+    settings = {
+        "mode": mode,
+        "if_generation_match": if_generation_match,
+        "metadata": metadata,
+        "zero_copy": True,
+    }
     memory = TensorMemory()
 
     def open_object() -> _bridge.Held[ObjectWriter]:
         if options.get("transfer") is None:
             size = plan_part_size(memory.num_bytes)
             options["transfer"] = TransferOptions(part_size_bytes=size)
-        return _bridge.Held(_borrowing(root, key, settings, options))
-
-    def run() -> None:
-        if not root.startswith("file:"):
-            leave_out_crc32()
-        torch.save(state, file, pickle_module=memory.pickle_module())
+        return _bridge.Held(writing(root, key, settings, options))
 
     with _StateFile(_LazyWriter(open_object), uri, memory) as file:
-        # A context of its own, so that the settings of torch are changed there only.
-        copy_context().run(run)
+        save_by_torch(state, file, memory, has_crc32=root.startswith("file:"))
     return file.meta
 
 
@@ -100,17 +96,6 @@ def plan_part_size(num_bytes: int) -> int:
     Each part is sent over its own connection: a state of five parts uses five connections.
     """
     return min(16 * MIB, max(5 * MIB, -(-num_bytes // (32 * MIB)) * MIB))
-
-
-@asynccontextmanager
-async def _borrowing(
-    root: str, key: str, settings: dict[str, Any], options: StoreOptions
-) -> AsyncIterator[ObjectWriter]:
-    async with (
-        open_store(root, **options) as store,
-        store.open_writer(key, zero_copy=True, **settings) as writer,
-    ):
-        yield writer
 
 
 class _LazyWriter:
@@ -181,13 +166,25 @@ async def _write_all(writer: ObjectWriter, batch: list[tuple[memoryview, bool]])
         await (writer.write(view) if is_borrowed else writer.write_copy(view))
 
 
-def leave_out_crc32() -> None:
-    """Have torch.save leave the crc32 of zip entries out, in this context only.
+def save_by_torch(
+    state: object, file: IO[bytes], memory: TensorMemory | None = None, *, has_crc32: bool = False
+) -> None:
+    """Write a state to a file by torch.save.
 
-    Nothing changes in versions of torch whose settings apply to all threads.
+    Args:
+        state: The state.
+        file: The file.
+        memory: Notes the storages of the state.
+        has_crc32: Whether zip entries have their crc32. They always do in versions of torch whose
+            settings apply to all threads.
     """
+    import torch
     from torch.utils.serialization import config
 
-    entry = getattr(config, "_config", {}).get("save.compute_crc32")
-    if isinstance(getattr(entry, "user_override", None), ContextVar):
-        config.save.compute_crc32 = False
+    def run() -> None:
+        entry = getattr(config, "_config", {}).get("save.compute_crc32")
+        if not has_crc32 and isinstance(getattr(entry, "user_override", None), ContextVar):
+            config.save.compute_crc32 = False
+        torch.save(state, file, pickle_module=memory.pickle_module() if memory else pickle)
+
+    copy_context().run(run)  # so that settings of torch are changed there only

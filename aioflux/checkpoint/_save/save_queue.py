@@ -29,13 +29,7 @@ class SaveQueue:
         self._announced: dict[str, Heartbeat] = {}
 
     def announce(self, save_id: str, prefix: str, rank: int) -> None:
-        """Start the heartbeats of a save whose job is to come: staging may take long.
-
-        Args:
-            save_id: The save.
-            prefix: Prefix of the checkpoint.
-            rank: This rank.
-        """
+        """Start the heartbeats of a save whose job is to come: staging may take long."""
         self._announced[save_id] = self._heartbeat(save_id, prefix, rank, is_late=False)
 
     def withdraw(self, save_id: str = "") -> None:
@@ -59,11 +53,6 @@ class SaveQueue:
         self, job: Job, memory: memoryview, progress: Callable[[int], None]
     ) -> SaveResult:
         """Upload and commit one save.
-
-        Args:
-            job: The save.
-            memory: Its arena.
-            progress: Called with the number of bytes of each piece that goes to the upload.
 
         Raises:
             AiofluxError: It is not committed, on any rank; what it wrote is removed as far as the

@@ -29,6 +29,7 @@ from aioflux.checkpoint._save.items import (
     find_ties,
     has_plain_memory,
 )
+from aioflux.checkpoint._save.job import StagedState
 from aioflux.checkpoint._save.memory_copy import MemoryCopy, address_of, copy_all
 from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from aioflux.checkpoint._save.state_spec import RankSavePlan
 
-__all__ = ["Arena", "ArenaLayout", "Staged", "Stager"]
+__all__ = ["Arena", "ArenaLayout", "Stager"]
 
 _PAGE_BYTES: Final = 2 * 1024 * 1024
 """Arenas are whole huge pages long."""
@@ -202,27 +203,6 @@ def _shared_memory(size: int) -> int:
 
 
 @dataclass(slots=True)
-class Staged:
-    """One state, copied."""
-
-    arena: Arena | None = None
-    """Holds its tensors; None if there are none."""
-    size: int = 0
-    """Bytes in the arena."""
-    tail: tuple[bytes, ...] = ()
-    """The bytes that follow those of the arena."""
-    items: tuple[StoredItem, ...] = ()
-    """The items, in the order of the plan."""
-    element_sizes: tuple[int, ...] = ()
-    """Bytes of an element of each item; 0 for a value that is no tensor."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the arena and the tail, before compression."""
-        return self.size + sum(map(len, self.tail))
-
-
-@dataclass(slots=True)
 class Stager:
     """Copies states into the arenas of one process, within a limit on their bytes."""
 
@@ -254,21 +234,12 @@ class Stager:
         return known
 
     def has_memory_for(self, layout: ArenaLayout, pickled_bytes: int = 0) -> bool:
-        """Return whether a state fits now; otherwise one that is staged must be uploaded first.
-
-        Args:
-            layout: The layout of its plan.
-            pickled_bytes: Bytes of staged states that are in no arena.
-        """
+        """Return whether a state fits now; otherwise one that is staged must be uploaded first."""
         held = self.used_bytes + pickled_bytes
         return not held or held + layout.size <= self.max_staged_bytes
 
-    def stage(self, plan: RankSavePlan, layout: ArenaLayout) -> Staged:
-        """Copy a state.
-
-        Args:
-            plan: The plan of the state.
-            layout: The layout of the plan.
+    def stage(self, plan: RankSavePlan, layout: ArenaLayout) -> tuple[StagedState, Arena | None]:
+        """Copy a state, and return it with the arena that holds its tensors, if there are any.
 
         Raises:
             ValueError: A tensor has no data, as those on the meta device.
@@ -282,7 +253,7 @@ class Stager:
         try:
             if arena is not None:
                 arena.fill(plan.tensors)
-            return self._with_tail(plan, layout, arena)
+            return self._with_tail(plan, layout, arena), arena
         except BaseException:
             if arena is not None:
                 self.free(arena)
@@ -330,7 +301,9 @@ class Stager:
         self.on_drop(arena)
         arena.close()
 
-    def _with_tail(self, plan: RankSavePlan, layout: ArenaLayout, arena: Arena | None) -> Staged:
+    def _with_tail(
+        self, plan: RankSavePlan, layout: ArenaLayout, arena: Arena | None
+    ) -> StagedState:
         """Add the pickled values to a state whose tensors are copied."""
         at = layout.size
         tail: list[bytes] = []
@@ -349,7 +322,8 @@ class Stager:
             items.append(stored)
         self._is_new_plan = False
         sizes = [tensor.itemsize for tensor in plan.tensors] + [0] * len(plan.values)
-        return Staged(arena, layout.size, tuple(tail), tuple(items), tuple(sizes))
+        number = arena.number if arena is not None else 0
+        return StagedState(number, layout.size, tuple(tail), tuple(items), tuple(sizes))
 
     def _encode(self, number: int, name: str, value: Any) -> bytes:
         """Return what torch.save writes of a value; the same bytes for one that is unchanged."""

@@ -8,15 +8,12 @@ Besides the tensors in main memory it holds their headers, and copies of tensors
 
 from __future__ import annotations
 
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from aioflux._files import RawBinaryFile
 from aioflux._values.checksums import address_of
 from aioflux.checkpoint._save.memory_copy import MemoryCopy, copy_all
-from aioflux.checkpoint._save.save import leave_out_crc32
+from aioflux.checkpoint._save.save import save_by_torch
 from aioflux.checkpoint._save.tensor_memory import TensorMemory
 
 if TYPE_CHECKING:
@@ -81,9 +78,5 @@ def pickle_state(value: Any) -> StatePickle:
     memory = TensorMemory()
     pieces = StatePickle(memory)
 
-    def run() -> None:
-        leave_out_crc32()
-        torch.save(value, pieces, pickle_module=memory.pickle_module())
-
-    copy_context().run(run)  # so that settings of torch are changed there only
+    save_by_torch(value, pieces, memory)
     return pieces

@@ -22,12 +22,13 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from aioflux.checkpoint._format.dcp_metadata import pickle_index, pickle_metadata
-from aioflux.checkpoint._save.items import check_storable, find_ties
+from aioflux.checkpoint._save.items import TENSOR_TYPES, check_storable, find_ties
 from aioflux.checkpoint._save.job import GlobalSavePlan
 from aioflux.checkpoint._save.nesting import (
     CONTAINERS,
     KINDS,
     describe_containers,
+    is_value,
     merge_containers,
 )
 from aioflux.errors import CheckpointError
@@ -41,8 +42,6 @@ __all__ = ["CachingPlanner", "PlannedItem", "RankSavePlan", "StateSpec", "descri
 
 _LEAF: Final = None
 """Marks a value that is no container among the keys of one that is."""
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def describe_state(state: Mapping[str, Any]) -> StateSpec:
         )
     plain: Any = {
         key: value
-        if type(value) in _PLAIN or isinstance(value, dict) or not isinstance(value, Stateful)
+        if type(value) in TENSOR_TYPES or isinstance(value, dict) or not isinstance(value, Stateful)
         else value.state_dict()
         for key, value in state.items()
     }
@@ -88,7 +87,7 @@ def _walk_mapping(node: Mapping[Any, Any], keys: list[Any], leaves: list[Any]) -
     if type(node) is not dict:
         keys.append(type(node))
     for value in node.values():
-        if type(value) in _PLAIN:
+        if type(value) in TENSOR_TYPES:
             keys.append(_LEAF)
             leaves.append(value)
         else:
@@ -98,7 +97,7 @@ def _walk_mapping(node: Mapping[Any, Any], keys: list[Any], leaves: list[Any]) -
 def _walk(value: Any, keys: list[Any], leaves: list[Any]) -> None:
     if isinstance(value, Mapping):
         _walk_mapping(value, keys, leaves)
-    elif isinstance(value, list) and not _is_whole(value):
+    elif isinstance(value, list) and not is_value(value):
         keys.append(len(value))
         for each in value:
             _walk(each, keys, leaves)
@@ -107,20 +106,10 @@ def _walk(value: Any, keys: list[Any], leaves: list[Any]) -> None:
         leaves.append(value)
 
 
-def _is_whole(values: list[Any]) -> bool:
-    """Return whether DCP saves a list as one value: no tensor, mapping or such list is in it."""
-    for each in values:
-        if isinstance(each, torch.Tensor | Mapping):
-            return False
-        if isinstance(each, list) and not _is_whole(each):
-            return False
-    return True
-
-
 def _describe_leaf(leaf: Any) -> Any:
     """Return what decides how a leaf is sharded; the same for all values that are no tensors."""
     kind = type(leaf)
-    if kind in _PLAIN:
+    if kind in TENSOR_TYPES:
         return kind, leaf.dtype, leaf.shape, leaf.layout, leaf.requires_grad
     if kind is DTensor:
         is_parameter = isinstance(leaf, torch.nn.Parameter)
@@ -181,9 +170,7 @@ class CachingPlanner:
     def plan(self, spec: StateSpec, *, is_known: bool) -> RankSavePlan:
         """Return the plan of a state.
 
-        Args:
-            spec: The spec of the state.
-            is_known: The last plan fits on every rank: it is used without communication.
+        One that `is_known` on every rank is used without communication.
 
         Raises:
             CheckpointError: A rank has a state that DCP cannot plan.
@@ -249,7 +236,7 @@ class _RankReport:
 
 
 def _tied_names(values: Mapping[str, Any]) -> dict[str, str]:
-    names = [name for name, value in values.items() if type(value) in _PLAIN]
+    names = [name for name, value in values.items() if type(value) in TENSOR_TYPES]
     ties = find_ties([values[name] for name in names])
     return {names[number]: names[first] for number, first in ties.items()}
 
@@ -258,10 +245,6 @@ def _join_tied(plans: list[SavePlan], ties: list[dict[str, str]]) -> list[SavePl
     """Return plans in which the rank that writes a tensor writes those that are tied to it, too.
 
     DCP assigns each tensor that several ranks have to any one of them.
-
-    Args:
-        plans: The plan of each rank.
-        ties: The tied tensors of each rank.
     """
     owners = {
         item.index.fqn: rank

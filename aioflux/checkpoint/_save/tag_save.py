@@ -51,28 +51,13 @@ class PartData:
 def tag_job(
     tag: str, save_id: str, *, rank: int, world_size: int, started: float, staged_seconds: float
 ) -> Job:
-    """Return a save under a tag.
-
-    Args:
-        tag: The tag.
-        save_id: Names the save; the same on all ranks.
-        rank: This rank.
-        world_size: Ranks that save together.
-        started: Time of the call, in seconds since 1970.
-        staged_seconds: Time for which the training was held up.
-    """
+    """Return a save under a tag."""
     return Job(
         step=step_of(tag),
         save_id=save_id,
         rank=rank,
         world_size=world_size,
-        arena=0,
-        size=0,
-        tail=(),
-        items=(),
-        element_sizes=(),
         global_plan=GlobalSavePlan(b"", (), {"tag": tag}) if rank == 0 else None,
-        metrics={},
         started=started,
         staged_seconds=staged_seconds,
         prefix=f"{quote_name(tag)}/",

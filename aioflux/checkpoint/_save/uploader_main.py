@@ -143,7 +143,7 @@ class _UploaderProcess:
                 "the uploader process could not take over the store; its log says why, such as "
                 "credentials that are a function which it cannot import"
             )
-        arena = self._arenas.get(job.arena)
+        arena = self._arenas.get(job.staged.arena)
         memory = memoryview(arena) if arena is not None else memoryview(b"")
         return await self._queue.run(job, memory, lambda count: self._post("sent", number, count))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aioflux.store import ObjectWriter, WriteMode
 
 
-__all__ = ["CheckpointWriter", "open_writer"]
+__all__ = ["CheckpointWriter", "open_writer", "writing"]
 
 
 class CheckpointWriter(WritableFile):
@@ -141,12 +141,13 @@ def open_writer(
         "content_type": content_type,
         "metadata": metadata,
     }
-    return CheckpointWriter(_bridge.Held(_writing(root, key, settings, options)), uri)
+    return CheckpointWriter(_bridge.Held(writing(root, key, settings, options)), uri)
 
 
 @asynccontextmanager
-async def _writing(
+async def writing(
     root: str, key: str, settings: dict[str, Any], options: StoreOptions
 ) -> AsyncIterator[ObjectWriter]:
+    """Return a context with the writer of one object; see `Store.open_writer`."""
     async with open_store(root, **options) as store, store.open_writer(key, **settings) as writer:
         yield writer

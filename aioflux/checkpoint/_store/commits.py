@@ -119,12 +119,7 @@ def is_home(store: Store, prefix: str, commit: Commit) -> bool:
 
 
 async def list_prefixes(store: Store, root: str = "") -> list[int]:
-    """Return the steps with objects below them, committed or not, ascending; one listing.
-
-    Args:
-        store: The store.
-        root: Prefix of the checkpoints in the store.
-    """
+    """Return the steps with objects below `root`, committed or not, ascending; one listing."""
     within = as_prefix(root)
     listing = await store.list_all(within, delimiter="/")
     steps = (parse_step(prefix[len(within) :]) for prefix in listing.prefixes)
@@ -132,12 +127,9 @@ async def list_prefixes(store: Store, root: str = "") -> list[int]:
 
 
 async def list_steps(store: Store) -> list[int]:
-    """Return the committed steps, ascending; they are not verified.
+    """Return the committed steps below the store's prefix, ascending; they are not verified.
 
     Costs a listing of one level and a request for each step, 64 at once.
-
-    Args:
-        store: The root of the checkpoints.
     """
 
     async def is_committed(step: int) -> bool:
@@ -168,10 +160,7 @@ async def read_commits(
 ) -> list[CommitObject]:
     """Return the commit objects of a checkpoint, oldest save first; damaged ones come first.
 
-    Args:
-        store: A store that holds the checkpoint.
-        prefix: The checkpoint's prefix in the store.
-        names: Their keys below the prefix; by default one for each layout.
+    Those of `names` below the checkpoint's prefix are read; by default one for each layout.
     """
     keys = [as_prefix(prefix) + name for name in names]
     found: list[CommitObject] = []
@@ -186,10 +175,6 @@ async def read_commits(
 
 async def read_commit(store: Store, prefix: str) -> CommitObject:
     """Read the commit object of a checkpoint; the newest if two layouts were saved.
-
-    Args:
-        store: A store that holds the checkpoint.
-        prefix: The checkpoint's prefix in the store.
 
     Raises:
         CheckpointNotFoundError: There is none: no save was committed.
@@ -211,11 +196,7 @@ async def read_commit(store: Store, prefix: str) -> CommitObject:
 async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[StepSummary]:
     """Return summaries of the commits of many steps, ascending; they are not verified.
 
-    Costs a request or two for each step, 64 at once.
-
-    Args:
-        store: The root of the checkpoints.
-        steps: Only these; all by default. Steps without a commit are left out.
+    Costs a request or two for each step, 64 at once. Steps without a commit are left out.
     """
 
     async def summarize_step(step: int) -> StepSummary | None:

@@ -19,6 +19,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import address_of, combine_crc32c, crc32c
 from aioflux.errors import NotFoundError, PreconditionFailedError
@@ -58,11 +59,7 @@ class PrivateMemory:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        num_mapped = max(num_bytes, 1)
-        if sys.platform == "win32":
-            self.mapping = mmap.mmap(-1, num_mapped)
-        else:
-            self.mapping = mmap.mmap(-1, num_mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
+        self.mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
         self._num_bytes = num_bytes
 
     @contextmanager
@@ -115,7 +112,7 @@ class MemoryFile:
 
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
-        """Return a context with a writable view of the memory."""
+        """See `PrivateMemory.mapped`."""
         if not self._num_bytes:
             yield memoryview(bytearray())
             return
@@ -218,14 +215,9 @@ async def read_into_memory(
 async def _read_generation(
     store: Store, root: str, meta: ObjectMeta, options: StoreOptions, kind: type[Memory]
 ) -> Memory:
-    """Read one generation of an object into memory of a kind, and verify all of it.
+    """Read one generation by a store without verification, and verify all of it.
 
-    Args:
-        store: Opened without verification.
-        root: Its uri.
-        meta: The generation.
-        options: Of the store that reads an object whose checksum the service does not know.
-        kind: The class of the memory.
+    An object whose checksum the service does not know is read by another store of `options`.
     """
     is_hashed = (options.get("transfer") or TransferOptions()).verify
     memory = kind(meta.size)
@@ -304,7 +296,5 @@ async def _populated(
     finally:
         is_over = True
         # The memory must outlive the thread, also if the caller is cancelled.
-        while not thread.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait((thread,))
+        await wait_until_done(thread)
         thread.exception()  # raised above, unless something else was first

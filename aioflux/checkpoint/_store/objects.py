@@ -1,20 +1,17 @@
 """The data objects of a checkpoint: written without copies, read in verified ranges.
 
-    segments -> borrowing writer -> service -> its crc32c is compared with that of all blocks
-    commit   -> ranges, widened to blocks -> crc32c of each -> caller's memory
-
-Services have checksums of whole objects only. To verify ranges, the commit holds the crc32c of each
-block of 64 KiB or more.
+segments -> borrowing writer -> service -> its crc32c is compared with that of all blocks
+commit   -> ranges, widened to blocks -> crc32c of each -> caller's memory
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from aioflux._values.checksums import crc32c, crc32c_blocks, join_crc32c
 from aioflux._values.meta import ObjectMeta
+from aioflux.checkpoint._format.block_checksums import BlockDigest, verify_blocks
 from aioflux.checkpoint._format.commit import StoredObject, plan_block_size
 from aioflux.checkpoint._store.commits import uri_below
 from aioflux.errors import (
@@ -33,14 +30,7 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
-__all__ = [
-    "BlockDigest",
-    "meta_of",
-    "open_checkpoint",
-    "read_range",
-    "verify_blocks",
-    "write_object",
-]
+__all__ = ["meta_of", "open_checkpoint", "read_range", "write_object"]
 
 _SLICE_BYTES: Final = 16 * 1024 * 1024
 """Bytes whose checksums are computed between two awaits: 1-2 ms."""
@@ -54,41 +44,6 @@ def open_checkpoint(uri: str, **options: Unpack[StoreOptions]) -> Store:
     transfer = options.get("transfer") or TransferOptions()
     options["transfer"] = replace(transfer, verify_ranges="never")
     return open_store(uri, **options)
-
-
-class BlockDigest:
-    """CRC32C of each block of a stream of bytes, and of the whole."""
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.size = 0
-        self._crcs: list[int] = []
-        self._current = 0
-
-    def update(self, view: memoryview) -> None:
-        """Add the bytes of `view`."""
-        if num_pending := self.size % self.block_size:
-            head = view[: self.block_size - num_pending]
-            self._current = crc32c(head, self._current)
-            self.size += head.nbytes
-            view = view[head.nbytes :]
-            if self.size % self.block_size == 0:
-                self._crcs.append(self._current)
-                self._current = 0
-        if not view.nbytes:
-            return
-        self._crcs += crc32c_blocks(view, self.block_size)
-        self.size += view.nbytes
-        if view.nbytes % self.block_size:
-            self._current = self._crcs.pop()
-
-    def finish(self) -> tuple[int, bytes]:
-        """Return the crc32c of all bytes, and `StoredObject.block_crcs`."""
-        crcs = list(self._crcs)
-        if self.size % self.block_size:
-            crcs.append(self._current)
-        whole = join_crc32c(crcs, self.block_size, self.size)
-        return whole, struct.pack(f">{len(crcs)}I", *crcs)
 
 
 async def write_object(
@@ -143,36 +98,18 @@ async def write_object(
 async def _slices(
     segments: Iterable[bytes | memoryview] | AsyncIterable[bytes | memoryview],
 ) -> AsyncIterator[memoryview]:
-    if hasattr(segments, "__aiter__"):
-        async for segment in segments:
-            for piece in _cut(segment):
-                yield piece
-    else:
-        for segment in segments:
-            for piece in _cut(segment):
-                yield piece
+    if not hasattr(segments, "__aiter__"):
+        for piece in chain.from_iterable(map(_cut, segments)):
+            yield piece
+        return
+    async for segment in segments:
+        for piece in _cut(segment):
+            yield piece
 
 
 def _cut(segment: bytes | memoryview) -> Iterable[memoryview]:
     view = memoryview(segment).cast("B")
     return (view[at : at + _SLICE_BYTES] for at in range(0, view.nbytes, _SLICE_BYTES))
-
-
-def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | None:
-    """Return the index of the first block whose checksum does not match, or None.
-
-    Args:
-        stored: The object.
-        start: First byte of `view` in the object; the first one of a block.
-        view: Whole blocks, but for the last of the object.
-    """
-    first = start // stored.block_size
-    found = crc32c_blocks(view, stored.block_size)
-    expected = struct.unpack_from(f">{len(found)}I", stored.block_crcs, 4 * first)
-    for index, (one, other) in enumerate(zip(found, expected, strict=True), first):
-        if one != other:
-            return index
-    return None
 
 
 def meta_of(
@@ -192,61 +129,40 @@ async def read_range(
     into: memoryview,
     key: str = "",
     is_pinned: bool = True,
-) -> int:
-    """Read bytes of a data object straight into memory, verified.
+) -> None:
+    """Read bytes of a data object into memory, verified; straight into it if they are blocks.
 
-    A range that does not begin and end at blocks is widened: up to two blocks more are read.
+    Another range is widened to blocks, and copied: up to two blocks more are read.
 
     Args:
         store: Opened by `open_checkpoint`; other stores would verify, and read, ranges twice.
         stored: The object in the commit.
         start: First byte.
-        into: Memory to fill; it must not reach beyond the end of the object.
+        into: Memory to fill.
         key: Name of the object in the store; `stored.key` by default.
         is_pinned: Read only the generation in the commit.
-
-    Returns:
-        Bytes that were read from the service.
 
     Raises:
         CheckpointCorruptError: The object is gone, was replaced or cut off, or its bytes are not
             those that were saved.
     """
     end = start + into.nbytes
-    name = key or stored.key
-    if not 0 <= start <= end <= stored.size:
-        raise CheckpointCorruptError(
-            f"{uri_below(store, name)} has {stored.size} bytes in the commit, and an item at "
-            f"[{start}, {end}): the commit contradicts itself; load an earlier checkpoint"
-        )
     if start == end:
-        return 0
+        return
     block = stored.block_size
-    meta = meta_of(store, stored, key=name, is_pinned=is_pinned)
+    meta = meta_of(store, stored, key=key, is_pinned=is_pinned)
     first, last = start - start % block, min(stored.size, -(-end // block) * block)
-    inner, outer = -(-start // block) * block, end if end == stored.size else end - end % block
     if (first, last) == (start, end):
-        return await _read_blocks(store, stored, meta, start, into)
-    if outer - inner < 4 * block:
-        scratch = memoryview(bytearray(last - first))
-        num_read = await _read_blocks(store, stored, meta, first, scratch)
-        into[:] = scratch[start - first : end - first]
-        return num_read
-    num_read = await _read_blocks(store, stored, meta, inner, into[inner - start : outer - start])
-    if first < start:
-        head = memoryview(bytearray(block))
-        num_read += await _read_blocks(store, stored, meta, first, head)
-        into[: inner - start] = head[start - first :]
-    if outer < end:
-        tail = memoryview(bytearray(last - outer))
-        num_read += await _read_blocks(store, stored, meta, outer, tail)
-        into[outer - start :] = tail[: end - outer]
-    return num_read
+        await _read_blocks(store, stored, meta, start, into)
+        return
+    blocks = memoryview(bytearray(last - first))
+    await _read_blocks(store, stored, meta, first, blocks)
+    into[:] = blocks[start - first : end - first]
 
 
 async def _read_blocks(
     store: Store, stored: StoredObject, meta: ObjectMeta, start: int, into: memoryview
-) -> int:
+) -> None:
     wrong = 0
     for _ in range(_MAX_READS):
         try:
@@ -269,7 +185,7 @@ async def _read_blocks(
             )
         found = verify_blocks(stored, start, into)
         if found is None:
-            return into.nbytes
+            return
         wrong = found
     at = wrong * stored.block_size
     raise CheckpointCorruptError(

@@ -135,13 +135,9 @@ class IntoPlanner(DefaultLoadPlanner):
     def _match(
         self, existing: Any, stored: Any, path: tuple[Any, ...], *, is_whole: bool
     ) -> _Match:
-        """Match a value of the state with a stored one, and add its targets.
+        """Match a value of the state, or None, with a stored one, and add its targets.
 
-        Args:
-            existing: The value; None for a new one.
-            stored: The stored value or container.
-            path: Its keys from the root, for errors.
-            is_whole: Load all stored values below it, and remove all others.
+        `is_whole`: load all stored values below it, and remove all others.
         """
         if isinstance(stored, _StoredValue):
             self._targets[stored.name] = self._target(existing, stored, path, is_whole=is_whole)

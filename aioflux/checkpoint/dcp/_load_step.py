@@ -1,4 +1,4 @@
-"""Loads of one step, into a state or as a new one."""
+"""Loads of one step into a state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.stateful import Stateful
 
-from aioflux.checkpoint.dcp import StorageReader, load_state
+from aioflux.checkpoint.dcp import StorageReader
 from aioflux.checkpoint.dcp._into_planner import IntoPlanner
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._save.ranks import Ranks
     from aioflux.options import StoreOptions
 
-__all__ = ["AdaptiveState", "load_into", "load_whole"]
+__all__ = ["AdaptiveState", "load_into"]
 
 
 @runtime_checkable
@@ -36,13 +36,6 @@ class AdaptiveState(Protocol):
         """Set the loaded state."""
 
 
-def load_whole(
-    uri: str, *, map_location: Any, weights_only: bool, options: StoreOptions
-) -> dict[str, Any]:
-    """Load the state of a checkpoint, nested as it was saved."""
-    return load_state(uri, map_location=map_location, weights_only=weights_only, **options)
-
-
 def load_into(
     uri: str, into: Any, ranks: Ranks, *, weights_only: bool, options: StoreOptions
 ) -> None:
@@ -56,25 +49,24 @@ def load_into(
     reader = StorageReader(uri, weights_only=weights_only, process_group=group, **options)
     if isinstance(into, AdaptiveState):
         template = into.template_for(reader.read_metadata().state_dict_metadata)
-        _load(template, reader, ranks)
-        into.load_state_dict(template)
     elif isinstance(into, Stateful):
         template = into.state_dict()
-        _load(template, reader, ranks)
-        into.load_state_dict(template)
     else:
         template = {
             key: value.state_dict() if isinstance(value, Stateful) else value
             for key, value in into.items()
         }
-        _load(template, reader, ranks)
-        for key in [key for key in into if key not in template]:
-            del into[key]
-        for key, value in template.items():
-            if isinstance(there := into.get(key), Stateful):
-                there.load_state_dict(value)
-            else:
-                into[key] = value
+    _load(template, reader, ranks)
+    if isinstance(into, AdaptiveState | Stateful):
+        into.load_state_dict(template)
+        return
+    for key in [key for key in into if key not in template]:
+        del into[key]
+    for key, value in template.items():
+        if isinstance(there := into.get(key), Stateful):
+            there.load_state_dict(value)
+        else:
+            into[key] = value
 
 
 def _load(template: dict[str, Any], reader: StorageReader, ranks: Ranks) -> None:

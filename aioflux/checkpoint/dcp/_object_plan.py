@@ -1,24 +1,76 @@
-"""The plan of data objects: which item goes to which object, and what each rank receives. Pure."""
+"""The plan of data objects: which item goes to which object, and what each rank receives. Pure.
+
+In the layout of safetensors each tensor is whole in one object. Tensors that one rank holds whole
+go to objects of that rank. Those that are sharded are put together by the coordinator: large
+tensors whose parts are rows are composed on the service, others are read and written again.
+"""
 
 from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import torch
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from aioflux._values.checksums import crc32c
+from aioflux.checkpoint._format.commit import plan_block_size
+from aioflux.checkpoint._format.safetensors import DTYPES, TensorSpec, plan_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import WriteItem
 
-    from aioflux.checkpoint.dcp._safetensors_plan import RankLayout
+__all__ = [
+    "ItemPlacement",
+    "RankLayout",
+    "RankPlacement",
+    "WriteKind",
+    "item_bytes",
+    "plan_objects",
+    "plan_ranks",
+    "tensor_of",
+]
 
-__all__ = ["RankPlacement", "item_bytes", "plan_objects"]
+_MIN_COMPOSED_BYTES: Final = 32 * 1024 * 1024
+"""Smaller tensors go through the coordinator: an object for each part would cost more."""
+
+
+class WriteKind(Enum):
+    """The method by which a tensor, or a part of one, is written to its object."""
+
+    WHOLE = "whole"
+    """Its rank writes the object."""
+    COMPOSED = "composed"
+    """The service composes the object of rows."""
+    ASSEMBLED = "assembled"
+    """The coordinator reads the parts, and writes the object."""
+
+
+class ItemPlacement(NamedTuple):
+    """The object that an item of a plan goes to."""
+
+    kind: WriteKind
+    object_number: int
+    """Number of the object among those of the checkpoint, from 1."""
+    offset: int = 0
+    """First byte of the part in a composed object."""
+    block_size: int = 0
+    """Bytes in each block of a composed object that is verified alone."""
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """The placements of one rank's tensors; items without one are stored like values."""
+
+    num_objects: int
+    """Objects of the whole checkpoint."""
+    placements: Mapping[MetadataIndex, ItemPlacement] = field(default_factory=dict)
 
 
 @dataclass
@@ -71,3 +123,116 @@ def plan_objects(items: Sequence[WriteItem], num_objects: int) -> list[list[Writ
     for each in objects:
         each.sort(key=lambda item: (item.type != WriteItemType.BYTE_IO, order[id(item)]))
     return [each for each in objects if each]
+
+
+def _is_storable(item: WriteItem) -> bool:
+    """Return whether safetensors can hold the tensor of an item."""
+    data = item.tensor_data
+    if item.type == WriteItemType.BYTE_IO or data is None:
+        return False
+    return _dtype_name(data.properties.dtype) in DTYPES and data.properties.layout == torch.strided
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def tensor_of(item: WriteItem) -> TensorSpec:
+    """Return the whole tensor of an item, which may be a part of it."""
+    data = item.tensor_data
+    assert data is not None
+    return TensorSpec(item.index.fqn, _dtype_name(data.properties.dtype), tuple(data.size))
+
+
+def plan_ranks(plans: Sequence[Sequence[WriteItem]], objects_per_rank: int) -> list[RankLayout]:
+    """Return the placements of each rank's tensors.
+
+    Args:
+        plans: Items of all ranks, no part twice.
+        objects_per_rank: Objects of each rank, at most; shared tensors take at most as many for
+            each rank.
+    """
+    placements: list[dict[MetadataIndex, ItemPlacement]] = [{} for _ in plans]
+    parts: dict[str, list[tuple[int, WriteItem]]] = {}
+    num_objects = 0
+    # By name: one rank may hold all rows of a sharded tensor, and the others parts without rows.
+    cut = {
+        item.index.fqn
+        for items in plans
+        for item in items
+        if _is_storable(item) and not _is_whole(item)
+    }
+    for rank, items in enumerate(plans):
+        storable = [item for item in items if _is_storable(item)]
+        whole = [item for item in storable if item.index.fqn not in cut]
+        for each in plan_objects(whole, objects_per_rank):
+            num_objects += 1
+            placement = ItemPlacement(WriteKind.WHOLE, num_objects)
+            placements[rank] |= {item.index: placement for item in each}
+        for item in storable:
+            if item.index.fqn in cut:
+                parts.setdefault(item.index.fqn, []).append((rank, item))
+    composed: dict[str, list[tuple[int, WriteItem]]] = {}
+    assembled: list[str] = []
+    for name, shared in parts.items():
+        rows = sorted(shared, key=lambda each: _offsets(each[1]))
+        if _are_rows([item for _, item in rows]):
+            composed[name] = rows
+        else:
+            assembled.append(name)
+    for names in _groups(composed, objects_per_rank * len(plans)):
+        num_objects += 1
+        layout = plan_layout(tensor_of(composed[name][0][1]) for name in names)
+        block_size = plan_block_size(layout.size)
+        for name in names:
+            at = layout.offsets[name]
+            for rank, item in composed[name]:
+                placement = ItemPlacement(WriteKind.COMPOSED, num_objects, at, block_size)
+                placements[rank][item.index] = placement
+                at += item_bytes(item)
+    if assembled:
+        num_objects += 1
+        placement = ItemPlacement(WriteKind.ASSEMBLED, num_objects)
+        for rank, item in (each for name in assembled for each in parts[name]):
+            placements[rank][item.index] = placement
+    return [RankLayout(num_objects, each) for each in placements]
+
+
+def _offsets(item: WriteItem) -> tuple[int, ...]:
+    assert item.tensor_data is not None
+    return tuple(item.tensor_data.chunk.offsets)
+
+
+def _is_whole(item: WriteItem) -> bool:
+    data = item.tensor_data
+    assert data is not None
+    return data.chunk.sizes == data.size
+
+
+def _are_rows(items: Sequence[WriteItem]) -> bool:
+    """Return whether items, in order, are all rows of one large tensor."""
+    tensor, row = tensor_of(items[0]), 0
+    if tensor.num_bytes < _MIN_COMPOSED_BYTES:
+        return False
+    for item in items:
+        assert item.tensor_data is not None
+        part = item.tensor_data.chunk
+        if part.offsets[0] != row or any(part.offsets[1:]):
+            return False
+        if tuple(part.sizes[1:]) != tensor.sizes[1:]:
+            return False
+        row += part.sizes[0]
+    return row == tensor.sizes[0]
+
+
+def _groups(shared: Mapping[str, list[tuple[int, WriteItem]]], num_groups: int) -> list[list[str]]:
+    """Spread tensors over at most `num_groups` groups, balanced by size."""
+    first = {name: parts[0][1] for name, parts in shared.items()}
+    sizes = {name: tensor_of(item).num_bytes for name, item in first.items()}
+    groups: list[list[str]] = [[] for _ in range(num_groups)]
+    loads = [0] * num_groups
+    for name in sorted(sizes, key=lambda each: -sizes[each]):
+        least = loads.index(min(loads))
+        groups[least].append(name)
+        loads[least] += sizes[name]
+    return [sorted(each, key=list(sizes).index) for each in groups if each]

@@ -181,11 +181,7 @@ class StorageReader(dcp_storage.StorageReader):
             self._store = self._open(str(checkpoint_id))
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read the metadata of the checkpoint; called by `dcp.load`.
-
-        Args:
-            args: Nothing.
-            kwargs: `rank`, for the metadata of a save without collectives.
+        """Read the metadata of the checkpoint, or that of `rank=` saved without collectives.
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint.

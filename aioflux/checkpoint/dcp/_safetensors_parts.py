@@ -9,30 +9,31 @@ of the composed object, so that the checksums of these blocks are known without 
 
 from __future__ import annotations
 
-import asyncio
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import torch
 
-from aioflux._values.checksums import combine_crc32c, crc32c
+from aioflux._concurrency.fan_out import gather
+from aioflux.checkpoint._format.block_checksums import BlockDigest
 from aioflux.checkpoint._format.commit import StoredItem, StoredObject, plan_block_size
 from aioflux.checkpoint._format.safetensors import model_key, plan_layout
+from aioflux.checkpoint._load.copies import narrow
 from aioflux.checkpoint._save.items import tensor_memory
 from aioflux.checkpoint._store.objects import meta_of, read_range, write_object
-from aioflux.checkpoint.dcp._safetensors_plan import WriteKind
+from aioflux.checkpoint.dcp._object_plan import WriteKind
 from aioflux.errors import CheckpointError, ChecksumError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
+    from aioflux.checkpoint._format.block_checksums import RangeChecksum
     from aioflux.checkpoint._format.safetensors import ObjectLayout, TensorSpec
-    from aioflux.checkpoint.dcp._safetensors_plan import ItemPlacement
+    from aioflux.checkpoint.dcp._object_plan import ItemPlacement
     from aioflux.store import Store
 
-__all__ = ["RangeChecksum", "TensorLocation", "UploadedPart", "checksum_ranges", "finish_objects"]
+__all__ = ["TensorLocation", "UploadedPart", "finish_objects"]
 
 _MAX_COMPOSED: Final = 32
 """Objects that GCS composes at once (cloud.google.com/storage/quotas)."""
@@ -46,13 +47,6 @@ class TensorLocation(NamedTuple):
 
     stored: StoredObject
     item: StoredItem
-
-
-class RangeChecksum(NamedTuple):
-    """The checksum of a range of bytes within one block of an object."""
-
-    crc32c: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -76,38 +70,12 @@ class UploadedPart:
     """Of a part that the service composes."""
 
 
-def checksum_ranges(view: memoryview, *, offset: int, block_size: int) -> Iterator[RangeChecksum]:
-    """Yield the checksums of bytes that begin at `offset` of an object, block by block."""
-    at = 0
-    while at < view.nbytes:
-        num_left = block_size - (offset + at) % block_size
-        piece = view[at : at + num_left]
-        yield RangeChecksum(crc32c(piece), piece.nbytes)
-        at += piece.nbytes
-
-
-def join_checksums(ranges: Iterable[RangeChecksum], block_size: int) -> list[RangeChecksum]:
-    """Return the checksum of each block of an object, from those of all its ranges in order."""
-    blocks, current = list[RangeChecksum](), RangeChecksum(0, 0)
-    for each in ranges:
-        crc = combine_crc32c(current.crc32c, each.crc32c, each.size)
-        current = RangeChecksum(crc, current.size + each.size)
-        if current.size == block_size:
-            blocks.append(current)
-            current = RangeChecksum(0, 0)
-    return [*blocks, current] if current.size else blocks
-
-
 async def finish_objects(
     store: Store, reader: Store, parts: Sequence[UploadedPart], *, rank: int
 ) -> dict[str, TensorLocation]:
     """Write the objects of tensors that ranks share, and return the tensors' locations by name.
 
-    Args:
-        store: The store of the checkpoint.
-        reader: The same, for reads that are verified by blocks.
-        parts: All parts that the ranks uploaded.
-        rank: The coordinator.
+    Parts are those of all ranks. They are read by `reader`, which `open_checkpoint` opened.
 
     Raises:
         CheckpointError: One could not be written.
@@ -125,11 +93,10 @@ async def finish_objects(
             else:
                 stored = await _assemble(store, reader, key, layout, own, rank)
         except Exception as exc:
-            error = exc.exceptions[0] if isinstance(exc, ExceptionGroup) else exc
             raise CheckpointError(
                 f"rank {rank} could not put {store.uri}{key} together from what the ranks "
-                f"uploaded: {type(error).__name__}: {error}"
-            ) from error
+                f"uploaded: {type(exc).__name__}: {exc}"
+            ) from exc
         sizes = {part.tensor.name: part.tensor.num_bytes for part in own}
         items = {
             name: StoredItem(at, sizes[name], at, sizes[name])
@@ -149,8 +116,18 @@ async def _compose(
     rows = sorted(
         (part for part in parts if part.stored.size), key=lambda part: part.placement.offset
     )
-    block_size = plan_block_size(layout.size)
-    blocks = _composed_blocks(layout.header, rows, block_size)
+    digest = BlockDigest(plan_block_size(layout.size))
+    digest.update(memoryview(layout.header))
+    for part in rows:
+        placement = part.placement
+        if placement.offset != digest.size or placement.block_size != digest.block_size:
+            raise CheckpointError(
+                f"{part.tensor.name!r} has a part at byte {placement.offset}, and {digest.size} "
+                "was next; save again with a planner that caches no plans"
+            )
+        for each in part.checksums:
+            digest.add(each)
+    whole, block_crcs = digest.finish()
     sources = [meta_of(store, each) for each in (header, *(part.stored for part in rows))]
     level = 0
     while len(sources) > _MAX_COMPOSED:
@@ -161,9 +138,6 @@ async def _compose(
             for number, group in enumerate(groups)
         ]
     meta = await store.compose(key, sources)
-    whole = 0
-    for block in blocks:
-        whole = combine_crc32c(whole, block.crc32c, block.size)
     if meta.size != layout.size or meta.crc32c not in {None, whole}:
         raise ChecksumError(
             f"{meta.uri} was composed of {meta.size} bytes with crc32c {meta.crc32c}, and "
@@ -176,26 +150,9 @@ async def _compose(
         crc32c=whole,
         generation=meta.generation,
         rank=rank,
-        block_size=block_size,
-        block_crcs=struct.pack(f">{len(blocks)}I", *(block.crc32c for block in blocks)),
+        block_size=digest.block_size,
+        block_crcs=block_crcs,
     )
-
-
-def _composed_blocks(
-    header: bytes, rows: Sequence[UploadedPart], block_size: int
-) -> list[RangeChecksum]:
-    """Return the checksums of the blocks of an object of a header and rows, in order."""
-    checksums = list(checksum_ranges(memoryview(header), offset=0, block_size=block_size))
-    at = len(header)
-    for part in rows:
-        if part.placement.offset != at or part.placement.block_size != block_size:
-            raise CheckpointError(
-                f"{part.tensor.name!r} has a part at byte {part.placement.offset}, and {at} was "
-                "next; save again with a planner that caches no plans"
-            )
-        checksums += part.checksums
-        at += part.stored.size
-    return join_checksums(checksums, block_size)
 
 
 async def _assemble(
@@ -215,13 +172,11 @@ async def _assemble(
         yield layout.header
         own = list(by_name.values())
         for at in range(0, len(own), _MAX_TENSORS):
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(_read_tensor(reader, each))
-                    for each in own[at : at + _MAX_TENSORS]
-                ]
-            for task in tasks:
-                yield tensor_memory(task.result())
+            tensors = await gather(
+                _read_tensor(reader, each) for each in own[at : at + _MAX_TENSORS]
+            )
+            for tensor in tensors:
+                yield tensor_memory(tensor)
 
     return await write_object(store, key, pieces(), rank=rank, size_hint=layout.size)
 
@@ -239,9 +194,7 @@ async def _read_tensor(reader: Store, parts: Sequence[UploadedPart]) -> torch.Te
             continue
         data = bytearray(size * spec.item_size)
         await read_range(reader, part.stored, start=part.start, into=memoryview(data))
-        target = whole
-        for dim, (at, length) in enumerate(zip(part.offsets, part.sizes, strict=True)):
-            target = target.narrow(dim, at, length)
+        target = narrow(whole, part.offsets, part.sizes)
         target.copy_(torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(part.sizes))
     if num_read != whole.numel():
         raise CheckpointError(

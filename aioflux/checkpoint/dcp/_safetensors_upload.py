@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import pickle
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -17,14 +18,20 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from aioflux.checkpoint._format.commit import StoredItem, data_key
-from aioflux.checkpoint._format.safetensors import model_key, plan_layout
+from aioflux.checkpoint._format.block_checksums import checksum_ranges
+from aioflux.checkpoint._format.commit import StoredItem, data_key, encode_index
+from aioflux.checkpoint._format.safetensors import model_key, pack_metadata, plan_layout
 from aioflux.checkpoint._save.items import has_plain_memory, tensor_memory
 from aioflux.checkpoint._store.objects import write_object
-from aioflux.checkpoint.dcp._object_plan import item_bytes, plan_objects
-from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart, checksum_ranges
-from aioflux.checkpoint.dcp._safetensors_plan import WriteKind, tensor_of
-from aioflux.checkpoint.dcp._upload import UploadedItem, batches, resolve, upload_items
+from aioflux.checkpoint.dcp._object_plan import WriteKind, item_bytes, plan_objects, tensor_of
+from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart
+from aioflux.checkpoint.dcp._upload import (
+    PICKLE_PROTOCOL,
+    UploadedItem,
+    batches,
+    resolve,
+    upload_items,
+)
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -33,12 +40,13 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import WriteItem
 
-    from aioflux.checkpoint._format.commit import StoredObject
-    from aioflux.checkpoint.dcp._safetensors_parts import RangeChecksum, TensorLocation
-    from aioflux.checkpoint.dcp._safetensors_plan import RankLayout
+    from aioflux.checkpoint._format.block_checksums import RangeChecksum
+    from aioflux.checkpoint._format.commit import Commit, StoredObject
+    from aioflux.checkpoint.dcp._object_plan import RankLayout
+    from aioflux.checkpoint.dcp._safetensors_parts import TensorLocation
     from aioflux.checkpoint.dcp._upload import RankUpload
 
-__all__ = ["SavedContents", "collect_contents", "index_of", "plan_uploads"]
+__all__ = ["encode_safetensors", "plan_uploads"]
 
 _MAX_ROWS = 4
 """Parts of rows that are resolved and uploaded at once, each to an object of its own."""
@@ -49,11 +57,7 @@ def plan_uploads(
 ) -> dict[str, Callable[[], Awaitable[list[WriteResult]]]]:
     """Return the write of each object of a rank, by key.
 
-    Args:
-        upload: The save.
-        items: The plan of the rank.
-        layout: The placements of its tensors.
-        objects_per_rank: Objects for items without a placement, which are stored as DCP does.
+    Items without a placement are stored as DCP does, in at most `objects_per_rank` objects.
     """
     save_id, rank = upload.save_id, upload.rank
     values = [item for item in items if item.index not in layout.placements]
@@ -203,25 +207,16 @@ def _part_result(
     return WriteResult(index=item.index, size_in_bytes=item_bytes(item), storage_data=part)
 
 
-class SavedContents(NamedTuple):
-    """Metadata and objects of a save, all ranks together."""
+def encode_safetensors(
+    metadata: Metadata,
+    results: Iterable[WriteResult],
+    shared: Mapping[str, TensorLocation],
+    commit: Commit,
+) -> tuple[bytes, Commit]:
+    """Return the index of Hugging Face that is the commit object, and the commit in it.
 
-    metadata: Metadata
-    """DCP's metadata; each tensor of a safetensors object is one part there."""
-    objects: tuple[StoredObject, ...]
-    weight_map: dict[str, str]
-    """Key of the object of each tensor of safetensors."""
-
-
-def collect_contents(
-    metadata: Metadata, results: Iterable[WriteResult], shared: Mapping[str, TensorLocation]
-) -> SavedContents:
-    """Return the metadata and objects of a save.
-
-    Args:
-        metadata: DCP's plan; it is not changed, since planners cache it.
-        results: The results of all ranks.
-        shared: Locations of the tensors that the coordinator put together.
+    Its metadata differs from DCP's, whose plan planners cache: each tensor of a safetensors object
+    is one part. `shared` are the tensors that the coordinator put together.
     """
     storage: dict[MetadataIndex, _StorageInfo] = {}
     objects: dict[str, StoredObject] = {}
@@ -246,16 +241,18 @@ def collect_contents(
             planned: Any = tensors[name]
             whole = [ChunkStorageMetadata(offsets=origin, sizes=sizes)]
             tensors[name] = TensorStorageMetadata(planned.properties, planned.size, whole)
-    described = dataclasses.replace(metadata, state_dict_metadata=tensors, storage_data=storage)
-    return SavedContents(described, tuple(objects.values()), weights)
-
-
-def index_of(contents: SavedContents) -> dict[str, Any]:
-    """Return the index of Hugging Face."""
+    metadata.storage_data = storage
+    pickled = pickle.dumps(
+        dataclasses.replace(metadata, state_dict_metadata=tensors), protocol=PICKLE_PROTOCOL
+    )
+    commit = msgspec.structs.replace(
+        commit, objects=tuple(objects.values()), extra=pack_metadata(pickled)
+    )
     total_size = sum(
         item.data_size
-        for each in contents.objects
-        if each.key.endswith(".safetensors")
+        for key, each in objects.items()
+        if key.endswith(".safetensors")
         for item in each.items
     )
-    return {"metadata": {"total_size": total_size}, "weight_map": contents.weight_map}
+    index = {"metadata": {"total_size": total_size}, "weight_map": weights}
+    return encode_index(index, commit), commit

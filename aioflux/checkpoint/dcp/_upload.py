@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
+import pickle
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,6 +22,8 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from aioflux._concurrency.fan_out import gather
+from aioflux.checkpoint._format.commit import encode_commit
 from aioflux.checkpoint._save.items import (
     check_storable,
     encode_subclass,
@@ -44,18 +47,20 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+    from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
     from aioflux.checkpoint._format.codec import Codec
-    from aioflux.checkpoint._format.commit import StoredObject
+    from aioflux.checkpoint._format.commit import Commit, StoredObject
     from aioflux.store import Store
 
 __all__ = [
+    "PICKLE_PROTOCOL",
     "RankUpload",
     "UploadedItem",
     "batches",
-    "delete_objects",
     "describe",
+    "encode_dcp",
     "find_tied_items",
     "resolve",
     "tied_result",
@@ -64,6 +69,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+PICKLE_PROTOCOL: Final = 4
+"""Protocol of the metadata: the newest that every Python of torch reads."""
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_ITEMS: Final = 256
@@ -74,9 +82,6 @@ _SMALL_BYTES: Final = 64 * 1024
 
 _ITEM_BYTES: Final = 2048
 """About the bytes of a zip beside the tensor in it."""
-
-_CLEANUP_SECONDS: Final = 30.0
-"""Time for a failed save to delete its objects."""
 
 
 @dataclass(frozen=True)
@@ -247,31 +252,23 @@ async def upload_items(
 
 
 async def upload_objects(
-    upload: RankUpload, objects: Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]
+    upload: RankUpload,
+    objects: Mapping[str, Callable[[], Awaitable[list[WriteResult]]]],
+    *,
+    cleanup_seconds: float,
 ) -> list[WriteResult]:
-    """Write the objects of one rank at once; if one fails, all are deleted.
-
-    Args:
-        upload: The upload.
-        objects: The write of each, by key.
+    """Write the objects of one rank at once, each by its key; if one fails, all are deleted.
 
     Raises:
         CheckpointError: The first that could not be written, with rank and key.
     """
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(_upload_object(upload, key, write))
-                for key, write in objects.items()
-            ]
+        written = await gather(_upload_object(upload, *each) for each in objects.items())
     except BaseException as exc:
-        error = exc.exceptions[0] if isinstance(exc, BaseExceptionGroup) else exc
-        if note := await asyncio.shield(delete_objects(upload.store, objects)):
-            error.add_note(note)
-        if error is exc:
-            raise
-        raise error from error.__cause__
-    return [result for task in tasks for result in task.result()]
+        if note := await asyncio.shield(_delete(upload.store, objects, cleanup_seconds)):
+            exc.add_note(note)
+        raise
+    return [result for each in written for result in each]
 
 
 async def _upload_object(upload: RankUpload, key: str, write: Callable[[], Awaitable[T]]) -> T:
@@ -283,13 +280,23 @@ async def _upload_object(upload: RankUpload, key: str, write: Callable[[], Await
         ) from exc
 
 
-async def delete_objects(store: Store, keys: Iterable[str]) -> str:
+async def _delete(store: Store, keys: Iterable[str], seconds: float) -> str:
     """Delete the objects of a failed save, and return a note on those that are left."""
     try:
-        async with asyncio.timeout(_CLEANUP_SECONDS):
+        async with asyncio.timeout(seconds):
             errors = (await store.delete_many(keys)).errors
     except (AiofluxError, TimeoutError) as exc:
         return f"uploaded objects may be left, `aioflux clean` finds them: {describe(exc)}"
     if errors:
         return f"{', '.join(errors)} could not be deleted; `aioflux clean` finds them"
     return ""
+
+
+def encode_dcp(
+    metadata: Metadata, results: Sequence[WriteResult], commit: Commit
+) -> tuple[bytes, Commit]:
+    """Return the commit object in the layout of DCP, and the commit in it."""
+    metadata.storage_data = {each.index: each.storage_data.info for each in results}
+    stored = (each.storage_data.stored for each in results)
+    commit = msgspec.structs.replace(commit, objects=tuple(filter(None, stored)))
+    return encode_commit(pickle.dumps(metadata, protocol=PICKLE_PROTOCOL), commit), commit

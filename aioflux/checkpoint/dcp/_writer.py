@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 from torch.distributed.checkpoint import storage as dcp_storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.futures import Future
@@ -29,38 +28,34 @@ from aioflux.checkpoint._format.commit import (
     INDEX_KEY,
     Commit,
     data_key,
-    encode_commit,
-    encode_index,
     new_save_id,
 )
-from aioflux.checkpoint._format.safetensors import pack_metadata
 from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
-from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects
-from aioflux.checkpoint.dcp._publish import (
-    UnfinishedSave,
-    begin_save,
-    delete_failed,
-    finish_save,
-)
+from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects, plan_ranks
 from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart, finish_objects
-from aioflux.checkpoint.dcp._safetensors_plan import plan_ranks
-from aioflux.checkpoint.dcp._safetensors_upload import collect_contents, index_of, plan_uploads
+from aioflux.checkpoint.dcp._safetensors_upload import encode_safetensors, plan_uploads
 from aioflux.checkpoint.dcp._save_context import (
     SaveContext,
+    UnfinishedSave,
+    begin_save,
     context_of,
+    delete_failed,
+    finish_save,
     run_without_context,
     start_save,
 )
 from aioflux.checkpoint.dcp._upload import (
     RankUpload,
     describe,
+    encode_dcp,
     find_tied_items,
     tied_result,
     upload_items,
     upload_objects,
 )
 from aioflux.errors import AiofluxError, AlreadyExistsError, CheckpointError, TransientError
+from aioflux.options import Timeouts
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -73,7 +68,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
 
     from aioflux.checkpoint.compression import ZStandard
-    from aioflux.checkpoint.dcp._safetensors_plan import RankLayout
+    from aioflux.checkpoint.dcp._object_plan import RankLayout
     from aioflux.options import StoreOptions
     from aioflux.store import Store, WriteMode
 
@@ -81,9 +76,6 @@ __all__ = ["StorageWriter"]
 
 _VERSION = "1.0.0"
 """Version of DCP's metadata."""
-
-_PICKLE_PROTOCOL = 4
-"""The newest that every Python of torch reads."""
 
 
 class StorageWriter(dcp_storage.StorageWriter):
@@ -295,7 +287,10 @@ class StorageWriter(dcp_storage.StorageWriter):
             ties = find_tied_items(planner, plan.items) if self.layout == "dcp" else {}
             items = [item for at, item in enumerate(plan.items) if at not in ties]
             uploads = self._uploads(upload, items, placement.layout)
-            written = run_without_context(upload_objects(upload, uploads))
+            cleanup = (self._options.get("timeouts") or Timeouts()).cleanup
+            written = run_without_context(
+                upload_objects(upload, uploads, cleanup_seconds=cleanup.total_seconds)
+            )
             results = {result.index: result for result in written}
             written += [
                 tied_result(plan.items[at], results[plan.items[first].index])
@@ -355,59 +350,31 @@ class StorageWriter(dcp_storage.StorageWriter):
         results: Sequence[WriteResult],
         commit: Commit,
     ) -> None:
-        write = self._finish_dcp if self.layout == "dcp" else self._finish_safetensors
+        has_leftovers = False
         try:
-            await write(context, metadata, results, commit)
+            if self.layout == "dcp":
+                data, commit = encode_dcp(metadata, results, commit)
+            else:
+                parts = [
+                    each.storage_data
+                    for each in results
+                    if isinstance(each.storage_data, UploadedPart)
+                ]
+                has_leftovers = bool(parts)
+                async with open_checkpoint(context.store.uri, **self._options) as reader:
+                    shared = await finish_objects(
+                        context.store, reader, parts, rank=context.rank or 0
+                    )
+                data, commit = encode_safetensors(metadata, results, shared, commit)
+            key = self._commit_keys(context)[0]
+            await finish_save(
+                context.store, key, data, commit, context.replaces, has_leftovers=has_leftovers
+            )
         except AiofluxError as exc:
             # After a TransientError it may be committed all the same, now or in a moment.
             if not isinstance(exc, TransientError):
                 await delete_failed(self._unfinished_of(context))
             raise
-
-    async def _finish_dcp(
-        self,
-        context: SaveContext,
-        metadata: Metadata,
-        results: Sequence[WriteResult],
-        commit: Commit,
-    ) -> None:
-        uploaded = [result.storage_data for result in results]
-        metadata.storage_data = {
-            result.index: each.info for result, each in zip(results, uploaded, strict=True)
-        }
-        stored = tuple(each.stored for each in uploaded if each.stored is not None)
-        commit = msgspec.structs.replace(commit, objects=stored)
-        data = encode_commit(pickle.dumps(metadata, protocol=_PICKLE_PROTOCOL), commit)
-        await finish_save(
-            context.store, self._commit_keys(context)[0], data, commit, context.replaces
-        )
-
-    async def _finish_safetensors(
-        self,
-        context: SaveContext,
-        metadata: Metadata,
-        results: Sequence[WriteResult],
-        commit: Commit,
-    ) -> None:
-        parts = [
-            each.storage_data for each in results if isinstance(each.storage_data, UploadedPart)
-        ]
-        async with open_checkpoint(context.store.uri, **self._options) as reader:
-            shared = await finish_objects(context.store, reader, parts, rank=context.rank or 0)
-        contents = collect_contents(metadata, results, shared)
-        metadata.storage_data = contents.metadata.storage_data
-        pickled = pickle.dumps(contents.metadata, protocol=_PICKLE_PROTOCOL)
-        commit = msgspec.structs.replace(
-            commit, objects=contents.objects, extra=pack_metadata(pickled)
-        )
-        await finish_save(
-            context.store,
-            self._commit_keys(context)[0],
-            encode_index(index_of(contents), commit),
-            commit,
-            context.replaces,
-            has_leftovers=bool(parts),
-        )
 
     def _unfinished_of(self, context: SaveContext) -> UnfinishedSave:
         return UnfinishedSave(

@@ -12,11 +12,11 @@ from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._progress import Progress
 from aioflux.cli._text import format_count, format_size, one_line
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, open_root, parse_arguments
+from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._maintain.copy import CheckpointLocation, Copied
-    from aioflux.cli._uri_or_path import Access, UriOrPath
+    from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
 
@@ -48,7 +48,7 @@ def copy_command(
     from aioflux.checkpoint._maintain.copy import copy_checkpoint, copy_root
     from aioflux.checkpoint._store.commits import read_commits
 
-    arguments, access = parse_arguments([source, target], endpoint_url, anonymous=anonymous)
+    arguments = parse_arguments([source, target], endpoint_url, anonymous=anonymous)
     report = Report()
 
     async def work() -> int:
@@ -56,7 +56,7 @@ def copy_command(
         progress = Progress()
         async with AsyncExitStack() as stack:
             stores: dict[str, Store] = {}
-            locations = [await _locate(each, access, stores, stack) for each in arguments]
+            locations = [await _locate(each, stores, stack) for each in arguments]
             is_one = bool(await read_commits(locations[0].store, locations[0].prefix))
             if is_one and step:
                 raise ValueError(f"{source} is one checkpoint; --step needs the run's root")
@@ -81,14 +81,14 @@ def copy_command(
 
 
 async def _locate(
-    argument: UriOrPath, access: Access, stores: dict[str, Store], stack: AsyncExitStack
+    argument: UriOrPath, stores: dict[str, Store], stack: AsyncExitStack
 ) -> CheckpointLocation:
     """Return store and prefix of an argument; two in one bucket share the store, which copies."""
     from aioflux.checkpoint._maintain.copy import CheckpointLocation
 
     root, prefix = argument.split()
     if root not in stores:
-        store = open_root(root, access, transfer=VERIFIED_BY_BLOCKS)
+        store = argument.open_root(root, transfer=VERIFIED_BY_BLOCKS)
         stores[root] = await stack.enter_async_context(store)
     return CheckpointLocation(stores[root], prefix)
 

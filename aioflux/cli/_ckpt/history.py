@@ -6,6 +6,7 @@ A column of the table is a line of `_COLUMNS`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +35,7 @@ __all__ = ["history"]
 
 _BAR_WIDTH = 40
 _MAX_BARS = 100
-_STYLES = {"committed": "green", "failed": "red", "cancelled": "yellow"}
+_COLOURS = {"committed": "green", "failed": "red", "cancelled": "yellow"}
 
 
 def history(
@@ -65,10 +66,10 @@ def history(
         raise typer.BadParameter("--json, --csv and --plot cannot be combined")
     from aioflux.checkpoint._maintain.history import plot, read_history, to_csv, to_json
 
-    root_uri, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
 
     async def work() -> int:
-        async with open_checkpoints(root_uri, access) as root:
+        async with open_checkpoints(argument) as root:
             records = await read_history(root.store)
             title = root.store.uri
         if not records:
@@ -123,25 +124,19 @@ def _table(records: Sequence[SaveRecord]) -> str:
 
 def _bars(records: Sequence[SaveRecord], *, is_terminal: bool) -> str:
     """Return a bar of the throughput of each save, coloured by outcome on a terminal."""
-    from io import StringIO
-
-    from rich.console import Console
-    from rich.text import Text
-
+    is_coloured = is_terminal and not os.environ.get("NO_COLOR")
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     full = "\u2588" if encoding.lower().startswith("utf") else "#"
     most = max((record.bytes_per_second for record in records), default=0.0) or 1.0
     width = max(len(str(record.step)) for record in records)
-    out = StringIO()
-    console = Console(
-        file=out, force_terminal=is_terminal, color_system="standard" if is_terminal else None
-    )
+    lines = []
     for record in records:
         size = round(record.bytes_per_second / most * _BAR_WIDTH)
-        line = Text(f"{record.step:>{width}}  ")
-        line.append(f"{full * size:<{_BAR_WIDTH}}", style=_STYLES[record.outcome])
-        line.append(f"  {format_size(record.bytes_per_second)}/s")
+        bar = f"{full * size:<{_BAR_WIDTH}}"
+        if is_coloured:
+            bar = typer.style(bar, fg=_COLOURS[record.outcome])
+        line = f"{record.step:>{width}}  {bar}  {format_size(record.bytes_per_second)}/s"
         if record.outcome != "committed":
-            line.append(f"  {record.outcome}: {one_line(record.error)}".rstrip(": "))
-        console.print(line, soft_wrap=True, highlight=False)
-    return out.getvalue().rstrip("\n")
+            line += f"  {record.outcome}: {one_line(record.error)}".rstrip(": ")
+        lines.append(line)
+    return "\n".join(lines)

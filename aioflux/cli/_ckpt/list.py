@@ -41,11 +41,11 @@ def list_command(
     """
     from aioflux.checkpoint._store.commits import summarize
 
-    root_uri, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
     report = Report()
 
     async def work() -> int:
-        async with open_checkpoints(root_uri, access) as root:
+        async with open_checkpoints(argument) as root:
             if not root.is_root:
                 raise ValueError(f"{root.store.uri} is one checkpoint; use `aioflux ckpt show`")
             found = await summarize(root.store)

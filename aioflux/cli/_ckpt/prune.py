@@ -14,7 +14,7 @@ from aioflux.cli._text import format_count, json_line, one_line, parse_age
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._maintain.retention import Retention
+    from aioflux.checkpoint._maintain.retention_rules import Retention
 
 __all__ = ["prune_command"]
 
@@ -66,11 +66,11 @@ def prune_command(
     from aioflux.checkpoint._maintain.retention import prune
 
     retention = _parse_rules(keep_last, keep_every, keep_best, ttl)
-    root_uri, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
     report = Report()
 
     async def work() -> int:
-        async with open_checkpoints(root_uri, access) as root:
+        async with open_checkpoints(argument) as root:
             if not root.is_root:
                 raise ValueError(f"{root.store.uri} is one checkpoint; use `aioflux rm -r`")
             done = await prune(
@@ -101,7 +101,7 @@ def prune_command(
 def _parse_rules(
     keep_last: int | None, keep_every: int | None, keep_best: str | None, ttl: str | None
 ) -> Retention:
-    from aioflux.checkpoint._maintain.retention import Retention
+    from aioflux.checkpoint._maintain.retention_rules import Retention
 
     try:
         retention = Retention(

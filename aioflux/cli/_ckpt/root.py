@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux.cli._uri_or_path import open_root
 from aioflux.errors import CheckpointNotFoundError
 from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from aioflux.cli._uri_or_path import Access, UriOrPath
+    from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
 __all__ = ["VERIFIED_BY_BLOCKS", "CheckpointRoot", "Root", "Steps", "open_checkpoints"]
@@ -77,10 +76,10 @@ class CheckpointRoot:
 
 
 @asynccontextmanager
-async def open_checkpoints(argument: UriOrPath, access: Access) -> AsyncIterator[CheckpointRoot]:
+async def open_checkpoints(argument: UriOrPath) -> AsyncIterator[CheckpointRoot]:
     """Open a root or a checkpoint; it is a checkpoint if it has a commit object."""
     from aioflux.checkpoint._store.commits import read_commits
 
     root = str(argument.location)
-    async with open_root(root, access, transfer=VERIFIED_BY_BLOCKS) as store:
+    async with argument.open_root(root, transfer=VERIFIED_BY_BLOCKS) as store:
         yield CheckpointRoot(store, not await read_commits(store, ""))

@@ -9,14 +9,7 @@ import typer
 from aioflux.cli._ckpt.root import Root, open_checkpoints
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import print_lines
-from aioflux.cli._text import (
-    format_metrics,
-    format_size,
-    format_timestamp,
-    json_line,
-    one_line,
-    table,
-)
+from aioflux.cli._text import format_timestamp, json_line, paragraph, table
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
@@ -46,10 +39,10 @@ def show(
     """
     from aioflux.checkpoint._store.commits import read_commit
 
-    root_uri, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
 
     async def work() -> int:
-        async with open_checkpoints(root_uri, access) as root:
+        async with open_checkpoints(argument) as root:
             prefix = await _choose(root, step)
             commit = (await read_commit(root.store, prefix)).commit
             if commit is None:
@@ -57,7 +50,7 @@ def show(
                     f"{root.uri(prefix)} has no commit of aioflux: another program wrote it"
                 )
             rows = _rows(root, prefix, commit)
-        await print_lines("\n".join(map(json_line, rows)) if as_json else _paragraph(rows))
+        await print_lines("\n".join(map(json_line, rows)) if as_json else _describe(rows))
         return 0
 
     return run(work)
@@ -106,18 +99,8 @@ def _rows(root: CheckpointRoot, prefix: str, commit: Commit) -> list[dict[str, A
     ]
 
 
-def _paragraph(rows: list[dict[str, Any]]) -> str:
+def _describe(rows: list[dict[str, Any]]) -> str:
     whole, *objects = rows
-    lines = [one_line(whole["uri"])]
-    for name, value in whole.items():
-        if name in {"type", "uri"}:
-            continue
-        text = str("-" if value is None else value)
-        if name == "size":
-            text = f"{value} ({format_size(value)})"
-        elif name == "metrics":
-            text = format_metrics(value)
-        lines.append(f"  {name.replace('_', ' ') + ':':<13}{one_line(text)}")
     header = ("SIZE", "CRC32C", "RANK", "ITEMS", "OBJECT")
     cells = [
         (
@@ -129,4 +112,4 @@ def _paragraph(rows: list[dict[str, Any]]) -> str:
         )
         for row in objects
     ]
-    return "\n".join([*lines, "", table(header, cells, left=frozenset({4}))])
+    return f"{paragraph(whole)}\n\n{table(header, cells, left=frozenset({4}))}"

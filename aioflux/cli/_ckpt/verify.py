@@ -42,12 +42,12 @@ def verify_command(
     """
     from aioflux.checkpoint._maintain.verify import verify
 
-    root_uri, access = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
     report = Report()
 
     async def work() -> int:
         num_valid = num_bytes = 0
-        async with open_checkpoints(root_uri, access) as root:
+        async with open_checkpoints(argument) as root:
             for prefix in await root.prefixes(step):
                 progress = Progress()
                 with progress.show(is_wanted=deep):

@@ -26,7 +26,7 @@ from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines, print_notice
 from aioflux.cli._progress import Progress
 from aioflux.cli._text import one_line
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, open_root, parse_arguments
+from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from aioflux.cli._cp.objects import CopySource, CopyTarget
     from aioflux.cli._cp.plan import JobOrProblem
-    from aioflux.cli._uri_or_path import Access, UriOrPath
+    from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
 __all__ = ["cp"]
@@ -88,12 +88,12 @@ def cp(
     type and custom metadata, but not cache control, content disposition, content language and
     storage class.
     """
-    access, origins, destination = _parse(
+    origins, destination = _parse(
         sources, target, endpoint_url, anonymous=anonymous, recursive=recursive
     )
 
     async def work() -> int:
-        async with CopyRun(destination, access, no_clobber=no_clobber, dry_run=dry_run) as copy:
+        async with CopyRun(destination, no_clobber=no_clobber, dry_run=dry_run) as copy:
             if recursive:
                 assert origins[0] is not None
                 await copy.copy_below(origins[0])
@@ -111,7 +111,7 @@ def _parse(
     *,
     anonymous: bool,
     recursive: bool,
-) -> tuple[Access, list[UriOrPath | None], Destination]:
+) -> tuple[list[UriOrPath | None], Destination]:
     """Parse the arguments, None for a standard stream, and reject what cannot be combined."""
     if recursive and (len(sources) > 1 or sources == ["-"]):
         raise typer.BadParameter("-r takes one SOURCE, which is not standard input")
@@ -120,8 +120,7 @@ def _parse(
     if sources.count("-") > 1:
         raise typer.BadParameter("standard input can be read only once")
     named = [text for text in [*sources, target] if text != "-"]
-    arguments, access = parse_arguments(named, endpoint_url, anonymous=anonymous)
-    parsed = iter(arguments)
+    parsed = iter(parse_arguments(named, endpoint_url, anonymous=anonymous))
     *origins, goal = [None if text == "-" else next(parsed) for text in [*sources, target]]
     is_directory = goal is not None and (recursive or goal.is_directory())
     if len(sources) > 1 and goal is not None and not is_directory:
@@ -130,17 +129,14 @@ def _parse(
         raise typer.BadParameter(
             'standard input has no name: TARGET must be a file or object, without a "/" at its end'
         )
-    return access, origins, Destination(goal, is_directory)
+    return origins, Destination(goal, is_directory)
 
 
 class CopyRun:
     """One run of the command: the stores that it opens, its progress and its summary."""
 
-    def __init__(
-        self, target: Destination, access: Access, *, no_clobber: bool, dry_run: bool
-    ) -> None:
+    def __init__(self, target: Destination, *, no_clobber: bool, dry_run: bool) -> None:
         self._target = target
-        self._access = access
         self._no_clobber = no_clobber
         self._dry_run = dry_run
         self._progress = Progress(num_listings=1)
@@ -185,7 +181,7 @@ class CopyRun:
         if goal is not None and goal.is_file():
             raise ValueError(f"{goal.text} is a file; -r needs a directory")
         if not source.is_local:
-            store = await self._store(_root(source))
+            store = await self._store(source)
             await self._run(StoreObjects(store), list_prefix(store, source, self._target))
         elif source.is_directory():
             await self._run(self._files, list_directory(self._threads, source, self._target))
@@ -202,7 +198,7 @@ class CopyRun:
             if not named:
                 await self._run(StandardStreams(), self._stdin())
             elif root:
-                store = await self._store(root)
+                store = await self._store(named[0])
                 jobs = list_objects(store, named, self._target, used)
                 await self._run(StoreObjects(store), jobs)
             else:
@@ -211,10 +207,10 @@ class CopyRun:
     async def _stdin(self) -> AsyncGenerator[JobOrProblem, None]:
         yield self._target.job("standard input", "", -1, "")
 
-    async def _store(self, root: str) -> Store:
+    async def _store(self, argument: UriOrPath) -> Store:
+        root, _ = argument.split()
         if root not in self._stores:
-            store = open_root(root, self._access)
-            self._stores[root] = await self._stack.enter_async_context(store)
+            self._stores[root] = await self._stack.enter_async_context(argument.open_root(root))
         return self._stores[root]
 
     async def _copy_target(self) -> CopyTarget:
@@ -223,7 +219,7 @@ class CopyRun:
             return StandardStreams()
         if goal.is_local:
             return self._files
-        return StoreObjects(await self._store(_root(goal)), no_clobber=self._no_clobber)
+        return StoreObjects(await self._store(goal), no_clobber=self._no_clobber)
 
     async def _run(self, source: CopySource, jobs: AsyncGenerator[JobOrProblem, None]) -> None:
         if self._dry_run:

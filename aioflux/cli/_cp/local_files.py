@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux.cli._cp.plan import LARGE_BYTES, TEMPORARY
+from aioflux.cli._output import write_all
 from aioflux.cli._text import one_line
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ Outcome: TypeAlias = "Exception | None"
 """Result of one job: None if the object was copied, FileExistsError if an existing one is kept."""
 
 _PIECE_BYTES = LARGE_BYTES
+_MAX_THREADS = 4
 
 
 class FileThreads:
@@ -42,9 +45,9 @@ class FileThreads:
         stop: Set when a call is cancelled; long calls check it between their steps.
     """
 
-    def __init__(self, num_threads: int = 4) -> None:
+    def __init__(self) -> None:
         self.stop = threading.Event()
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="aioflux")
+        self._executor = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="aioflux")
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a thread, which has ended when this returns or raises."""
@@ -54,9 +57,7 @@ class FileThreads:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             self.stop.set()
-            while not future.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([future])
+            await wait_until_done(future)
             with suppress(Exception):  # marks it as retrieved
                 future.exception()
             raise
@@ -81,7 +82,6 @@ class LocalFiles:
         self._markers: set[str] = set()
 
     async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
-        """See CopySource."""
         return await self._threads.run(self._read_all, jobs)
 
     def _read_all(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
@@ -98,7 +98,6 @@ class LocalFiles:
     async def write_many(
         self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
     ) -> list[Outcome]:
-        """See CopyTarget."""
         return await self._threads.run(self._write_all, jobs, bodies)
 
     def _write_all(
@@ -127,7 +126,7 @@ class LocalFiles:
         descriptor, temporary = self._create_temporary(path)
         try:
             try:
-                _write_to(descriptor, body)
+                write_all(descriptor, body)
             finally:
                 os.close(descriptor)
             self._publish(temporary, path)
@@ -136,7 +135,6 @@ class LocalFiles:
             raise
 
     async def keeps(self, job: CopyJob) -> bool:
-        """See CopyTarget."""
         return not job.write_to.endswith("/") and self._keeps(job.write_to)
 
     def _keeps(self, path: str) -> bool:
@@ -175,7 +173,6 @@ class LocalFiles:
 
     @asynccontextmanager
     async def open_writer(self, job: CopyJob) -> AsyncIterator[FileWriter]:
-        """See CopyTarget."""
         path = job.write_to
         if self._keeps(path):
             raise FileExistsError(path)
@@ -275,8 +272,7 @@ class FileWriter:
         self._descriptor = descriptor
 
     async def write(self, piece: Buffer) -> None:
-        """Append bytes."""
-        await self._threads.run(_write_to, self._descriptor, piece)
+        await self._threads.run(write_all, self._descriptor, piece)
 
 
 def _unlink(path: str) -> None:
@@ -300,12 +296,6 @@ def _create(path: str, mode: int | None) -> int:
         os.unlink(path)
         raise
     return descriptor
-
-
-def _write_to(descriptor: int, data: Buffer) -> None:
-    view = memoryview(data)
-    while view.nbytes:
-        view = view[os.write(descriptor, view) :]
 
 
 def _open_regular(path: str) -> int:

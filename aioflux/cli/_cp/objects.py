@@ -79,11 +79,9 @@ class StoreObjects:
         self._no_clobber = no_clobber
 
     async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
-        """See CopySource."""
         return await _gather([self.store.get(job.read_from) for job in jobs])
 
     async def pieces(self, job: CopyJob) -> AsyncGenerator[Buffer, None]:
-        """See CopySource."""
         async with self.store.open_reader(job.read_from) as reader:
             while piece := await reader.read(_PIECE_BYTES):
                 yield piece
@@ -91,7 +89,6 @@ class StoreObjects:
     async def write_many(
         self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
     ) -> list[Outcome]:
-        """See CopyTarget."""
         calls = [
             self._write(job, body)
             for job, body in zip(jobs, bodies, strict=True)
@@ -112,7 +109,6 @@ class StoreObjects:
 
     @asynccontextmanager
     async def open_writer(self, job: CopyJob) -> AsyncIterator[ObjectWriter]:
-        """See CopyTarget."""
         if await self.keeps(job):
             raise FileExistsError(job.target)
         async with self.store.open_writer(
@@ -121,7 +117,6 @@ class StoreObjects:
             yield writer
 
     async def keeps(self, job: CopyJob) -> bool:
-        """See CopyTarget."""
         return self._no_clobber and await find(self.store, job.write_to) is not None
 
 
@@ -158,7 +153,6 @@ class StandardStreams:
         raise NotImplementedError(jobs)
 
     async def pieces(self, job: CopyJob) -> AsyncGenerator[Buffer, None]:
-        """See CopySource."""
         del job
         while piece := await call_in_daemon_thread(_read_stdin):
             yield piece
@@ -166,7 +160,6 @@ class StandardStreams:
     async def write_many(
         self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
     ) -> list[Outcome]:
-        """See CopyTarget."""
         outcomes: list[Outcome] = []
         for _, body in zip(jobs, bodies, strict=True):
             if isinstance(body, Exception):
@@ -178,12 +171,10 @@ class StandardStreams:
 
     @asynccontextmanager
     async def open_writer(self, job: CopyJob) -> AsyncIterator[StandardStreams]:
-        """See CopyTarget."""
         del job
         yield self
 
     async def keeps(self, job: CopyJob) -> bool:
-        """See CopyTarget."""
         del job
         return False
 

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import bounded_map
+from aioflux._values.uri import join_uri
 from aioflux.cli._cp.plan import (
     CopyJob,
     NameClashes,
@@ -20,7 +21,7 @@ from aioflux.cli._cp.plan import (
 )
 from aioflux.cli._ls import find
 from aioflux.cli._text import describe, one_line
-from aioflux.cli._uri_or_path import as_prefix, uri_of
+from aioflux.cli._uri_or_path import as_prefix
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ async def list_prefix(
                 # A name that is not written cannot clash.
                 is_new = is_local and isinstance(job, CopyJob)
                 if is_new and (other := clashes.add(relative)):
-                    file = one_line(uri_of(store, prefix + other))
+                    file = one_line(join_uri(store.uri, prefix + other))
                     job = Problem(
                         f"cannot copy {one_line(meta.uri)}: {file} is a file where it needs a "
                         "directory; copy one of the two to another directory"

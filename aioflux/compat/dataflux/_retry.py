@@ -12,9 +12,6 @@ __all__ = ["DEFAULT_POLICY", "modified_retry", "policy_of"]
 _MIN_SECONDS = 0.001
 """Replaces a delay of 0, which RetryPolicy rejects."""
 
-_NO_DEADLINE_SECONDS = 365 * 86_400.0
-"""Replaces no deadline, which RetryPolicy rejects: a year."""
-
 DEFAULT_POLICY = RetryPolicy(
     max_attempts=sys.maxsize,
     initial_seconds=1.0,
@@ -64,10 +61,12 @@ def policy_of(retry: Any) -> RetryPolicy:
             "list_retry_config and download_retry_config take a google.api_core.retry.Retry, an "
             f"aioflux.RetryPolicy or None, not {type(retry).__name__}"
         ) from exc
+    if deadline is None:  # RetryPolicy needs one: a year
+        deadline = 365 * 86_400.0
     return RetryPolicy(
         max_attempts=sys.maxsize,
         initial_seconds=max(initial, _MIN_SECONDS),
         multiplier=max(multiplier, 1.0),
         max_seconds=max(maximum, _MIN_SECONDS),
-        deadline_seconds=_NO_DEADLINE_SECONDS if deadline is None else max(deadline, _MIN_SECONDS),
+        deadline_seconds=max(deadline, _MIN_SECONDS),
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from aioflux.compat.dataflux._bucket_dataset import BucketDataset, data_format_default
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, modified_retry
-from aioflux.compat.dataflux._source import BucketDataset, data_format_default
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,11 +76,10 @@ class DataFluxIterableDataset(BucketDataset, IterableDataset[Any]):
             StorageError: The first object that cannot be read, named.
         """
         worker = get_worker_info()
-        share = range(len(self._source))
+        share = range(self._num_objects)
         if worker is not None:
             share = run_of(len(share), worker_id=worker.id, num_workers=worker.num_workers)
-        with closing(self._source.read(share, self.data_format_fn)) as items:
-            yield from items
+        return self._items(share)
 
 
 def run_of(num_objects: int, *, worker_id: int, num_workers: int) -> range:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
 from dataclasses import dataclass, field
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
+from aioflux.compat.dataflux._bucket_dataset import BucketDataset, data_format_default
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, modified_retry
-from aioflux.compat.dataflux._source import BucketDataset, data_format_default
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,7 +91,7 @@ class DataFluxMapStyleDataset(BucketDataset, Dataset[Any]):
     _default_config = Config
 
     def __len__(self) -> int:
-        return len(self._source)
+        return self._num_objects
 
     def __getitem__(self, idx: SupportsIndex) -> Any:
         """Read the object at `idx`; a negative one counts from the end."""
@@ -113,10 +112,6 @@ class DataFluxMapStyleDataset(BucketDataset, Dataset[Any]):
             return self._items(range(len(self)))
         # A subclass that overrides `__getitem__` defines the items.
         return (self[index] for index in range(len(self)))
-
-    def _items(self, indices: Sequence[int]) -> Iterator[Any]:
-        with closing(self._source.read(indices, self.data_format_fn)) as items:
-            yield from items
 
     def _checked_index(self, index: SupportsIndex) -> int:
         number = as_index(index)

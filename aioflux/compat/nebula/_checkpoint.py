@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from aioflux.checkpoint._maintain.tags import quote_name
+from aioflux.checkpoint._tag_checkpoints import quote_name
 from aioflux.compat.nebula._memory_tier import COMMITTED, GROWING
 from aioflux.compat.nebula._sources import find_tag, newest_valid
 from aioflux.compat.nebula._training_run import current

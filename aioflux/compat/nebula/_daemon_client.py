@@ -47,7 +47,7 @@ class DaemonClient:
         self._is_private = settings.is_private
         self._uri = settings.uri
         self._identity = settings.identity
-        self._lock = _bridge.OwnLock()
+        self._lock = _bridge.ForkSafeLock()
         self._sock: socket.socket | None = None
         self._inbox = Inbox()
         self._pid = os.getpid()
@@ -60,14 +60,14 @@ class DaemonClient:
         Raises:
             CheckpointError: The daemon died meanwhile; what it had in memory is lost.
         """
-        with self._lock.mine:
+        with self._lock.current:
             if self._sock is None or self._pid != os.getpid():
                 self._connect(may_start=True)
             return self._call(name, arguments, fds)[0]
 
     def call_if_running(self, name: str, *arguments: object) -> tuple[Any, list[int]]:
         """Send a request; return the answer and descriptors, or None if no daemon is running."""
-        with self._lock.mine:
+        with self._lock.current:
             is_connected = self._sock is not None and self._pid == os.getpid()
             if not is_connected and (self._is_private or not self._connect(may_start=False)):
                 return None, []
@@ -85,8 +85,7 @@ class DaemonClient:
             time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Disconnect."""
-        with self._lock.mine:
+        with self._lock.current:
             self._drop()
 
     def _call(

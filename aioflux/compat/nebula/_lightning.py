@@ -107,7 +107,6 @@ class _Tags(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
         return {"name": path, "type": "file", "size": listed["size_bytes"], "time": listed["time"]}
 
     def modified(self, path: str) -> datetime:
-        """Return the time of a tag."""
         return datetime.fromisoformat(self.info(path)["time"])
 
 

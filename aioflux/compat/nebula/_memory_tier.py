@@ -87,13 +87,7 @@ class Version:
     """Uploads in progress."""
 
     @property
-    def is_complete(self) -> bool:
-        """Return whether all parts are there."""
-        return bool(self.save_id)
-
-    @property
     def num_bytes(self) -> int:
-        """Bytes of its parts."""
         return sum(part.size for part in self.parts.values())
 
 
@@ -133,7 +127,6 @@ class MemoryTier:
 
     @property
     def newest(self) -> Version | None:
-        """The newest complete version."""
         return self.versions[-1] if self.versions else None
 
     def find(self, tag: str, save_id: str = "") -> Version | None:
@@ -183,14 +176,10 @@ class MemoryTier:
     def add_part(
         self, owner: int, number: int, part: tuple[str, str, int], num_files: int, seconds: float
     ) -> Version:
-        """Add a part that a trainer has copied; return its version, which may be complete now.
+        """Add a part that a trainer has copied, and return its version.
 
-        Args:
-            owner: Number of the trainer.
-            number: Number of the segment.
-            part: Tag, name and bytes.
-            num_files: Parts that make the version complete, or COMMITTED or GROWING.
-            seconds: Time for which the trainer was blocked.
+        `number` is that of the segment, `part` the tag, the name and the bytes, and `seconds` the
+        time for which the trainer was blocked.
         """
         tag, name, size = part
         segment = self.segments[number]
@@ -221,10 +210,7 @@ class MemoryTier:
         for each in [each for each in self.versions[:-1] if each.tag == version.tag]:
             if not each.num_readers:
                 self.versions.remove(each)
-        for each in self.versions[:-1]:
-            if len(self.versions) > self.retention and self._is_evictable(each):
-                self.versions.remove(each)
-        self._free_unused()
+        self._apply_retention()
 
     def set_saved(self, version: Version, tier: str, failure: str = "") -> None:
         """Record that a version is saved to another tier, or that this failed."""
@@ -233,6 +219,9 @@ class MemoryTier:
             version.failures[tier] = failure
         else:
             version.saved_in.add(tier)
+        self._apply_retention()
+
+    def _apply_retention(self) -> None:
         for each in self.versions[:-1]:
             if len(self.versions) > self.retention and self._is_evictable(each):
                 self.versions.remove(each)
@@ -246,12 +235,7 @@ class MemoryTier:
         self._free_unused()
 
     def cancel(self, number: int, *, is_created: bool = True) -> None:
-        """Return a segment to which nothing was copied after all.
-
-        Args:
-            number: Number of the segment.
-            is_created: Whether the daemon has it; otherwise it cannot be reused.
-        """
+        """Return a segment to which nothing was copied; one that the daemon lacks is not reused."""
         if (segment := self.segments.get(number)) is not None:
             segment.is_filling = False
             if not is_created:
@@ -262,10 +246,6 @@ class MemoryTier:
         """Remove a trainer that has disconnected, and what it had not finished.
 
         Its parts stay while others are connected, whose parts may complete their version.
-
-        Args:
-            owner: Number of the trainer.
-            is_last: Whether no other trainer is connected.
         """
         for tag, version in list(self.open.items()):
             version.owners.discard(owner)
@@ -325,9 +305,7 @@ class MemoryTier:
             self._free(victim)
 
     def _is_evictable(self, version: Version) -> bool:
-        if version.num_readers or any(part.segment.num_readers for part in version.parts.values()):
-            return False
-        if self._is_due(version):
+        if version.num_readers or self._is_read(version) or self._is_due(version):
             return False
         return bool(version.saved_in) or version is not self.newest
 
@@ -340,16 +318,16 @@ class MemoryTier:
 
     def _will_free_memory(self) -> bool:
         """Return whether memory becomes free when uploads or loads end."""
+
+        def is_in_first_upload(version: Version) -> bool:
+            # A retry may take minutes to fail.
+            is_retry = bool(version.failures) and not self._is_waiting(version)
+            return version.num_readers > 0 and not is_retry
+
         return any(
-            (version.num_readers and not self._has_failed(version))
-            or self._is_due(version)
-            or self._is_read(version)
+            is_in_first_upload(version) or self._is_due(version) or self._is_read(version)
             for version in self.versions
         )
-
-    def _has_failed(self, version: Version) -> bool:
-        """Return whether an upload of a version is a retry, which may take minutes to fail."""
-        return bool(version.failures) and not self._is_waiting(version)
 
     @staticmethod
     def _is_read(version: Version) -> bool:
@@ -364,5 +342,5 @@ class MemoryTier:
                 self._free(segment)
 
     def _free(self, segment: Segment) -> None:
-        if self.segments.pop(segment.number, None) is not None:
-            self.freed.append(segment)
+        del self.segments[segment.number]
+        self.freed.append(segment)

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.checkpoint._save.tag_save import new_save_id
 from aioflux.checkpoint._save.uploader_messages import (
     MAX_FDS,
     MAX_READ_BYTES,
@@ -27,6 +26,7 @@ from aioflux.checkpoint._save.uploader_messages import (
     encode,
     portable,
 )
+from aioflux.checkpoint._tag_checkpoints import new_save_id
 from aioflux.compat.nebula._memory_tier import COMMITTED, MemoryTier, Version
 from aioflux.compat.nebula._settings import credential_variables
 from aioflux.compat.nebula._storage_tier import DISK, STORAGE, StorageTier
@@ -142,13 +142,7 @@ class NodeDaemon:
         self._last_trainer_left = time.monotonic()
 
     @property
-    def num_trainers(self) -> int:
-        """Processes that are connected."""
-        return len(self._trainers)
-
-    @property
     def has_served(self) -> bool:
-        """Return whether a trainer has ever connected."""
         return self._num_connections > 0
 
     @property
@@ -220,7 +214,7 @@ class NodeDaemon:
 
     async def _do_hello(
         self, _: TrainerConnection, settings: Settings, variables: dict[str, str] | None = None
-    ) -> int:
+    ) -> None:
         has_new_credentials = variables is not None and _use_credentials(variables)
         self.memory.budget_bytes = settings.budget_bytes
         self.memory.retention = settings.retention
@@ -248,7 +242,6 @@ class NodeDaemon:
         self.memory.num_tiers = len(self.tiers)
         self.memory.remove_orphaned_parts()
         await self._close_replaced_stores()
-        return os.getpid()
 
     async def _do_allocate(
         self, trainer: TrainerConnection, size: int
@@ -270,8 +263,8 @@ class NodeDaemon:
         part: tuple[str, str, int],
         num_files: int,
         seconds: float,
-    ) -> bool:
-        """Add a part, and return whether its version is complete."""
+    ) -> None:
+        """Add a part, which may complete its version."""
         segment = self.memory.segments[number]
         if number not in self._mapped:
             try:
@@ -283,7 +276,6 @@ class NodeDaemon:
         version = self.memory.add_part(trainer.number, number, part, num_files, seconds)
         if self.memory.has_all_parts(version):
             self._complete(version, self._new_save_id())
-        return version.is_complete
 
     async def _do_cancel(self, _: TrainerConnection, number: int) -> None:
         self.memory.cancel(number, is_created=number in self._mapped)
@@ -382,6 +374,9 @@ class NodeDaemon:
         return len(self._trainers) == 1
 
     def _complete(self, version: Version, save_id: str) -> None:
+        # Without an interval all versions are saved, also those that a newer one follows at once.
+        if any(tier.name == STORAGE and not tier.interval_seconds for tier in self.tiers):
+            version.is_due = True
         self.memory.complete(version, save_id)
         for tier in self.tiers:
             tier.removed.discard(version.tag)  # the removal was of an earlier version
@@ -393,26 +388,24 @@ class NodeDaemon:
         return new_save_id(moment, f"{secrets.randbits(32):08x}")
 
     def _next_version(self, tier: StorageTier) -> Version | None:
-        now, has_trainers = time.monotonic(), bool(self._trainers)
         return tier.next_version(
-            self.memory, now, has_trainers=has_trainers, is_stopping=self.is_stopping
-        )
-
-    def _version_to_retry(self, tier: StorageTier) -> Version | None:
-        """Return a version to retry, also while the daemon waits for the next trainer."""
-        now = time.monotonic()
-        return tier.version_to_retry(
             self.memory,
-            now,
-            alone_seconds=0.0 if self._trainers else now - self._last_trainer_left,
-            linger_seconds=self.linger_seconds,
+            time.monotonic(),
+            has_trainers=bool(self._trainers),
             is_stopping=self.is_stopping,
         )
 
     async def run_saver(self, tier: StorageTier) -> None:
         """Save versions to a tier, one after the other."""
         while True:
-            version = self._next_version(tier) or self._version_to_retry(tier)
+            now = time.monotonic()
+            version = self._next_version(tier) or tier.version_to_retry(
+                self.memory,
+                now,
+                alone_seconds=0.0 if self._trainers else now - self._last_trainer_left,
+                linger_seconds=self.linger_seconds,
+                is_stopping=self.is_stopping,
+            )
             if version is None:
                 await self.changed(_POLL_SECONDS)
                 continue

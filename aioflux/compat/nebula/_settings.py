@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux._values.uri import parse_uri, quote_path
+from aioflux._values.uri import local_uri, parse_uri
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ __all__ = [
     "parse_settings",
     "parse_storage_path",
     "path_or_uri",
-    "scheme_of",
     "socket_path",
     "to_uri",
 ]
@@ -229,12 +228,7 @@ def to_uri(path: str) -> str:
     """Return the uri of a storage path: itself, or that of a directory of the local disk."""
     if "://" in path:
         return str(parse_uri(path)).rstrip("/")
-    return f"file://{quote_path(os.path.abspath(os.path.expanduser(path)))}"
-
-
-def scheme_of(path: str) -> str:
-    """Return the scheme of a storage path; empty for an empty path."""
-    return parse_uri(to_uri(path)).scheme if path else ""
+    return local_uri(os.path.expanduser(path))
 
 
 def path_or_uri(uri: str) -> str:

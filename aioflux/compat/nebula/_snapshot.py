@@ -7,7 +7,6 @@ The segment is allocated when the size is known, so that none of the budget is w
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
 import tempfile
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aioflux._files import RawBinaryFile
+from aioflux._files import PositionedFile
 from aioflux._values.checksums import crc32c
-from aioflux.checkpoint._save.staging import Arena
-from aioflux.checkpoint._save.state_pickle import pickle_state
+from aioflux._values.meta import ObjectMeta
+from aioflux.checkpoint._tag_checkpoints import Arena, pickle_state
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ class _DiskArena:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """Unmap and close it."""
         self.view.release()
         self._map.close()
         os.close(self.fd)
@@ -55,21 +53,14 @@ class _DiskArena:
 class Snapshots:
     """Copies objects to the node daemon, into mapped memory that is reused."""
 
-    def __init__(self, client: DaemonClient, disk: str = "") -> None:
+    def __init__(self, client: DaemonClient, disk: str) -> None:
         self._client = client
         self._disk = disk
         self._arenas: dict[int, Arena] = {}
         self._generation = 0
 
-    def save(self, tag: str, name: str, value: Any, num_files: int) -> bool:
-        """Copy an object to memory, as a part of a tag.
-
-        Returns:
-            Whether the tag is complete with it.
-
-        Raises:
-            CheckpointError: It could not be copied.
-        """
+    def save(self, tag: str, name: str, value: Any, num_files: int) -> None:
+        """Copy an object to memory, as a part of a tag."""
         started = time.perf_counter()
         pieces = pickle_state(value)
         size = -(-pieces.num_bytes // _PAGE_BYTES) * _PAGE_BYTES
@@ -86,7 +77,7 @@ class Snapshots:
         fds = () if kind == "reuse" else (arena.fd,)
         part = (tag, name, pieces.num_bytes)
         try:
-            return bool(self._client.call("add_part", number, part, num_files, seconds, fds=fds))
+            self._client.call("add_part", number, part, num_files, seconds, fds=fds)
         finally:
             if isinstance(arena, Arena):
                 arena.close_descriptor()  # the daemon has it, and the map remains
@@ -122,52 +113,25 @@ class Snapshots:
                 arena.close()
 
 
-class _SegmentFile(RawBinaryFile):
+class _SegmentFile(PositionedFile):
     """A part in the memory of the daemon, as a file."""
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: memoryview, name: str) -> None:
+        super().__init__(ObjectMeta(key=name, uri=name, size=view.nbytes))
         self._view = view
-        self._at = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the offset of the next read."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Set the offset of the next read."""
-        base = (0, self._at, self._view.nbytes)[whence]
-        self._at = max(0, base + offset)
-        return self._at
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Copy to `buffer`."""
         into = memoryview(buffer).cast("B")
-        found = self._view[self._at : self._at + into.nbytes]
+        found = self._view[self._position : self._position + into.nbytes]
         into[: found.nbytes] = found
-        self._at += found.nbytes
+        self._position += found.nbytes
         return found.nbytes
 
 
 def load_segment(
     fd: int, size: int, checksum: int | None, name: str, *, map_location: Any, weights_only: bool
 ) -> Any:
-    """Load a part from memory of the daemon, with one copy.
-
-    Args:
-        fd: Descriptor of the memory.
-        size: Bytes of the part.
-        checksum: Their crc32c; None if it is not computed yet.
-        name: Name of the part in errors.
-        map_location: As `torch.load`.
-        weights_only: As `torch.load`.
+    """Load a part of `size` bytes from memory of the daemon, with one copy.
 
     Raises:
         CheckpointCorruptError: The bytes are damaged.
@@ -177,7 +141,7 @@ def load_segment(
         try:
             if checksum is not None and crc32c(view) != checksum:
                 raise CheckpointCorruptError(f"{name} is damaged in memory")
-            with _SegmentFile(view) as file:
-                return torch.load(file, map_location=map_location, weights_only=weights_only)
+            file: Any = _SegmentFile(view, name)
+            return torch.load(file, map_location=map_location, weights_only=weights_only)
         finally:
             view.release()

@@ -4,48 +4,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aioflux import _bridge
-from aioflux.checkpoint._maintain.tags import is_valid, list_tags, read_part, read_tag
+from aioflux.checkpoint._tag_checkpoints import is_valid, list_tags, read_part, read_tag
 from aioflux.compat.nebula._storage_tier import STORAGE
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from aioflux.checkpoint._maintain.tags import StoredTag
+    from aioflux.checkpoint._tag_checkpoints import StoredTag
     from aioflux.compat.nebula._daemon_client import DaemonClient
     from aioflux.store import Store
 
 __all__ = ["SavedTag", "StoreSource", "find_all", "find_tag", "newest_valid"]
-
-
-class TagSource(Protocol):
-    """One tier that has a tag."""
-
-    @property
-    def tier(self) -> str:
-        """`memory`, `disk` or `storage`."""
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the parts."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Their bytes."""
-
-    def is_valid(self) -> bool:
-        """Return whether it is complete."""
-
-    def load(self, name: str, *, map_location: Any, weights_only: Any) -> Any:
-        """Load one part.
-
-        Raises:
-            KeyError: There is no such part.
-            CheckpointCorruptError: It is gone or damaged.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +87,6 @@ class StoreSource:
         return _bridge.run(is_valid(self.store, self.stored))
 
     def uri(self, name: str) -> str:
-        """Return the uri of a part."""
         return self.stored.part_uri(self.store, name)
 
     def load(self, name: str, *, map_location: Any, weights_only: Any) -> Any:
@@ -140,7 +112,7 @@ class SavedTag:
     """The tag."""
     save_id: str
     """Id of the save; sorts by time."""
-    sources: list[TagSource] = field(default_factory=list)
+    sources: list[_MemorySource | StoreSource] = field(default_factory=list)
     """Its sources, the nearest first."""
 
     @property
@@ -150,7 +122,6 @@ class SavedTag:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all parts."""
         return max(source.size_bytes for source in self.sources)
 
     def is_valid(self) -> bool:
@@ -186,12 +157,7 @@ class SavedTag:
 
 
 def find_all(client: DaemonClient | None, stores: Iterable[tuple[str, Store]]) -> list[SavedTag]:
-    """Return all saves, the newest first, without verifying them.
-
-    Args:
-        client: The connection to the daemon; None to leave memory out.
-        stores: The stores by the name of their tier, the nearest first.
-    """
+    """Return all saves, the newest first, without verifying them; None leaves memory out."""
     in_memory = _list_memory(client)
     stored = {tier: (store, _bridge.run(list_tags(store))) for tier, store in stores}
     return _merge(in_memory, stored)

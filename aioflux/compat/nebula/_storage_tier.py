@@ -10,12 +10,18 @@ import io
 import logging
 import math
 import time
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.checkpoint._maintain.tags import keep_newest, remove_tag
-from aioflux.checkpoint._save.tag_save import PartData, TagSave, UploadSettings, tag_job
+from aioflux.checkpoint._tag_checkpoints import (
+    PartData,
+    TagSave,
+    UploadSettings,
+    keep_newest,
+    remove_tag,
+    tag_job,
+)
 from aioflux.errors import AiofluxError, AlreadyExistsError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
@@ -24,15 +30,22 @@ if TYPE_CHECKING:
     from aioflux.compat.nebula._memory_tier import MemoryTier, Version
     from aioflux.store import Store
 
-__all__ = ["COLUMNS", "DISK", "HISTORY_KEY", "STORAGE", "HistoryLine", "StorageTier", "append"]
+__all__ = ["DISK", "STORAGE", "StorageTier"]
 
 _log = logging.getLogger("aioflux")
 
 DISK: Final = "disk"
 STORAGE: Final = "storage"
 
-HISTORY_KEY: Final = "nebula/checkpointHistories.csv"
+_HISTORY_KEY: Final = "nebula/checkpointHistories.csv"
 """Key of the history, below the root of the checkpoints."""
+
+_COLUMNS: Final = (
+    *("time", "tag", "outcome", "num_files", "size_bytes", "blocked_seconds", "duration_seconds"),
+    *("num_nodes", "save_id", "error", "throughput_bytes_per_second"),
+)
+"""Its columns in order; new ones are appended. A size is what was stored, a duration that from
+memory to the commit or the failure."""
 
 _MAX_ATTEMPTS: Final = 8
 
@@ -94,12 +107,7 @@ class StorageTier:
     ) -> Version | None:
         """Return the newest version if saving it failed and it is time to retry.
 
-        Args:
-            memory: The tier that holds it.
-            now: Monotonic time.
-            alone_seconds: Time since the last trainer disconnected; 0 while one is connected.
-            linger_seconds: Time for which the daemon waits for the next trainer.
-            is_stopping: Whether the daemon exits when it can.
+        `alone_seconds` is the time since the last trainer disconnected, 0 while one is connected.
         """
         newest = memory.newest
         if newest is None or self.name not in newest.failures or now < self.retry_at:
@@ -118,14 +126,9 @@ class StorageTier:
         memory: MemoryTier,
         commit_seconds: float,
     ) -> None:
-        """Save a version to `store`, and remove older tags.
+        """Save a version to `store`, and remove older tags; `self.store` may be replaced meanwhile.
 
-        Args:
-            store: The store; `self.store` may be replaced meanwhile.
-            version: The version.
-            views: Memory of its segments by number.
-            memory: The tier that holds it.
-            commit_seconds: How long nodes wait for each other.
+        `views` is the memory of its segments by number.
         """
         is_shared = self.name == STORAGE
         job = tag_job(
@@ -159,98 +162,50 @@ class _NebulaSave(TagSave):
     tag = ""
 
     async def _record(self, outcome: str, *, num_bytes: int = 0, error: str = "") -> None:
-        line = HistoryLine(
-            tag=self.tag,
-            outcome=outcome,
-            num_files=self.num_files,
-            size_bytes=num_bytes,
-            blocked_seconds=self._job.staged_seconds,
-            duration_seconds=time.time() - self._job.started,
-            num_nodes=self._job.world_size,
-            save_id=self._job.save_id,
-            error=error,
+        job, now = self._job, time.time()
+        seconds = now - job.started
+        moment = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+        row = (
+            moment.replace("+00:00", "Z"),
+            self.tag,
+            outcome,
+            self.num_files,
+            num_bytes,
+            job.staged_seconds,
+            seconds,
+            job.world_size,
+            job.save_id,
+            error,
+            round(num_bytes / seconds) if seconds > 0 else 0,
         )
         try:
-            await append(self._store, line)
+            await _append(self._store, row)
         except AiofluxError as exc:
             _log.warning("the history of %s lacks %s: %s", self._store.uri, self.tag, exc)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HistoryLine:
-    """One save in checkpointHistories.csv."""
-
-    tag: str
-    """The tag."""
-    outcome: str
-    """`committed`, `failed` or `cancelled`."""
-    num_files: int
-    """Its parts."""
-    size_bytes: int
-    """Bytes that were stored."""
-    blocked_seconds: float
-    """Time for which the training was blocked."""
-    duration_seconds: float
-    """Time from memory to the commit, or to the failure."""
-    num_nodes: int = 1
-    """Nodes that saved it."""
-    save_id: str = ""
-    """Id of the save."""
-    error: str = ""
-    """Reason of a failure."""
-
-
-COLUMNS: Final = (
-    "time",
-    "tag",
-    "outcome",
-    "num_files",
-    "size_bytes",
-    "blocked_seconds",
-    "duration_seconds",
-    "num_nodes",
-    "save_id",
-    "error",
-    "throughput_bytes_per_second",
-)
-"""Columns in order; new ones are appended."""
-
-assert COLUMNS[1:-1] == tuple(each.name for each in fields(HistoryLine))
-
-
-def _encode(rows: list[tuple[object, ...]]) -> bytes:
+def _encode(row: tuple[object, ...]) -> bytes:
     text = io.StringIO()
-    csv.writer(text).writerows(rows)
+    csv.writer(text).writerow(row)
     return text.getvalue().encode(errors="backslashreplace")
 
 
-async def append(store: Store, line: HistoryLine) -> None:
+async def _append(store: Store, row: tuple[object, ...]) -> None:
     """Append a line to the history; two or three requests.
 
     The object is replaced with a precondition on its generation, so that no line of a concurrent
     writer is lost. A line has about 150 bytes: 1.5 MB for 10,000 saves.
-
-    Raises:
-        StorageError: It could not be appended.
     """
-    seconds = line.duration_seconds
-    moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    throughput = round(line.size_bytes / seconds) if seconds > 0 else 0
-    row = _encode([(moment, *astuple(line), throughput)])
     for attempt in range(1, _MAX_ATTEMPTS + 1):
+        condition: dict[str, Any]
         try:
-            meta = await store.head(HISTORY_KEY)
-            data = await store.get(meta) + row
+            meta = await store.head(_HISTORY_KEY)
+            data = await store.get(meta)
+            condition = {"if_generation_match": meta.generation}
         except NotFoundError:
-            meta, data = None, _encode([COLUMNS]) + row
+            data, condition = _encode(_COLUMNS), {"mode": "create"}
         try:
-            if meta is None:
-                await store.put(HISTORY_KEY, data, mode="create", content_type="text/csv")
-            else:
-                generation = meta.generation
-                await store.put(
-                    HISTORY_KEY, data, if_generation_match=generation, content_type="text/csv"
-                )
+            await store.put(_HISTORY_KEY, data + _encode(row), content_type="text/csv", **condition)
         except (AlreadyExistsError, PreconditionFailedError):
             if attempt == _MAX_ATTEMPTS:
                 raise

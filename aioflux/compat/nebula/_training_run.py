@@ -6,13 +6,15 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 from aioflux import _bridge
-from aioflux.checkpoint._maintain.tags import open_checkpoint
+from aioflux._store_cache import StoreCache
+from aioflux._values.uri import parse_uri
+from aioflux.checkpoint._tag_checkpoints import open_checkpoint
 from aioflux.compat.nebula._daemon_client import DaemonClient
-from aioflux.compat.nebula._settings import parse_settings, scheme_of, to_uri
+from aioflux.compat.nebula._settings import parse_settings, to_uri
 from aioflux.compat.nebula._storage_tier import DISK, STORAGE
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._save.ranks import Ranks
+    from aioflux.checkpoint._tag_checkpoints import Ranks
     from aioflux.compat.nebula._settings import Settings
     from aioflux.compat.nebula._snapshot import Snapshots
     from aioflux.options import StoreOptions
@@ -31,6 +33,7 @@ class TrainingRun:
         self.settings = settings
         self.options = options
         self.client = DaemonClient(settings)
+        self._stores = StoreCache(self._open_store)
         self._snapshots: Snapshots | None = None
         self._ranks: Ranks | None = None
 
@@ -40,38 +43,37 @@ class TrainingRun:
         if self._snapshots is None:
             from aioflux.compat.nebula._snapshot import Snapshots
 
-            local = self.settings.local
-            self._snapshots = Snapshots(self.client, _create_directory(local))
+            directory = ""
+            if (local := self.settings.local) is not None:
+                directory = parse_uri(local.uri).key
+                os.makedirs(directory, exist_ok=True)
+            self._snapshots = Snapshots(self.client, directory)
         return self._snapshots
 
     @property
     def ranks(self) -> Ranks:
         """The ranks of the training; all ranks must get this property at the same time."""
         if self._ranks is None:
-            from aioflux.checkpoint._save.ranks import open_ranks
+            from aioflux.checkpoint._tag_checkpoints import open_ranks
 
             self._ranks = open_ranks(None, self.settings.commit_seconds)
         return self._ranks
 
-    def stores(self, path: str = "") -> list[tuple[str, Store]]:
-        """Return the stores to search, by the name of their tier, the nearest first.
+    def stores(self) -> list[tuple[str, Store]]:
+        """Return the stores to search, by the name of their tier, the nearest first."""
+        local, uri = self.settings.local, self.settings.uri
+        tiers = [(DISK, local.uri)] if local is not None else []
+        tiers += [(STORAGE, uri)] if uri else []
+        return [(tier, self._stores[uri]) for tier, uri in tiers]
 
-        Args:
-            path: Another storage than that of this run.
-        """
-        uri = to_uri(path) if path else self.settings.uri
-        found: list[tuple[str, Store]] = []
-        if self.settings.local is not None and uri == self.settings.uri:
-            found.append((DISK, open_checkpoint(self.settings.local.uri)))
-        if uri:
-            found.append((STORAGE, open_checkpoint(uri, **self.options_at(uri))))
-        for _, store in found:
-            _bridge.close_when_dropped(store)
-        return found
+    def _open_store(self, uri: str) -> Store:
+        options: StoreOptions = self.options if uri == self.settings.uri else {}
+        return _bridge.close_when_dropped(open_checkpoint(uri, **options))
 
     def options_at(self, path: str) -> StoreOptions:
         """Return the options for another storage: credentials are for one cloud only."""
-        scheme, ours = scheme_of(path), scheme_of(self.settings.uri)
+        scheme = parse_uri(to_uri(path)).scheme
+        ours = parse_uri(self.settings.uri).scheme if self.settings.uri else ""
         if scheme == ours or (not ours and scheme != "file"):
             return self.options
         kept = {name: value for name, value in self.options.items() if name in _CLOUD_INDEPENDENT}
@@ -79,21 +81,12 @@ class TrainingRun:
 
     def close(self) -> None:
         """Disconnect from the node daemon."""
+        self._stores.clear()
         if self._snapshots is not None:
             self._snapshots.close()
         if self._ranks is not None:
             self._ranks.close()
         self.client.close()
-
-
-def _create_directory(store: Store | None) -> str:
-    if store is None:
-        return ""
-    from aioflux._values.uri import parse_uri
-
-    path = parse_uri(store.uri).key
-    os.makedirs(path, exist_ok=True)
-    return path
 
 
 _runs: dict[str, TrainingRun] = {}
@@ -142,11 +135,9 @@ def run_at(path: str) -> TrainingRun:
 
 
 def remove(run: TrainingRun) -> None:
-    """Close a run."""
     _runs.pop(run.settings.uri, None)
     run.close()
 
 
 def all_runs() -> list[TrainingRun]:
-    """Return the runs of this process."""
     return list(_runs.values())

@@ -28,10 +28,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.utils.common import StreamWrapper
 
 from aioflux.compat.s3_datapipes._lines import LineReader
-from aioflux.compat.s3_datapipes._lister import S3FileLister
+from aioflux.compat.s3_datapipes._lister import ListedUrl, S3FileLister
 from aioflux.compat.s3_datapipes._loader import S3FileLoader
 from aioflux.compat.s3_datapipes._saver import S3FileSaver
-from aioflux.compat.s3_datapipes._urls import ListedUrl
 
 __all__ = [
     "IterableWrapper",

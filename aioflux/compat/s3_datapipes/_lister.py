@@ -1,29 +1,50 @@
-"""S3FileLister: urls of the objects below prefixes, `.list_files_by_s3()`."""
+"""S3FileLister: urls of the objects below prefixes, `.list_files_by_s3()`, with their metadata."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import closing
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
-from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 from aioflux.compat.s3_datapipes._options import Stores, with_timeout
-from aioflux.compat.s3_datapipes._urls import ListedUrl
-from aioflux.errors import StorageError
+from aioflux.data._error_policy import worker_errors
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
     from typing import Unpack
 
     from aioflux._values.listing import Listing
+    from aioflux._values.meta import ObjectMeta
     from aioflux.options import StoreOptions
 
-__all__ = ["S3FileLister"]
+__all__ = ["ListedUrl", "S3FileLister"]
 
 _log = logging.getLogger("aioflux")
+
+
+class ListedUrl(str):
+    """The url of an object that was listed: a string with the metadata of the object.
+
+    A loader needs no request for the object's size, and reads the generation that was listed. The
+    metadata survives shuffles, filters, batches and processes.
+    """
+
+    __slots__ = ("meta",)
+
+    meta: ObjectMeta
+    """Metadata, as listed; its key is relative to the bucket."""
+
+    def __new__(cls, meta: ObjectMeta) -> Self:
+        """Make the url of an object."""
+        url = super().__new__(cls, meta.uri)
+        url.meta = meta
+        return url
+
+    def __reduce__(self) -> tuple[type[ListedUrl], tuple[ObjectMeta]]:
+        return ListedUrl, (self.meta,)
 
 
 @functional_datapipe("list_files_by_s3")
@@ -63,13 +84,9 @@ class S3FileLister(IterDataPipe[str]):
 
     def __iter__(self) -> Iterator[str]:
         """List one prefix after the other."""
-        try:
+        with worker_errors():
             for prefix in self.source_datapipe:
                 yield from self._below(prefix)
-        except StorageError as exc:
-            if get_worker_info() is not None:
-                exc.carry_fields()
-            raise
 
     def _below(self, prefix: str) -> Iterator[str]:
         store, key = self._stores.at(prefix)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 from torch.utils.data.datapipes.utils.common import StreamWrapper
 
-from aioflux.compat.s3_datapipes._options import (
-    Stores,
-    buffer_bytes,
-    one_request_at_a_time,
-    with_timeout,
-)
+from aioflux.compat.s3_datapipes._options import Stores, with_timeout
 from aioflux.compat.s3_datapipes._prefetch import UrlPrefetcher
+from aioflux.data._error_policy import worker_errors
 from aioflux.data._store_reader import DEFAULT_CACHE_BYTES, FetchConfig
-from aioflux.errors import StorageError
+from aioflux.options import MIB, TransferOptions
 
 if TYPE_CHECKING:
     import os
@@ -28,6 +24,9 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
 
 __all__ = ["S3FileLoader"]
+
+_BUFFER_BYTES = 128 * MIB
+"""torchdata's own default of `buffer_size`."""
 
 
 @functional_datapipe("load_files_by_s3")
@@ -75,10 +74,15 @@ class S3FileLoader(IterDataPipe[tuple[str, Any]]):
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         **options: Unpack[StoreOptions],
     ) -> None:
-        self.source_datapipe = source_datapipe
-        self._buffer_bytes = buffer_bytes(buffer_size)
+        if buffer_size is None:
+            buffer_size = _BUFFER_BYTES
+        if buffer_size <= 0:
+            raise ValueError(f"buffer_size must be above 0, not {buffer_size!r}")
         if multi_part_download is False:
-            options = one_request_at_a_time(options, self._buffer_bytes)
+            transfer = options.get("transfer") or TransferOptions()
+            options["transfer"] = replace(transfer, range_size_bytes=buffer_size)
+        self.source_datapipe = source_datapipe
+        self._buffer_bytes = buffer_size
         self._stores = Stores(with_timeout(options, request_timeout_ms), region=region)
         self._fetch_config = FetchConfig.with_cache(cache, cache_bytes=cache_bytes)
 
@@ -86,14 +90,9 @@ class S3FileLoader(IterDataPipe[tuple[str, Any]]):
         """Load one url after the other."""
         urls = iter(self.source_datapipe)
         prefetcher = UrlPrefetcher(urls, self._stores, self._fetch_config, self._buffer_bytes)
-        try:
-            with closing(prefetcher.files()) as files:
-                for url, file in files:
-                    yield url, StreamWrapper(file, name=url)
-        except StorageError as exc:
-            if get_worker_info() is not None:
-                exc.carry_fields()
-            raise
+        with worker_errors(), closing(prefetcher.files()) as files:
+            for url, file in files:
+                yield url, StreamWrapper(file, name=url)
 
     def __len__(self) -> int:
         return len(self.source_datapipe)  # type: ignore[arg-type]  # or TypeError

@@ -9,22 +9,13 @@ from typing import TYPE_CHECKING, cast
 from aioflux import sync
 from aioflux._store_cache import StoreCache
 from aioflux._values.uri import parse_uri, split_at_bucket
-from aioflux.options import MIB, S3Access, Timeouts, TransferOptions, carries_secret
+from aioflux.options import S3Access, Timeouts, carries_secret
 
 if TYPE_CHECKING:
     from aioflux.options import StoreOptions
 
-__all__ = [
-    "DEFAULT_BUFFER_BYTES",
-    "Stores",
-    "buffer_bytes",
-    "in_region",
-    "one_request_at_a_time",
-    "with_timeout",
-]
+__all__ = ["Stores", "in_region", "with_timeout"]
 
-DEFAULT_BUFFER_BYTES = 128 * MIB
-"""torchdata's own default of `buffer_size`."""
 _UNSET = -1
 
 
@@ -84,11 +75,7 @@ def in_region(options: StoreOptions, region: str, url: str) -> StoreOptions:
 
 
 def with_timeout(options: StoreOptions, request_timeout_ms: int) -> StoreOptions:
-    """Return options with the time that a request may make no progress.
-
-    Args:
-        options: Options of `open_store`.
-        request_timeout_ms: In milliseconds; -1 for `Timeouts()`.
+    """Return options with the time that a request may make no progress; -1 for `Timeouts()`.
 
     Raises:
         ValueError: It is no time, or there are `timeouts` already.
@@ -102,24 +89,3 @@ def with_timeout(options: StoreOptions, request_timeout_ms: int) -> StoreOptions
     seconds = request_timeout_ms / 1000
     timeouts = Timeouts(connect_seconds=seconds, progress_seconds=seconds)
     return cast("StoreOptions", {**options, "timeouts": timeouts})
-
-
-def buffer_bytes(buffer_size: int | None) -> int:
-    """Return how many bytes of an object may be prefetched.
-
-    Raises:
-        ValueError: It is not above 0.
-    """
-    if buffer_size is None:
-        return DEFAULT_BUFFER_BYTES
-    if buffer_size <= 0:
-        raise ValueError(f"buffer_size must be above 0, not {buffer_size!r}")
-    return buffer_size
-
-
-def one_request_at_a_time(options: StoreOptions, num_bytes: int) -> StoreOptions:
-    """Return options with which no object up to `num_bytes` is read in parallel ranges."""
-    transfer = options.get("transfer") or TransferOptions()
-    return cast(
-        "StoreOptions", {**options, "transfer": replace(transfer, range_size_bytes=num_bytes)}
-    )

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from aioflux.compat.s3_datapipes._urls import ListedUrl
+from aioflux.compat.s3_datapipes._lister import ListedUrl
 from aioflux.data._object_stream import open_stream
 from aioflux.data._store_reader import StoreReader
 from aioflux.errors import StorageError
@@ -87,16 +87,12 @@ class UrlPrefetcher:
     Args:
         urls: Urls of objects; taken in the thread that reads.
         stores: Stores of their buckets.
-        config: How whole objects are read.
-        buffer_bytes: Objects that are known to be larger are streamed, with so much prefetched.
+        config: Settings by which whole objects are read.
+        buffer_bytes: Larger objects are streamed, with so much prefetched.
     """
 
     def __init__(
-        self,
-        urls: Iterator[str],
-        stores: Stores,
-        config: FetchConfig,
-        buffer_bytes: int,
+        self, urls: Iterator[str], stores: Stores, config: FetchConfig, buffer_bytes: int
     ) -> None:
         self._urls = urls
         self._stores = stores

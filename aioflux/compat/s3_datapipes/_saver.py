@@ -5,12 +5,11 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 from aioflux.compat.s3_datapipes._options import Stores, with_timeout
-from aioflux.errors import StorageError
+from aioflux.data._error_policy import worker_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -62,16 +61,12 @@ class S3FileSaver(IterDataPipe[str]):
 
     def __iter__(self) -> Iterator[str]:
         """Write the pairs."""
-        try:
+        with worker_errors():
             # Consecutive objects of one bucket are written in parallel.
             for store, group in groupby(self._located(), key=lambda located: located[0]):
                 pairs = ((key, data) for _, key, data in group)
                 for meta in store.put_many(pairs, mode=self._mode):
                     yield meta.uri
-        except StorageError as exc:
-            if get_worker_info() is not None:
-                exc.carry_fields()
-            raise
 
     def _located(self) -> Iterator[tuple[Any, str, Any]]:
         for name, data in self.source_datapipe:

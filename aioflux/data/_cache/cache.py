@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from aioflux._bridge import OwnLock
+from aioflux._bridge import ForkSafeLock
 from aioflux.data._cache.entries import (
     FOOTER_BYTES,
     DamagedError,
@@ -90,15 +90,12 @@ class Cache:
         self.directory = os.path.abspath(os.fspath(directory))
         self.max_bytes = max_bytes
         self._objects_path = self._join("objects")
-        self._lock = OwnLock()  # guards the ledger and the bytes reserved in it
+        self._lock = ForkSafeLock()  # guards the ledger and the bytes reserved in it
         self._make_directories()
         self._start()
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (self.directory, self.max_bytes)
-
-    def __repr__(self) -> str:
-        return f"<Cache {self.directory}, {self.max_bytes:,} bytes at most>"
 
     def _make_directories(self) -> None:
         # The objects may be confidential.
@@ -219,7 +216,7 @@ class Cache:
     @contextmanager
     def _own_ledger(self) -> Iterator[None]:
         """Hold the lock of the ledger; a forked child has no reservation of its parent."""
-        with self._lock.mine:
+        with self._lock.current:
             if self._pid != os.getpid():
                 self._start()
             yield

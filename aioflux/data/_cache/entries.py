@@ -44,6 +44,10 @@ FOOTER_BYTES = _FOOTER.size
 
 _UNFINISHED = "~"
 """First character of the name of an entry that is being written."""
+_IMPORT_ID = os.urandom(8).hex()
+"""Distinguishes processes of other containers and machines. Forked processes share it, and differ
+in their id and in the time, since ids are used again."""
+_numbers = count()
 _READ_BYTES = 1 << 30
 """Bytes of one read, at most: Linux returns 2 GiB less 4 KiB at most."""
 _MTIME_PRECISION_NS = 10 * 10**9
@@ -146,30 +150,9 @@ def _write(file: int, content: bytes, footer: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-class _Names:
-    """Names that are unique over processes, machines and containers."""
-
-    def __init__(self) -> None:
-        self._start(os.getpid())
-
-    def _start(self, pid: int) -> None:
-        self._prefix = f"{_UNFINISHED}{pid}-{os.urandom(8).hex()}-"
-        self._numbers = count()
-        self._pid = pid  # last: another thread checks it
-
-    def next(self) -> str:
-        pid = os.getpid()
-        if pid != self._pid:  # forked
-            self._start(pid)
-        return f"{self._prefix}{next(self._numbers)}"
-
-
-_names = _Names()
-
-
 def new_name() -> str:
     """Return a unique name for an unfinished file."""
-    return _names.next()
+    return f"{_UNFINISHED}{_IMPORT_ID}-{os.getpid()}-{time.time_ns()}-{next(_numbers)}"
 
 
 def is_unfinished(entry: Entry) -> bool:

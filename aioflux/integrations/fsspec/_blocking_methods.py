@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 BLOCKING_METHODS: Final = (
     *("info", "ls", "find", "walk", "glob", "expand_path", "du", "size", "sizes"),
-    *("exists", "isdir", "isfile", "created", "modified", "checksum", "ukey"),
+    *("exists", "isdir", "isfile", "created", "modified"),
     *("cat", "cat_file", "cat_ranges", "head", "tail", "get", "get_file"),
     *("pipe", "pipe_file", "put", "put_file", "touch", "mkdir", "makedirs"),
     *("copy", "cp_file", "mv", "mv_file", "rm", "rm_file"),
@@ -41,7 +41,6 @@ def run_blocking(fs: Any, function: Callable[..., Coroutine[Any, Any, T]]) -> T:
 
 
 def add_blocking_methods(cls: type[T]) -> type[T]:
-    """Add `BLOCKING_METHODS` to a class."""
     for name in BLOCKING_METHODS:
         function = getattr(cls, f"_{name}")
         make = _blocking_iterator if isasyncgenfunction(function) else _blocking_call

@@ -38,12 +38,10 @@ class Tree(NamedTuple):
 
 
 def directory_entry(path: str) -> Entry:
-    """Describe a directory."""
     return {"name": path, "size": 0, "type": "directory"}
 
 
 def object_entry(base: str, meta: ObjectMeta) -> Entry:
-    """Describe an object."""
     return {
         "name": base + meta.key,
         "size": meta.size,

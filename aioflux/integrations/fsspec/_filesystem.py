@@ -1,19 +1,18 @@
 """The fsspec filesystem over `Store`.
 
-Over 500 lines: fsspec prescribes one class with these methods. Their plans are in `_paths`,
-`_entries` and `_cat`, their transfers in `_transfers`, and the files that `open` returns in
-`_read_file` and `_write_file`.
+Over 500 lines: fsspec prescribes one class with these methods. Their plans are in `_paths`
+and `_entries`, their transfers in `_transfers`, and the files that `open` returns in `_read_file`
+and `_write_file`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import hashlib
 import io
 import os
 import weakref
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from glob import has_magic
 from pathlib import Path
@@ -28,12 +27,11 @@ from fsspec.registry import registry  # type: ignore[import-untyped]
 from fsspec.utils import isfilelike, stringify_path  # type: ignore[import-untyped]
 
 from aioflux import _bridge
+from aioflux._concurrency.fan_out import gather_bounded
 from aioflux._store_cache import StoreCache
 from aioflux.errors import AiofluxError, NotFoundError, PermissionDeniedError
 from aioflux.integrations.fsspec._async_file import AsyncFile
 from aioflux.integrations.fsspec._blocking_methods import add_blocking_methods, run_blocking
-from aioflux.integrations.fsspec._cat import cat_slices, pair_slices
-from aioflux.integrations.fsspec._compressed_file import CompressedFile
 from aioflux.integrations.fsspec._entries import (
     Tree,
     directory_entry,
@@ -51,14 +49,22 @@ from aioflux.integrations.fsspec._options import (
 )
 from aioflux.integrations.fsspec._paths import split_path, strip_protocol
 from aioflux.integrations.fsspec._read_file import ReadFile
-from aioflux.integrations.fsspec._transaction import DeferredWrite, Transaction
 from aioflux.integrations.fsspec._transfers import (
     LargeTransferSlots,
+    cat_slices,
     copy_object,
     download,
+    pair_slices,
     upload,
 )
-from aioflux.integrations.fsspec._write_file import TextFile, WriteFile, open_writer
+from aioflux.integrations.fsspec._write_file import (
+    CompressedFile,
+    DeferredWrite,
+    TextFile,
+    Transaction,
+    WriteFile,
+    open_writer,
+)
 from aioflux.store import open_store, sessions_of
 
 if TYPE_CHECKING:
@@ -208,10 +214,6 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     ) -> None:
         await self.aclose()
 
-    def invalidate_cache(self, path: str | None = None) -> None:
-        """Do nothing: no listing is cached."""
-        super().invalidate_cache(path)
-
     def sign(self, path: str, expiration: int = 100, **kwargs: Any) -> str:
         """Raise: aioflux signs no urls.
 
@@ -353,15 +355,19 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         if not parsed.key:
             await self._has_entries(parsed)  # raises if there is no such bucket
             return directory_entry(name)
+        meta = await self._head_object(parsed)
+        return directory_entry(name) if meta is None else object_entry(parsed.base, meta)
+
+    async def _head_object(self, path: ObjectPath) -> ObjectMeta | None:
+        """Return the metadata of an object, None for a directory; raise if there is neither."""
         try:
-            return object_entry(parsed.base, await self._store(parsed).head(parsed.key))
+            return await self._store(path).head(path.key)
         except NotFoundError:
-            if await self._has_entries(parsed):
-                return directory_entry(name)
+            if await self._has_entries(path):
+                return None
             raise
 
     async def _has_entries(self, path: ObjectPath) -> bool:
-        """Return whether there are objects below a path."""
         return bool(await self._first_name(path, path.prefix))
 
     async def _first_name(self, path: ObjectPath, prefix: str) -> str:
@@ -382,14 +388,6 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         if not (listing or listing.prefixes) and parsed.key:
             entries = [object_entry(parsed.base, await store.head(parsed.key))]
         return entries if detail else [each["name"] for each in entries]
-
-    async def _exists(self, path: Any, **kwargs: Any) -> bool:
-        """Return whether there is an object or a directory of this name."""
-        try:
-            await self._info(path)
-        except FileNotFoundError:
-            return False
-        return True
 
     async def _isfile(self, path: Any) -> bool:
         """Return whether there is an object of this name; costs one request."""
@@ -510,7 +508,6 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         withdirs: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Return the bytes of all objects below a path, or a dictionary of them by name."""
         entries = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
         sizes = {name: each["size"] for name, each in entries.items()}
         return sum(sizes.values()) if total else sizes
@@ -530,16 +527,6 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     async def _created(self, path: Any) -> datetime:
         """Return the same as `modified`: an object is never changed, only replaced."""
         return await self._modified(path)
-
-    async def _checksum(self, path: Any) -> int:
-        """Return a number that changes with each generation of an object."""
-        return int(await self._ukey(path), 16)
-
-    async def _ukey(self, path: Any) -> str:
-        """Return a text that changes with each generation of an object."""
-        entry = await self._info(path)
-        facts = [entry.get(fact) for fact in ("name", "size", "generation", "etag", "crc32c")]
-        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     # --- Reads of whole objects and of ranges --------------------------------------------
 
@@ -574,24 +561,22 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         pairs = pair_slices(paths, starts, ends)
         for number, (path, _) in enumerate(pairs):
             groups.setdefault(self._strip_protocol(path), []).append(number)
-        semaphore = asyncio.Semaphore(batch_size or self.batch_size or _MAX_OBJECTS)
         results: list[Any] = [b""] * len(pairs)
 
-        async def read(path: str, numbers: list[int]) -> None:
+        async def read(path: str) -> None:
+            numbers = groups[path]
             slices = [pairs[number][1] for number in numbers]
             outcomes: list[Any]
             try:
-                async with semaphore:
-                    parsed = self._split_object(path)
-                    outcomes = await cat_slices(self._store(parsed), parsed.key, slices, max_gap)
+                parsed = self._split_object(path)
+                outcomes = await cat_slices(self._store(parsed), parsed.key, slices, max_gap)
             except (OSError, AiofluxError, ValueError, TypeError) as exc:
                 outcomes = [exc] * len(numbers)
             for number, outcome in zip(numbers, outcomes, strict=True):
                 results[number] = outcome
 
-        async with asyncio.TaskGroup() as group:
-            for path, numbers in groups.items():
-                group.create_task(read(path, numbers))
+        max_in_flight = batch_size or self.batch_size or _MAX_OBJECTS
+        await gather_bounded(read, list(groups), max_in_flight=max_in_flight)
         if on_error != "return":
             for result in results:
                 if isinstance(result, Exception):
@@ -639,11 +624,9 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         return {path: contents[path] for path in paths if path in contents}
 
     async def _head(self, path: Any, size: int = 1024) -> bytes:
-        """Read the first bytes of an object."""
         return await self._cat_file(path, 0, size)
 
     async def _tail(self, path: Any, size: int = 1024) -> bytes:
-        """Read the last bytes of an object."""
         return await self._cat_file(path, -size) if size else b""
 
     async def _get_file(
@@ -668,15 +651,6 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             await download(self._store(parsed), meta, target, callback=callback, slots=self._slots)
         elif isinstance(target, Path):
             target.mkdir(parents=True, exist_ok=True)
-
-    async def _head_object(self, path: ObjectPath) -> ObjectMeta | None:
-        """Return the metadata of an object, None for a directory; raise if there is neither."""
-        try:
-            return await self._store(path).head(path.key)
-        except NotFoundError:
-            if await self._has_entries(path):
-                return None
-            raise
 
     # --- Writes of whole objects ---------------------------------------------------------
 
@@ -785,7 +759,6 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         await self._delete_objects(copied)
 
     async def _rm_file(self, path: Any, **kwargs: Any) -> None:
-        """Delete an object."""
         parsed = self._split_object(path)
         try:
             await self._store(parsed).delete(parsed.key)
@@ -820,14 +793,13 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         parsed = self._split(path)
         store = self._store(parsed)
         metas: Metas = {}
-        if parsed.key:
-            try:
+        if parsed.key and recursive:
+            with suppress(NotFoundError):
                 metas[parsed] = await store.head(parsed.key)
-            except NotFoundError:
-                if not recursive and await self._has_entries(parsed):
-                    raise _is_directory(path) from None
-                if not recursive:
-                    raise
+        elif parsed.key:
+            if (meta := await self._head_object(parsed)) is None:
+                raise _is_directory(path)
+            metas[parsed] = meta
         if recursive:
             deepest = None if maxdepth is None else path.count("/") + maxdepth
             for meta in await store.list_all(parsed.prefix):

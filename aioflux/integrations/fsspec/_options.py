@@ -76,7 +76,7 @@ def store_options(scheme: str, given: Mapping[str, Any]) -> StoreOptions:
     """
     options: dict[str, Any] = {}
     foreign: dict[str, Any] = {}
-    mapped, take = _FAMILIES.get(scheme, (frozenset(), None))
+    mapped, take = _FAMILIES[scheme]
     for name, value in given.items():
         if name in _POLICIES:
             options[name] = _policy(_POLICIES[name], value)
@@ -89,12 +89,11 @@ def store_options(scheme: str, given: Mapping[str, Any]) -> StoreOptions:
             raise TypeError(_unknown(scheme, name))
         elif name == "use_listings_cache" and value:
             raise ValueError("aioflux caches no listings; leave use_listings_cache out")
-    if take is not None:
-        for name, value in take(foreign).items():
-            if options.get(name) is not None:
-                others = ", ".join(f"{each}=" for each in foreign)
-                raise TypeError(f"give {name}= or {others}, and not both")
-            options[name] = value
+    for name, value in take(foreign).items():
+        if options.get(name) is not None:
+            others = ", ".join(f"{each}=" for each in foreign)
+            raise TypeError(f"give {name}= or {others}, and not both")
+        options[name] = value
     result: StoreOptions = options  # type: ignore[assignment]  # its keys are those above
     return result
 
@@ -112,8 +111,7 @@ def _unknown(scheme: str, name: str) -> str:
     owners = [f"{each}://" for each, (names, _) in _FAMILIES.items() if name in names]
     if owners:
         return f"the storage option {name!r} is for {' and '.join(owners)}, not for {scheme}://"
-    mapped, _ = _FAMILIES.get(scheme, (frozenset(), None))
-    known = ", ".join((*_POLICIES, *_PLAIN, *sorted(mapped)))
+    known = ", ".join((*_POLICIES, *_PLAIN, *sorted(_FAMILIES[scheme][0])))
     instead = f"; instead of {name}= give {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return f"aioflux has no storage option {name!r}; there are {known}{instead}"
 
@@ -236,19 +234,17 @@ def _of_adlfs(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"credentials": ANONYMOUS if found is True else found}
 
 
-_FAMILIES: dict[
-    str, tuple[frozenset[str], Callable[[Mapping[str, Any]], dict[str, Any]] | None]
-] = {
-    "gs": (frozenset({"anon", "project", "requester_pays", "token"}), _of_gcsfs),
+_FAMILIES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    "gs": ({"anon", "project", "requester_pays", "token"}, _of_gcsfs),
     "s3": (
-        frozenset({"anon", "client_kwargs", "key", "profile", "requester_pays", "secret", "token"}),
+        {"anon", "client_kwargs", "key", "profile", "requester_pays", "secret", "token"},
         _of_s3fs,
     ),
     "az": (
-        frozenset(
-            {"account_key", "account_name", "anon", "connection_string", "credential", "sas_token"}
-        ),
+        {"account_key", "account_name", "anon", "connection_string", "credential", "sas_token"},
         _of_adlfs,
     ),
+    "file": (set(), dict),
+    "memory": (set(), dict),
 }
 """Options of gcsfs, s3fs and adlfs that are mapped, and the functions that map them, by scheme."""

@@ -57,19 +57,9 @@ class MemoryFileSystem(AiofluxFileSystem):
     protocol = ("aiomemory", "aioflux+memory", "memory")
 
 
-_SCHEMES: dict[str, type[AiofluxFileSystem]] = {
-    kind.scheme: kind
-    for kind in (GSFileSystem, S3FileSystem, AzureFileSystem, LocalFileSystem, MemoryFileSystem)
-}
-"""Filesystem by scheme."""
+_CLOUDS = (GSFileSystem, S3FileSystem, AzureFileSystem)
 
-_REPLACEABLE: dict[str, type[AiofluxFileSystem]] = {
-    "gs": GSFileSystem,
-    "gcs": GSFileSystem,
-    "s3": S3FileSystem,
-    "s3a": S3FileSystem,
-    "az": AzureFileSystem,
-}
+_REPLACEABLE = {name: kind for kind in _CLOUDS for name in kind.protocol[2:]}
 """Plain protocols that aioflux may replace; its `az` urls name the account first. fsspec relies on
 its own `file` and `memory`, whose directories exist by themselves."""
 
@@ -94,8 +84,8 @@ def register(*, replace: Sequence[str] = ()) -> None:
     if unknown:
         known = ", ".join(_REPLACEABLE)
         raise ValueError(f"aioflux can replace {known}, not {unknown[0]!r}")
-    for scheme, kind in _SCHEMES.items():
-        for name in (f"aio{scheme}", f"aioflux+{scheme}"):
+    for kind in (*_CLOUDS, LocalFileSystem, MemoryFileSystem):
+        for name in kind.protocol[:2]:
             register_implementation(name, kind, clobber=True)
     for name in replace:
         register_implementation(name, _REPLACEABLE[name], clobber=True)

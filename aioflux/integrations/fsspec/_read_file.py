@@ -62,7 +62,7 @@ class _RawFile(PositionedFile):
 
     def __init__(self, store: Store, meta: ObjectMeta) -> None:
         super().__init__(meta)
-        self._store = store
+        self.store = store
         self._whole: bytes | None = None
         self._sequential = SequentialReads()
         # Serves the reads if it is set: fsspec's `blockcache` sets one with blocks on disk.
@@ -81,7 +81,7 @@ class _RawFile(PositionedFile):
             self._position = end
             return end - start
         if self._whole is None and self.meta.size <= _WHOLE_BYTES:
-            self._whole = _bridge.run(self._store.get(self.meta))
+            self._whole = _bridge.run(self.store.get(self.meta))
         if self._whole is not None:
             view[:] = memoryview(self._whole)[start:end]
         elif self._sequential.add(start, end) and view.nbytes < _DIRECT_BYTES:
@@ -89,7 +89,7 @@ class _RawFile(PositionedFile):
             reader.seek(start)
             _bridge.run(reader.readinto(view))
         else:
-            _bridge.run(self._store.get_into(self.meta, view, start=start))
+            _bridge.run(self.store.get_into(self.meta, view, start=start))
         self._position = end
         return end - start
 
@@ -102,22 +102,15 @@ class _RawFile(PositionedFile):
         elif self._whole is not None:
             data = self._whole[start:]
         elif start:
-            data = _bridge.run(self._store.get_range(self.meta, start=start, end=size))
+            data = _bridge.run(self.store.get_range(self.meta, start=start, end=size))
         else:
-            data = _bridge.run(self._store.get(self.meta))
+            data = _bridge.run(self.store.get(self.meta))
         self._position = size
         return data
 
-    def fetch(self, start: int, end: int) -> bytes:
-        """Read the bytes `[start, end)` of the generation that was opened, without the cache."""
-        end = min(end, self.meta.size)
-        if end <= start:
-            return b""
-        return _bridge.run(self._store.get_range(self.meta, start=start, end=end))
-
     def _reader(self) -> ObjectReader:
         if self._held is None:
-            self._held = _bridge.Held(self._store.open_reader(self.meta))
+            self._held = _bridge.Held(self.store.open_reader(self.meta))
         return self._held.value
 
     def close(self) -> None:
@@ -178,8 +171,11 @@ class ReadFile(io.BufferedReader):
             self.close()
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        """Read the bytes `[start, end)`, for caches of fsspec."""
-        return self.raw.fetch(start, end)
+        """Read the bytes `[start, end)` of the generation that was opened, for caches of fsspec."""
+        end = min(end, self.size)
+        if end <= start:
+            return b""
+        return _bridge.run(self.raw.store.get_range(self.raw.meta, start=start, end=end))
 
     @property
     def loc(self) -> int:

@@ -1,6 +1,7 @@
 """Writable files of fsspec: the bytes become one object when the file is closed, not before.
 
-In a transaction `close` only finishes the upload, and `commit` makes the object visible.
+In a transaction `close` only finishes the upload, and `commit` makes the object visible: one after
+the other at the end of the transaction, or none of them.
 """
 
 from __future__ import annotations
@@ -8,20 +9,29 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
+
+from fsspec.transaction import Transaction as _Transaction  # type: ignore[import-untyped]
 
 from aioflux._files import WritableFile
 from aioflux.errors import AlreadyExistsError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from types import FrameType, TracebackType
 
     from aioflux import _bridge
     from aioflux.store import ObjectWriter, Store
 
-__all__ = ["TextFile", "WriteFile", "open_writer"]
+__all__ = [
+    "CompressedFile",
+    "DeferredWrite",
+    "TextFile",
+    "Transaction",
+    "WriteFile",
+    "open_writer",
+]
 
 _MODES: Final = ("wb", "xb", "ab")
 
@@ -112,7 +122,7 @@ class WriteFile(WritableFile):
         mode: str,
         autocommit: bool,
     ) -> None:
-        super().__init__(held, uri)
+        super().__init__(held, uri, num_written=held.value.tell())
         self.fs = system
         self.path = path
         self.mode = mode  # type: ignore[misc]  # read-only in typing.IO
@@ -241,3 +251,129 @@ class TextFile(io.TextIOWrapper):
         # As for the file below: without `close`, nothing is stored.
         if not self.closed:
             self.discard()
+
+
+class CompressedFile(io.BufferedIOBase):
+    """A file that closes both: compressing files leave the file below them open."""
+
+    def __init__(self, outer: Any, inner: Any) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __repr__(self) -> str:
+        return f"<CompressedFile over {self._inner!r}>"
+
+    def readable(self) -> bool:
+        return bool(self._inner.readable())
+
+    def writable(self) -> bool:
+        return bool(self._inner.writable())
+
+    def seekable(self) -> bool:
+        return bool(self._outer.seekable())
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return bytes(self._outer.read(-1 if size is None else size))
+
+    def read1(self, size: int = -1, /) -> bytes:
+        return self.read(io.DEFAULT_BUFFER_SIZE if size < 0 else size)
+
+    def write(self, data: Any, /) -> int:
+        self._outer.write(data)
+        return memoryview(data).nbytes
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return int(self._outer.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._outer.tell())
+
+    def close(self) -> None:
+        """Close both; a written object becomes visible."""
+        if self.closed:
+            return
+        super().close()
+        try:
+            self._outer.close()
+        except BaseException as exc:
+            if self._inner.writable():
+                self._inner.discard(exc)
+            raise
+        self._inner.close()
+
+    def discard(self, reason: BaseException | None = None) -> None:
+        """Close both, and abort the upload."""
+        super().close()
+        self._inner.discard(reason)
+        with suppress(ValueError, OSError):  # it can no longer write its trailer
+            self._outer.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._inner.writable():
+            self.discard(error)
+        else:
+            self.close()
+
+    def __del__(self) -> None:
+        # Without `close`, nothing is stored.
+        if not self.closed and not self._inner.closed and self._inner.writable():
+            self.discard()
+
+
+class Transaction(_Transaction):  # type: ignore[misc]  # fsspec has no types
+    """fsspec's transaction, which always ends when it is completed.
+
+    Some versions of fsspec leave a filesystem in a transaction whose commit failed, so that nothing
+    later is ever stored. A nested one is rejected: fsspec forgets the writes of the outer one.
+    """
+
+    def start(self) -> None:
+        """Start the transaction.
+
+        Raises:
+            RuntimeError: The filesystem is in one, on this thread or on another.
+        """
+        if self.fs._intrans:  # noqa: SLF001  # as fsspec's own does
+            raise RuntimeError(
+                "a transaction is under way, and a filesystem has one at a time; end it first, or "
+                "make another filesystem with skip_instance_cache=True"
+            )
+        super().start()
+
+    def complete(self, commit: bool = True) -> None:
+        """Commit all writes, or discard them; after one that fails, discard the others."""
+        pending: list[Any] = list(self.files)
+        self.files.clear()
+        try:
+            while pending:
+                write = pending.pop(0)
+                if commit:
+                    write.commit()
+                else:
+                    write.discard()
+        finally:
+            for write in pending:
+                write.discard()
+            self.fs._intrans = False  # noqa: SLF001
+            self.fs._transaction = None  # noqa: SLF001
+
+
+class DeferredWrite:
+    """A write that runs when its transaction commits."""
+
+    def __init__(self, write: Callable[[], object]) -> None:
+        self._write: Callable[[], object] | None = write
+
+    def commit(self) -> None:
+        """Run the write, once."""
+        write, self._write = self._write, None
+        if write is not None:
+            write()
+
+    def discard(self) -> None:
+        """Drop the write."""
+        self._write = None

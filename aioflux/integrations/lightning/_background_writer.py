@@ -6,6 +6,7 @@ import logging
 import os
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -58,11 +59,11 @@ class BackgroundWriter:
 
     def write(self, uri: str, work: Callable[[], object]) -> None:
         """Submit work that stores an object at `uri`."""
-        self._submit(uri, self._write, uri, work)
+        self._submit(uri, partial(self._write, uri, work))
 
     def remove(self, uri: str, work: Callable[[], object]) -> None:
         """Submit work that removes `uri`, unless the write before it fails."""
-        self._submit("", self._remove, uri, work)
+        self._submit("", partial(self._remove, uri, work))
 
     def _raise_failures(self) -> None:
         """Raise the first failure since the last call, with notes of the others."""
@@ -101,17 +102,11 @@ class BackgroundWriter:
         self._pending = {each: uri for each, uri in self._pending.items() if not each.done()}
         return self._pending
 
-    def _submit(
-        self,
-        written: str,
-        run: Callable[[str, Callable[[], object]], None],
-        uri: str,
-        work: Callable[[], object],
-    ) -> None:
+    def _submit(self, written: str, run: Callable[[], None]) -> None:
         pending = self._unfinished()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="aioflux-lightning")
-        pending[self._executor.submit(run, uri, work)] = written
+        pending[self._executor.submit(run)] = written
 
     def _write(self, uri: str, work: Callable[[], object]) -> None:
         self._is_last_stored = self._try(f"{uri} could not be stored", work)

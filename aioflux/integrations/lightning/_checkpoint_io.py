@@ -226,10 +226,6 @@ class AiofluxCheckpointIO(CheckpointIO):
     def merge_options(self, storage_options: Any, known: frozenset[str]) -> dict[str, Any]:
         """Return the options of stores with those of one save.
 
-        Args:
-            storage_options: Options that the user gave with the save.
-            known: Their names, beside those of a store.
-
         Raises:
             TypeError: It is no mapping of these.
         """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import sync
 from aioflux._values.uri import parse_uri, split_at_bucket, split_object_uri
-from aioflux.checkpoint._format.commit import COMMIT_KEY, is_save_id
+from aioflux.checkpoint._tag_checkpoints import COMMIT_KEY, is_save_id
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -39,8 +39,11 @@ _PART = re.compile(r"__\d+_\d+\.distcp|(?:__\d+)?\.metadata(?:\.tmp)?|meta\.pt")
 
 def checkpoint_exists(uri: str, options: Mapping[str, Any]) -> bool:
     """Return whether there is a checkpoint."""
-    with _open_parent(uri, options) as (store, key):
-        return _find(store, key) is not None or _find(store, f"{key}/{COMMIT_KEY}") is not None
+    try:
+        is_sharded(uri, options)
+    except NotFoundError:
+        return False
+    return True
 
 
 def find_checkpoints(uri: str, pattern: re.Pattern[str], options: Mapping[str, Any]) -> list[str]:

@@ -8,13 +8,10 @@ an error when the checkpoint is saved, not later.
 
 from __future__ import annotations
 
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from aioflux._files import RawBinaryFile
-from aioflux.checkpoint._save.save import leave_out_crc32
+from aioflux.checkpoint._tag_checkpoints import save_by_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,13 +61,8 @@ class SerializedCopy(RawBinaryFile):
     def of(cls, checkpoint: dict[str, Any], memory: MemoryPool) -> SerializedCopy:
         """Serialize a checkpoint."""
         copy = cls(memory)
-
-        def run() -> None:
-            leave_out_crc32()
-            torch.save(checkpoint, copy)
-
         try:
-            copy_context().run(run)  # the setting of torch.save applies to this context alone
+            save_by_torch(checkpoint, copy)
         except BaseException:
             copy.release()
             raise

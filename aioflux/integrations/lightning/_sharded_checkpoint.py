@@ -96,12 +96,7 @@ def save_sharded(
 ) -> None:
     """Save the shards of all ranks; called by every one.
 
-    Args:
-        uri: Prefix of the checkpoint.
-        state: Weights and optimizer states of this rank.
-        rest: Everything else, on the coordinator; None on the other ranks.
-        settings: Arguments of `StorageWriter`.
-        group: Process group of the ranks that save; all of them by default.
+    `rest` is None on ranks other than the coordinator.
 
     Raises:
         CheckpointError: A rank could not save, on every rank.
@@ -173,10 +168,6 @@ def snapshot(state: dict[str, Any], live: frozenset[int]) -> dict[str, Any]:
     Lightning copies the state of an accelerator to host memory by itself, which is used as it is.
     State that shares memory with the model or its optimizers is copied: all of it without an
     accelerator or offloaded from it, and the step counts of optimizers always.
-
-    Args:
-        state: Nested dictionaries, lists and tuples of tensors and plain values.
-        live: Return value of `live_memory`.
     """
 
     def copy(leaf: Any) -> Any:

@@ -26,7 +26,7 @@ import torch
 
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
-from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
+from aioflux.checkpoint._tag_checkpoints import MemoryFile, read_into_memory
 
 if sys.platform != "win32":
     import fcntl

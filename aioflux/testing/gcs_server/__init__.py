@@ -3,7 +3,7 @@
 from aioflux.testing.gcs_server._app import Hook
 from aioflux.testing.gcs_server._connection import Limits
 from aioflux.testing.gcs_server._errors import APIError
-from aioflux.testing.gcs_server._fault import Fault
+from aioflux.testing.gcs_server._faults import Fault
 from aioflux.testing.gcs_server._messages import Request, Response
 from aioflux.testing.gcs_server._network import Network
 from aioflux.testing.gcs_server._server import GCSServer

@@ -9,16 +9,14 @@ from aioflux.testing.gcs_server import (
     _json_batch,
     _json_buckets,
     _json_compose,
-    _json_copy,
     _json_insert,
-    _json_list,
     _json_objects,
     _json_resumable,
     _xml_buckets,
-    _xml_list,
     _xml_multipart,
     _xml_objects,
 )
+from aioflux.testing.gcs_server._buffer_pool import BufferPool
 from aioflux.testing.gcs_server._connection import Limits
 from aioflux.testing.gcs_server._errors import APIError
 from aioflux.testing.gcs_server._messages import Request, Response, error_response
@@ -37,13 +35,10 @@ _LIMITS = Limits()
 ROUTES: tuple[Route, ...] = (
     *_json_buckets.ROUTES,
     *_json_objects.ROUTES,
-    *_json_list.ROUTES,
     *_json_resumable.ROUTES,
     *_json_insert.ROUTES,
     *_json_compose.ROUTES,
-    *_json_copy.ROUTES,
     *_xml_buckets.ROUTES,
-    *_xml_list.ROUTES,
     *_xml_objects.ROUTES,
     *_xml_multipart.ROUTES,
 )
@@ -77,19 +72,14 @@ class Hook:
 
 
 class App:
-    """The server without its socket.
-
-    Args:
-        state: Buckets, objects and uploads.
-        routes: The operations.
-        limits: Bounds on a single request.
-    """
+    """The server without its socket."""
 
     def __init__(
         self, state: State, routes: Iterable[Route] = ROUTES, *, limits: Limits = _LIMITS
     ) -> None:
         self.state = state
         self.limits = limits
+        self.buffers = BufferPool()
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.connections: set[Connection] = set()
         self.num_opened = 0

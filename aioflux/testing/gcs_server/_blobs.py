@@ -67,11 +67,7 @@ class Blobs(ABC):
 
 
 class JoinedBlob(Blob):
-    """Concatenation of several blobs.
-
-    Args:
-        leaves: The blobs, none of them empty or joined; they belong to this one now.
-    """
+    """Concatenation of several blobs, none of them empty or joined; they belong to this one."""
 
     def __init__(self, leaves: Sequence[Blob]) -> None:
         self._leaves = tuple(leaves)
@@ -79,12 +75,10 @@ class JoinedBlob(Blob):
         self.size = self._starts.pop()
 
     def view(self, start: int, end: int) -> Buffer:
-        """See base class."""
         views = self.views(start, end)
         return views[0] if len(views) == 1 else b"".join(views)
 
     def views(self, start: int, end: int) -> Sequence[Buffer]:
-        """See base class."""
         views: list[Buffer] = []
         index = bisect_right(self._starts, start) - 1
         while start < end:
@@ -95,11 +89,9 @@ class JoinedBlob(Blob):
         return views
 
     def leaves(self) -> Sequence[Blob]:
-        """See base class."""
         return self._leaves
 
     def discard(self) -> None:
-        """See base class."""
         for leaf in self._leaves:
             leaf.discard()
 
@@ -128,7 +120,6 @@ class MemoryBlob(Blob):
         self.size = len(data)
 
     def view(self, start: int, end: int) -> Buffer:
-        """See base class."""
         if start == 0 and end == self.size:
             return self._data
         return memoryview(self._data)[start:end]
@@ -141,7 +132,6 @@ class MemoryBlobs(Blobs):
     """Store in memory."""
 
     def put(self, pieces: Iterable[Buffer]) -> Blob:
-        """See base class."""
         parts = list(pieces)
         if len(parts) == 1 and is_owned(parts[0]):
             return MemoryBlob(parts[0])

@@ -31,11 +31,7 @@ class Declared:
     md5: bytes | None = None
 
     def check(self, *, crc32c: int, md5: bytes | None) -> None:
-        """Compare with those of the received bytes; an MD5 that was not computed is not compared.
-
-        Raises:
-            APIError: 400, in the XML API `BadDigest`.
-        """
+        """Compare with the received bytes, an MD5 only if it was computed; else 400 `BadDigest`."""
         if md5 is not None and self.md5 not in (None, md5):
             sent, found = (base64.b64encode(value or b"").decode() for value in (self.md5, md5))
             raise _bad_digest("MD5", sent, found)
@@ -47,11 +43,7 @@ NOTHING_DECLARED = Declared()
 
 
 def declared_in(headers: Mapping[str, str]) -> Declared:
-    """Read `x-goog-hash` and `Content-MD5`.
-
-    Raises:
-        APIError: 400, a value is no checksum.
-    """
+    """Read `x-goog-hash` and `Content-MD5`; a malformed value is a 400."""
     text = headers.get("x-goog-hash")
     fields = [field.strip().partition("=") for field in text.split(",")] if text else []
     values = {name.lower(): value for name, _, value in fields}
@@ -61,11 +53,7 @@ def declared_in(headers: Mapping[str, str]) -> Declared:
 
 
 def declare(*, crc32c: str | None, md5: str | None) -> Declared:
-    """Read checksums in base64.
-
-    Raises:
-        APIError: 400, a value is no checksum.
-    """
+    """Read checksums in base64; a malformed one is a 400."""
     if crc32c is None and md5 is None:
         return NOTHING_DECLARED
     return Declared(
@@ -75,11 +63,7 @@ def declare(*, crc32c: str | None, md5: str | None) -> Declared:
 
 
 def merge_declared(first: Declared, second: Declared) -> Declared:
-    """Merge the checksums declared in two places.
-
-    Raises:
-        APIError: 400, they differ.
-    """
+    """Merge the checksums declared in two places; a 400 if they differ."""
     for one, other in ((first.crc32c, second.crc32c), (first.md5, second.md5)):
         if None not in (one, other) and one != other:
             raise APIError(400, "invalid", "The declared checksums differ.", code="BadDigest")
@@ -90,11 +74,7 @@ def merge_declared(first: Declared, second: Declared) -> Declared:
 
 
 class Digest:
-    """crc32c and MD5 of bytes in pieces.
-
-    Args:
-        with_md5: Compute the MD5, which takes ten times as long as the crc32c.
-    """
+    """crc32c and MD5 of bytes in pieces; the MD5 takes ten times as long as the crc32c."""
 
     def __init__(self, *, with_md5: bool = True) -> None:
         self.crc32c = 0

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from aioflux.testing.gcs_server import _fork
-from aioflux.testing.gcs_server._buffer_pool import allocate
 from aioflux.testing.gcs_server._delivery import SLICE_BYTES, Cut, Send, Step, steps
 from aioflux.testing.gcs_server._errors import status_error
 from aioflux.testing.gcs_server._messages import (
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 _MAX_QUEUED = 32
 _DIRECT_BYTES = 64 << 10  # most of a smaller body is in the first read
 _ALLOCATED_BYTES = 64 << 20  # memory for a body is allocated in such pieces, as bytes arrive
-_LINGER_SECONDS = 1.0
 _MAX_TIMER_SECONDS = 1e6  # for `inf`
 PERIODS = 4  # a request without progress is rejected after 3 to 4 of them
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -62,22 +60,19 @@ class Limits:
     stalled_seconds: float = 60.0
     """An incomplete request is rejected with 408 if nothing of it has arrived for three quarters of
     this time to the whole of it."""
+    linger_seconds: float = 1.0
+    """A client whose request is rejected has this long to read the response, in which the rest of
+    the request is read and dropped."""
 
     def __post_init__(self) -> None:
         """Check that requests can pass."""
-        for name in ("max_head_bytes", "max_body_bytes", "stalled_seconds"):
+        for name in ("max_head_bytes", "max_body_bytes", "stalled_seconds", "linger_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, is {getattr(self, name)}")
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One client connection.
-
-    Args:
-        app: Handles the requests.
-        loop: Runs the timers of delayed responses.
-        scheme: `http` or `https`, for links in responses.
-    """
+    """One client connection; its loop runs the timers of delayed responses."""
 
     def __init__(self, app: App, loop: asyncio.AbstractEventLoop, *, scheme: str = "http") -> None:
         self._app = app
@@ -279,7 +274,9 @@ class Connection(asyncio.BufferedProtocol):
             if self._length > limits.max_body_bytes:
                 self._error_status = self._error_status or 413
             elif self._length >= _DIRECT_BYTES and not self._error_status:
-                first = self._whole = allocate(min(self._length, _ALLOCATED_BYTES))
+                first = self._whole = self._app.buffers.allocate(
+                    min(self._length, _ALLOCATED_BYTES)
+                )
                 self._body.append(first)
                 self._read_version()
         may_continue = self._expects and self._parser.get_http_version() != "1.0"
@@ -309,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _allocate(self) -> None:
         """Allocate memory for more of a large body."""
-        more = allocate(min(self._length - self._body_bytes, _ALLOCATED_BYTES))
+        more = self._app.buffers.allocate(min(self._length - self._body_bytes, _ALLOCATED_BYTES))
         self._body.append(more)
         self._body_bytes += len(more)
         self._rest = memoryview(more)
@@ -370,14 +367,12 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.writelines([head, *response.pieces()])
         if self._transport.can_write_eof():
             self._transport.write_eof()
-            self._later(_LINGER_SECONDS, self._transport.close)
+            self._later(self._app.limits.linger_seconds, self._transport.close)
         else:
             self._transport.close()
 
     def _respond(self, request: Request, line: bytes, *, close: bool) -> None:
         response = self._app.handle(request)
-        if response.close and not close:
-            close, line = True, b"Connection: close\r\n"
         head = response.head(connection=line)
         pieces = () if request.method == "HEAD" else response.pieces()
         size = response.size if pieces else 0

@@ -5,7 +5,7 @@ The connection runs the steps with `loop.call_later`; nothing here knows a clock
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -99,3 +99,34 @@ def _spread(start: int, end: int, plan: Delivery) -> Iterator[Step]:
         yield Send(position, stop)
         if pace is not None:
             yield Wait((stop - position) / pace)
+
+
+def shift_delivery(plan: Delivery, start: int, body_start: int) -> Delivery:
+    """Return the delivery of one response of a batch with positions in the whole body.
+
+    The part of the response begins at `start`, and its body at `body_start`.
+    """
+    cut_at, stall_at = plan.cut_at, plan.stall_at
+    if cut_at is not None and cut_at <= BEFORE_HEAD:
+        cut_at = start or BEFORE_HEAD
+    elif cut_at is not None:
+        cut_at += body_start
+    return replace(
+        plan, cut_at=cut_at, stall_at=None if stall_at is None else stall_at + body_start
+    )
+
+
+def merge_deliveries(plans: list[Delivery]) -> Delivery | None:
+    """Merge the deliveries of all responses: the longest delay, the first stall and cut."""
+    if not plans:
+        return None
+    merged = replace(PLAIN, delay_seconds=max(plan.delay_seconds for plan in plans))
+    cut = min(
+        (plan for plan in plans if plan.cut_at is not None),
+        key=lambda plan: plan.cut_at or 0,
+        default=PLAIN,
+    )
+    stall = next((plan for plan in plans if plan.stall_at is not None), PLAIN)
+    if cut.cut_at is None or (stall.stall_at or 0) < cut.cut_at:
+        merged = replace(merged, stall_at=stall.stall_at, stall_seconds=stall.stall_seconds)
+    return replace(merged, cut_at=cut.cut_at, reset=cut.reset)

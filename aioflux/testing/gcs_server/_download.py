@@ -28,11 +28,7 @@ _GZIP = re.compile(r"\s*gzip\s*(?!.*;\s*q=0(\.0*)?\s*(;|$))(;|$)")
 
 
 def media_response(request: Request, record: ObjectRecord) -> Response:
-    """Build the response with an object's bytes, or with the requested range of them.
-
-    Raises:
-        APIError: 304, 412 or 416.
-    """
+    """Build the response with an object's bytes or the requested range; else 304, 412 or 416."""
     is_json = request.match.url.is_json
     if not record.prepared:
         record.prepared.extend(_media_blocks(record))
@@ -94,12 +90,7 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 def may_stay_compressed(headers: Mapping[str, str], record: ObjectRecord) -> bool:
-    """Return whether a gzip object is sent as it is stored.
-
-    Args:
-        headers: Of the request, by lower-case name.
-        record: An object whose Content-Encoding is gzip.
-    """
+    """Return whether an object whose Content-Encoding is gzip is sent as it is stored."""
     if "no-transform" in (record.attributes.cache_control or ""):
         return True
     accepted = headers.get("accept-encoding", "").lower().split(",")
@@ -110,10 +101,6 @@ def _decompressed(record: ObjectRecord, block: bytes) -> Response:
     """Build the response with the decompressed object, whole: GCS ignores a range here.
 
     Bytes that are not gzip, whatever their Content-Encoding, are sent as they are.
-
-    Args:
-        record: An object whose Content-Encoding is gzip.
-        block: Header lines of its download.
     """
     stored = record.blob.view(0, record.size)
     try:

@@ -21,12 +21,7 @@ _MAPPED_BYTES = 1024 * 1024
 
 
 class FileBlob(Blob):
-    """Bytes in a file.
-
-    Args:
-        path: The file, which belongs to this blob.
-        size: Its size in bytes.
-    """
+    """Bytes in a file, which belongs to this blob."""
 
     __slots__ = ("path", "size")
 
@@ -48,7 +43,6 @@ class FileBlob(Blob):
             os.close(descriptor)
 
     def discard(self) -> None:
-        """See base class."""
         os.unlink(self.path)
 
 
@@ -65,15 +59,10 @@ class FileBlobs(Blobs):
     def __init__(self, root: Path, *, fsync: bool = False) -> None:
         self._root = root
         self._fsync = fsync
-        for number in range(256):
-            (root / f"{number:02x}").mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
 
     def put(self, pieces: Iterable[Buffer]) -> FileBlob:
-        """See base class.
-
-        Raises:
-            OSError: For example, the disk is full; the file is deleted.
-        """
+        """See base class; the file of a failed write (a full disk, for one) is deleted."""
         path, size = self._new_path(), 0
         try:
             with open(path, "xb") as file:
@@ -98,28 +87,23 @@ class FileBlobs(Blobs):
         return FileBlob(path, leaf.size)
 
     def open(self, names: Sequence[str]) -> Blob:
-        """Return the blob whose leaves have these names, which `names_of` returned.
-
-        Raises:
-            OSError: A file is missing.
-        """
+        """Return the blob whose leaves have these names, which `names_of` returned."""
         paths = [self._path(name) for name in names]
         leaves = [FileBlob(path, os.stat(path).st_size) for path in paths]
         return leaves[0] if len(leaves) == 1 else JoinedBlob(leaves)
 
     def sweep(self, names: set[str]) -> None:
         """Delete every file but those named."""
-        for number in range(256):
-            with os.scandir(self._root / f"{number:02x}") as entries:
-                for entry in entries:
-                    if entry.name not in names:
-                        os.unlink(entry.path)
+        with os.scandir(self._root) as entries:
+            for entry in entries:
+                if entry.name not in names:
+                    os.unlink(entry.path)
 
     def _new_path(self) -> str:
         return self._path(uuid.uuid4().hex)
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name[:2]}/{name}"
+        return f"{self._root}/{name}"
 
 
 def names_of(blob: Blob) -> list[str]:

@@ -2,9 +2,9 @@
 
     root/lock                                  held while a server uses the directory
     root/generations                           no generation up to this is used again
-    root/data/XX/ID                            bytes, see FileBlobs
+    root/data/ID                               bytes, see FileBlobs
     root/buckets/HASH/bucket.json              a bucket exists from here on
-    root/buckets/HASH/objects/XX/HASH.json     an object: its name, metadata and leaves of bytes
+    root/buckets/HASH/objects/HASH.json        an object: its name, metadata and leaves of bytes
     root/uploads/ID/upload.json, N.json        an open multipart upload and its parts
     root/sessions/ID.json                      a resumable upload with its received bytes
     root/new/                                  records being written
@@ -50,14 +50,9 @@ _RESERVED_US = 1_000_000
 
 
 class FileJournal(Journal):
-    """Journal in a directory.
+    """Journal in a directory; a RuntimeError if another server uses it.
 
-    Args:
-        root: The directory; created if it is missing.
-        fsync: Flush each record to the disk, so that it survives a loss of power, too.
-
-    Raises:
-        RuntimeError: Another server uses the directory.
+    With `fsync` each record is flushed to the disk, so that it survives a loss of power, too.
     """
 
     def __init__(self, root: Path, *, fsync: bool = False) -> None:
@@ -69,11 +64,7 @@ class FileJournal(Journal):
         self._unlock = weakref.finalize(self, _unlock, _lock(root), os.getpid())
 
     def open(self) -> None:
-        """See base class.
-
-        Raises:
-            RuntimeError: It is closed: another server may have changed the directory since.
-        """
+        """See base class; a closed one raises: another server may use the directory."""
         if not self._unlock.alive:
             raise RuntimeError(f"the server of {self._root} was stopped: create a new one")
 
@@ -84,49 +75,39 @@ class FileJournal(Journal):
     # --- changes -------------------------------------------------------------------------
 
     def put_bucket(self, bucket: Bucket) -> None:
-        """See base class."""
         directory = self._bucket(bucket.name)
-        directory.mkdir(exist_ok=True)
+        (directory / "objects").mkdir(parents=True, exist_ok=True)
         self._write(directory / "bucket.json", _plain(bucket, without={"objects"}))
 
     def drop_bucket(self, name: str) -> None:
-        """See base class."""
         self._drop_directory(self._bucket(name), "bucket.json")
 
     def put_object(self, record: ObjectRecord) -> None:
-        """See base class."""
         document = _plain(record, without={"bucket", "blob", "md5", "attributes"})
         document["leaves"] = names_of(record.blob)
         document["md5"] = record.md5.hex() if record.md5 else None
         document["attributes"] = asdict(record.attributes)
-        path = self._object(record.bucket, record.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._write(path, document)
+        self._write(self._object(record.bucket, record.name), document)
 
     def drop_object(self, record: ObjectRecord) -> None:
-        """See base class."""
         self._unlink(self._object(record.bucket, record.name))
 
     def put_multipart(self, upload: MultipartUpload) -> None:
-        """See base class."""
         directory = self._upload(upload)
         directory.mkdir()
         document = _plain(upload, without={"attributes", "parts"})
         self._write(directory / "upload.json", document | {"attributes": asdict(upload.attributes)})
 
     def put_part(self, upload: MultipartUpload, part: Part) -> None:
-        """See base class."""
         document = _plain(part, without={"blob", "md5"})
         md5 = None if part.md5 is None else part.md5.hex()
         document |= {"leaves": names_of(part.blob), "md5": md5}
         self._write(self._upload(upload) / f"{part.number}.json", document)
 
     def drop_multipart(self, upload: MultipartUpload) -> None:
-        """See base class."""
         self._drop_directory(self._upload(upload), "upload.json")
 
     def put_resumable(self, upload: ResumableUpload) -> None:
-        """See base class."""
         parts = {"attributes", "declared", "preconditions", "digest", "pieces", "resource"}
         md5 = upload.declared.md5
         document = _plain(upload, without=parts) | {
@@ -140,7 +121,6 @@ class FileJournal(Journal):
         self._write(self._session(upload), document)
 
     def drop_resumable(self, upload: ResumableUpload) -> None:
-        """See base class."""
         self._unlink(self._session(upload))
 
     def reserve_generations(self, generation: int) -> None:
@@ -155,8 +135,7 @@ class FileJournal(Journal):
         return self._root / "buckets" / _hash(name)
 
     def _object(self, bucket: str, name: str) -> Path:
-        hashed = _hash(name)
-        return self._bucket(bucket) / "objects" / hashed[:2] / f"{hashed}.json"
+        return self._bucket(bucket) / "objects" / f"{_hash(name)}.json"
 
     def _upload(self, upload: MultipartUpload) -> Path:
         return self._root / "uploads" / upload.upload_id
@@ -252,7 +231,7 @@ def _directories(parent: Path, record: str) -> Iterator[Path]:
 
 def _read_bucket(directory: Path, blobs: FileBlobs) -> Bucket:
     bucket = Bucket(**_read(directory / "bucket.json"))
-    for path in directory.glob("objects/*/*.json"):
+    for path in directory.glob("objects/*.json"):
         document = _read(path)
         document["blob"] = blobs.open(document.pop("leaves"))
         record = ObjectRecord(bucket=bucket.name, **document)

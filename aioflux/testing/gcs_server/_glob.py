@@ -84,11 +84,7 @@ class Glob:
 
 @lru_cache(maxsize=64)
 def compile_glob(pattern: str) -> Glob:
-    """Compile a glob pattern.
-
-    Raises:
-        APIError: 400, a bracket or brace is not closed, or the pattern is too long.
-    """
+    """Compile a glob pattern; an unclosed bracket or brace, or a long pattern, is a 400."""
     if len(pattern) > _MAX_LENGTH:
         raise _malformed(pattern)
     glob = Glob()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aioflux.testing.gcs_server._delivery import BEFORE_HEAD, PLAIN, Delivery
+from aioflux.testing.gcs_server._delivery import Delivery, merge_deliveries, shift_delivery
 from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._messages import Request, Response, error_response
 from aioflux.testing.gcs_server._mime import BodyPart, split_body
@@ -67,44 +66,10 @@ def _handle_part(
     body += head
     body += response.head()
     if response.delivery is not None:
-        plans.append(_shift(response.delivery, start, len(body)))
+        plans.append(shift_delivery(response.delivery, start, len(body)))
     for piece in response.pieces():
         body += piece
     body += b"\r\n"
-
-
-def _shift(plan: Delivery, start: int, body_start: int) -> Delivery:
-    """Return the delivery of one response with positions in the whole body.
-
-    Args:
-        plan: Its positions count the body of the one response.
-        start: Start of the response's part in the whole.
-        body_start: Start of the response's body in the whole.
-    """
-    cut_at, stall_at = plan.cut_at, plan.stall_at
-    if cut_at is not None and cut_at <= BEFORE_HEAD:
-        cut_at = start or BEFORE_HEAD
-    elif cut_at is not None:
-        cut_at += body_start
-    return replace(
-        plan, cut_at=cut_at, stall_at=None if stall_at is None else stall_at + body_start
-    )
-
-
-def merge_deliveries(plans: list[Delivery]) -> Delivery | None:
-    """Merge the deliveries of all responses: the longest delay, the first stall and cut."""
-    if not plans:
-        return None
-    merged = replace(PLAIN, delay_seconds=max(plan.delay_seconds for plan in plans))
-    cut = min(
-        (plan for plan in plans if plan.cut_at is not None),
-        key=lambda plan: plan.cut_at or 0,
-        default=PLAIN,
-    )
-    stall = next((plan for plan in plans if plan.stall_at is not None), PLAIN)
-    if cut.cut_at is None or (stall.stall_at or 0) < cut.cut_at:
-        merged = replace(merged, stall_at=stall.stall_at, stall_seconds=stall.stall_seconds)
-    return replace(merged, cut_at=cut.cut_at, reset=cut.reset)
 
 
 def _response_id(content_id: str) -> str:
@@ -114,11 +79,7 @@ def _response_id(content_id: str) -> str:
 
 
 def _parse_request(part: BodyPart, outer: Request) -> Request:
-    """Parse the request in a part; its default host is that of the batch.
-
-    Raises:
-        APIError: 400, it is malformed, or an upload or download.
-    """
+    """Parse the request in a part; its default host is that of the batch. Media is a 400."""
     head, body = _split_message(bytes(part.data))
     line, *lines = head.splitlines() or [b""]
     words = line.split()

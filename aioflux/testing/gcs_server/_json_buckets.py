@@ -6,12 +6,11 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 from aioflux.testing.gcs_server._errors import APIError, invalid
-from aioflux.testing.gcs_server._fields import resource_response
 from aioflux.testing.gcs_server._listing import decode_token, encode_token, page_size
 from aioflux.testing.gcs_server._messages import Request, Response
-from aioflux.testing.gcs_server._names import check_bucket_name
 from aioflux.testing.gcs_server._preconditions import from_query
-from aioflux.testing.gcs_server._resources import bucket_resource, read_text
+from aioflux.testing.gcs_server._records import check_bucket_name
+from aioflux.testing.gcs_server._resources import bucket_resource, read_text, resource_response
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
@@ -41,9 +40,7 @@ def insert_bucket(state: State, request: Request) -> Response:
 
 def get_bucket(state: State, request: Request) -> Response:
     """Describe a bucket."""
-    bucket = state.bucket(request.params["bucket"])
-    from_query(request.query).check(bucket)
-    return _bucket_response(request, bucket)
+    return _bucket_response(request, _bucket(state, request))
 
 
 def list_buckets(state: State, request: Request) -> Response:
@@ -65,27 +62,25 @@ def list_buckets(state: State, request: Request) -> Response:
 
 def patch_bucket(state: State, request: Request) -> Response:
     """Change labels and storage class; other settings are accepted and not kept."""
-    bucket = state.bucket(request.params["bucket"])
-    from_query(request.query).check(bucket)
-    labels, storage_class = _settings(bucket.labels, bucket.storage_class, request.json())
-    changed = state.update_bucket(bucket, labels=labels, storage_class=storage_class)
-    return _bucket_response(request, changed)
+    return _change_bucket(state, request, keeps_labels=True)
 
 
 def update_bucket(state: State, request: Request) -> Response:
     """Replace all labels, and the storage class if one is given."""
-    bucket = state.bucket(request.params["bucket"])
-    from_query(request.query).check(bucket)
-    labels, storage_class = _settings({}, bucket.storage_class, request.json())
+    return _change_bucket(state, request, keeps_labels=False)
+
+
+def _change_bucket(state: State, request: Request, *, keeps_labels: bool) -> Response:
+    bucket = _bucket(state, request)
+    old = bucket.labels if keeps_labels else {}
+    labels, storage_class = _settings(old, bucket.storage_class, request.json())
     changed = state.update_bucket(bucket, labels=labels, storage_class=storage_class)
     return _bucket_response(request, changed)
 
 
 def delete_bucket(state: State, request: Request) -> Response:
     """Delete an empty bucket."""
-    bucket = state.bucket(request.params["bucket"])
-    from_query(request.query).check(bucket)
-    state.delete_bucket(bucket.name)
+    state.delete_bucket(_bucket(state, request).name)
     return Response(status=204)
 
 
@@ -105,6 +100,13 @@ def test_permissions(state: State, request: Request) -> Response:
     return resource_response(request, content)
 
 
+def _bucket(state: State, request: Request) -> Bucket:
+    """Return the bucket that a request names, if its preconditions hold; else 404, 412 or 304."""
+    bucket = state.bucket(request.params["bucket"])
+    from_query(request.query).check(bucket)
+    return bucket
+
+
 def _bucket_response(request: Request, bucket: Bucket) -> Response:
     return resource_response(request, bucket_resource(bucket, request.base_url))
 
@@ -112,11 +114,7 @@ def _bucket_response(request: Request, bucket: Bucket) -> Response:
 def _settings(
     labels: Mapping[str, str], storage_class: str, body: Mapping[str, Any]
 ) -> tuple[dict[str, str], str]:
-    """Return the labels and storage class of a bucket after a patch; null removes a label.
-
-    Raises:
-        APIError: 400, a value has the wrong type.
-    """
+    """Return the labels and storage class of a bucket after a patch; null removes a label."""
     changes = body.get("labels", {})
     if changes is not None and not isinstance(changes, dict):
         raise invalid("Invalid value for: labels is not an object")

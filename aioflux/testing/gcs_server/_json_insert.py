@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux.testing.gcs_server._checksums import declared_in, merge_declared
 from aioflux.testing.gcs_server._errors import APIError, invalid
-from aioflux.testing.gcs_server._fields import resource_response
 from aioflux.testing.gcs_server._messages import decode_object
 from aioflux.testing.gcs_server._mime import split_body
 from aioflux.testing.gcs_server._preconditions import from_query
@@ -16,6 +15,7 @@ from aioflux.testing.gcs_server._resources import (
     declared_in_resource,
     from_resource,
     object_resource,
+    resource_response,
 )
 from aioflux.testing.gcs_server._routes import Route
 
@@ -59,11 +59,7 @@ def reject_upload(state: State, request: Request) -> Response:
 
 
 def name_for(request: Request, resource: Mapping[str, Any]) -> str:
-    """Return the name of the object to write, from the query or the metadata.
-
-    Raises:
-        APIError: 400, there is none, or there are two.
-    """
+    """Return the name of the object to write, from the query or the metadata, which agree."""
     queried, described = request.query.get("name"), resource.get("name")
     if queried and described and queried != described:
         raise invalid(f"Value '{described}' in content does not agree with value '{queried}'.")
@@ -80,13 +76,8 @@ def attributes_for(
 ) -> Attributes:
     """Return the attributes of the object to write.
 
-    Args:
-        request: Its query may name the content encoding, which precedes the metadata's.
-        resource: The metadata.
-        content_type: Content type of the bytes; the metadata's precedes it.
-
-    Raises:
-        APIError: 400, the metadata has a value of the wrong type.
+    The content encoding in the query precedes the metadata's, and the content type of the metadata
+    that of the bytes.
     """
     attributes = from_resource(resource)
     content_encoding = check_text("contentEncoding", request.query.get("contentEncoding"))

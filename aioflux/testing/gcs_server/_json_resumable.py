@@ -13,13 +13,15 @@ from urllib.parse import quote, urlencode
 
 from aioflux.testing.gcs_server._checksums import Digest, declared_in, merge_declared
 from aioflux.testing.gcs_server._errors import APIError, invalid
-from aioflux.testing.gcs_server._fields import resource_response
 from aioflux.testing.gcs_server._json_insert import attributes_for, name_for
 from aioflux.testing.gcs_server._messages import Request, Response, slice_pieces
-from aioflux.testing.gcs_server._names import check_object_name
 from aioflux.testing.gcs_server._preconditions import from_query, integer
-from aioflux.testing.gcs_server._records import ResumableUpload
-from aioflux.testing.gcs_server._resources import declared_in_resource, object_resource
+from aioflux.testing.gcs_server._records import ResumableUpload, check_object_name
+from aioflux.testing.gcs_server._resources import (
+    declared_in_resource,
+    object_resource,
+    resource_response,
+)
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
@@ -45,11 +47,7 @@ class ContentRange(NamedTuple):
 
 
 def parse_content_range(header: str | None) -> ContentRange:
-    """Parse a Content-Range; without one the body is the whole object.
-
-    Raises:
-        APIError: 400, it is malformed.
-    """
+    """Parse a Content-Range; without one the body is the whole object."""
     if header is None:
         return ContentRange(0, None, None)
     form = _CONTENT_RANGE.fullmatch(header.strip())
@@ -124,15 +122,8 @@ def cancel_upload(state: State, request: Request) -> Response:
 def receive(state: State, upload: ResumableUpload, start: int, pieces: Sequence[Buffer]) -> None:
     """Persist new bytes, and skip those that were received before.
 
-    Args:
-        state: State of the server.
-        upload: An upload that is not complete.
-        start: Position of the first byte in the object.
-        pieces: The bytes. If they do not reach the end of the object, they are persisted only up to
-            a multiple of 256 KiB.
-
-    Raises:
-        APIError: 503, bytes before `start` are missing.
+    The bytes begin at the position `start` of the object; if they do not reach its end, they are
+    persisted only up to a multiple of 256 KiB. Missing bytes before `start` are a 503.
     """
     if start > upload.received:
         message = (
@@ -153,11 +144,7 @@ def receive(state: State, upload: ResumableUpload, start: int, pieces: Sequence[
 
 
 def _check_range(upload: ResumableUpload, sent: ContentRange, length: int) -> None:
-    """Compare the header with the body and with earlier requests.
-
-    Raises:
-        APIError: 400.
-    """
+    """Compare the header with the body and with earlier requests; a conflict is a 400."""
     if sent.start is None and length:
         raise invalid("A request without a range of bytes has a body.")
     if sent.start is not None and sent.end not in (None, sent.start + length):

@@ -22,14 +22,7 @@ _NO_PACING = -1
 
 
 class Listener:
-    """A socket and its connections; belongs to one loop.
-
-    Args:
-        app: Handles the requests.
-        loop: Serves the socket.
-        sock: Socket that listens.
-        bytes_per_second: Bandwidth of each connection; None has no limit.
-    """
+    """A socket that listens, and its connections; belongs to one loop."""
 
     def __init__(
         self,
@@ -95,11 +88,7 @@ class Listener:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address and listens.
-
-    Raises:
-        OSError: The address is taken, or not one of this machine.
-    """
+    """Return a socket that is bound to an address and listens; else an OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 

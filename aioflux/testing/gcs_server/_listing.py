@@ -96,11 +96,7 @@ def encode_token(name: str) -> str:
 
 
 def decode_token(token: str) -> str:
-    """Return the name in a token.
-
-    Raises:
-        APIError: 400, no page ended in this token.
-    """
+    """Return the name in a token; a 400 if no page ended in this token."""
     try:
         return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
@@ -108,11 +104,7 @@ def decode_token(token: str) -> str:
 
 
 def page_size(query: Mapping[str, str], *, default: int, most: int) -> int:
-    """Return how many entries a page of the JSON API may have.
-
-    Raises:
-        APIError: 400, `maxResults` is no number or negative.
-    """
+    """Return how many entries a page of the JSON API may have."""
     size = integer(query, "maxResults")
     if size is not None and size < 0:
         raise APIError(400, "invalidParameter", f"Invalid value for maxResults: {size}")

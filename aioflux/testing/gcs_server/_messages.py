@@ -119,8 +119,6 @@ class Response:
     """Sent without a copy; left out (its length still announced) if the method is HEAD."""
     delivery: Delivery | None = None
     """Delays and cuts while sending; None sends at once and whole."""
-    close: bool = False
-    """Close the connection afterwards."""
     sent_bytes: int = 0
     """Bytes of the body handed to the kernel; counted by the connection."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)
@@ -157,11 +155,7 @@ def _decode(value: bytes) -> str:
 
 
 def decode_object(data: Buffer) -> dict[str, Any]:
-    """Decode a JSON object; nothing but white space is an empty one.
-
-    Raises:
-        APIError: 400, it is no JSON object.
-    """
+    """Decode a JSON object; nothing but white space is an empty one, anything else a 400."""
     if not bytes(data).strip():
         return {}
     try:

@@ -32,11 +32,7 @@ class BodyPart:
 
 
 def split_body(request: Request) -> list[BodyPart]:
-    """Split the body of a request into its parts; their data is not copied.
-
-    Raises:
-        APIError: 400, the body is no multipart body, or malformed.
-    """
+    """Split the body of a request into its parts, without a copy; a malformed body is a 400."""
     boundary = _boundary(request.headers.get("content-type", ""))
     pieces = request.pieces
     body = pieces[0] if len(pieces) == 1 else request.body

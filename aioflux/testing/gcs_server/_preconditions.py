@@ -25,16 +25,10 @@ class Preconditions:
     metageneration_not: int | None = None
 
     def check(self, record: ObjectRecord | Bucket | None) -> None:
-        """Check the preconditions.
+        """Check the preconditions on the live object or bucket, if there is one; else 412 or 304.
 
         A `NotMatch` that fails is 304 whatever the method
         (cloud.google.com/storage/docs/request-preconditions).
-
-        Args:
-            record: The live object or bucket, or None if there is none.
-
-        Raises:
-            APIError: 412 or 304.
         """
         generation = record.generation if record else 0
         metageneration = record.metageneration if record else 0
@@ -52,11 +46,7 @@ _HTTP_HEADERS = frozenset({"if-match", "if-none-match", "if-modified-since", "if
 
 
 def integer(values: Mapping[str, str], name: str) -> int | None:
-    """Read a number from a query or headers.
-
-    Raises:
-        APIError: 400, the value is no number.
-    """
+    """Read a number from a query or headers; anything else is a 400."""
     text = values.get(name)
     if text is None:
         return None
@@ -96,13 +86,7 @@ def has_http_conditions(headers: Mapping[str, str]) -> bool:
 def check_http_conditions(headers: Mapping[str, str], etag: str, updated_us: int) -> None:
     """Check the conditions of a read in the order of the RFC; an unreadable date is none.
 
-    Args:
-        headers: Of the request, by lower-case name.
-        etag: Of the object, as the called API writes it.
-        updated_us: Time of the object's last change, in microseconds since 1970.
-
-    Raises:
-        APIError: 412, or 304 if the caller's copy is current.
+    The ETag is that of the called API. A current copy of the caller's is a 304, else it is a 412.
     """
     updated = updated_us // 1_000_000
     if "if-match" in headers:

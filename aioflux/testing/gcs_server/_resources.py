@@ -1,27 +1,32 @@
-"""Buckets and objects as resources of the JSON API, written and read.
-
-Objects are written by a table of fields rather than by one function: a listing with a `fields`
-mask then computes only the fields that it sends, which are most of its cost.
-"""
+"""Buckets and objects as resources of the JSON API, written and read."""
 
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from aioflux.testing.gcs_server._checksums import Declared, declare
-from aioflux.testing.gcs_server._errors import invalid
-from aioflux.testing.gcs_server._messages import timestamp
+from aioflux.testing.gcs_server._errors import APIError, invalid
+from aioflux.testing.gcs_server._messages import Request, Response, json_response, timestamp
 from aioflux.testing.gcs_server._records import Attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from aioflux.testing.gcs_server._messages import Headers
     from aioflux.testing.gcs_server._records import Bucket, ObjectRecord
 
     Field: TypeAlias = Callable[[ObjectRecord, str], Any]
+
+Mask: TypeAlias = "Mapping[str, Mask | None]"
+"""Field names, each with the mask below it; None selects everything below."""
+
+_TOKEN = re.compile(r"[^,()/]+|[,()/]")
+_MAX_DEPTH = 32
 
 _UNSAFE = frozenset("\r\n\0")  # these would end a header line of a download
 _TEXTS = {
@@ -70,22 +75,14 @@ def describe(
 
 
 def from_resource(resource: Mapping[str, Any]) -> Attributes:
-    """Read the attributes of a new object; fields that a writer cannot set are ignored.
-
-    Raises:
-        APIError: 400, a value has the wrong type.
-    """
+    """Read the attributes of a new object; fields that a writer cannot set are ignored."""
     given = patch_attributes(Attributes(), resource)
     storage_class = _header_text(resource, "storageClass") or "STANDARD"
     return replace(given, storage_class=storage_class)
 
 
 def patch_attributes(attributes: Attributes, changes: Mapping[str, Any]) -> Attributes:
-    """Return attributes with some replaced: null removes one, the others stay.
-
-    Raises:
-        APIError: 400, a value has the wrong type.
-    """
+    """Return attributes with some replaced: null removes one, the others stay."""
     texts = {
         field: _header_text(changes, name) for name, field in _TEXTS.items() if name in changes
     }
@@ -96,20 +93,12 @@ def patch_attributes(attributes: Attributes, changes: Mapping[str, Any]) -> Attr
 
 
 def declared_in_resource(resource: Mapping[str, Any]) -> Declared:
-    """Read the checksums that a writer sends with the metadata.
-
-    Raises:
-        APIError: 400, a value is no checksum.
-    """
+    """Read the checksums that a writer sends with the metadata."""
     return declare(crc32c=_header_text(resource, "crc32c"), md5=_header_text(resource, "md5Hash"))
 
 
 def check_text(name: str, value: str | None) -> str | None:
-    """Return a value that will be a header of downloads.
-
-    Raises:
-        APIError: 400, it holds a line break or NUL.
-    """
+    """Return a value that will be a header of downloads; a line break or NUL is a 400."""
     if value is not None and not _UNSAFE.isdisjoint(value):
         raise invalid(f"Invalid value for: {name} holds a line break or NUL")
     return value
@@ -130,11 +119,7 @@ def _patch_metadata(old: Mapping[str, str], changes: Any) -> Mapping[str, str]:
 
 
 def read_text(resource: Mapping[str, Any], name: str) -> str | None:
-    """Read a field of text; null, like nothing, is None.
-
-    Raises:
-        APIError: 400, it is something else.
-    """
+    """Read a field of text; null, like nothing, is None, and another type is a 400."""
     value = resource.get(name)
     if value is not None and not isinstance(value, str):
         raise invalid(f"Invalid value for: {name} is not a string")
@@ -181,3 +166,82 @@ OBJECT_FIELDS: dict[str, Field] = {
     "timeFinalized": lambda record, base_url: timestamp(record.time_created_us),
 }
 """Value of each field of an object; None leaves it out."""
+
+
+@lru_cache(maxsize=256)
+def parse_fields(text: str) -> Mask:
+    """Parse a `fields` parameter; a malformed one is a 400."""
+    tokens = [token.strip() for token in _TOKEN.findall(text)]
+    tokens.reverse()
+    mask = _parse_list(tokens, 0)
+    if tokens:
+        raise _invalid_selection(text)
+    return mask
+
+
+def select(value: Any, mask: Mask | None) -> Any:
+    """Return the parts of a JSON value that a mask selects."""
+    if mask is None:
+        return value
+    if isinstance(value, list):
+        return [select(item, mask) for item in value]
+    if not isinstance(value, dict):
+        return value
+    everything = "*" in mask
+    return {
+        name: select(below, mask.get(name, mask.get("*")))
+        for name, below in value.items()
+        if everything or name in mask
+    }
+
+
+def resource_response(
+    request: Request, value: dict[str, Any], *, headers: Headers = ()
+) -> Response:
+    """Build a response with a resource, or with the parts of it that `fields` selects."""
+    fields = request.query.get("fields")
+    return json_response(select(value, parse_fields(fields)) if fields else value, headers=headers)
+
+
+def _parse_list(tokens: list[str], depth: int) -> Mask:
+    """Parse `item,item,...` off the end of the reversed tokens, up to `)` or their end."""
+    mask: dict[str, Mask | None] = {}
+    while True:
+        name, below = _parse_item(tokens, depth)
+        mask[name] = _union(mask[name], below) if name in mask else below
+        if not tokens or tokens[-1] != ",":
+            return mask
+        tokens.pop()
+
+
+def _parse_item(tokens: list[str], depth: int) -> tuple[str, Mask | None]:
+    """Parse `name`, `name/item` or `name(list)`."""
+    if not tokens or tokens[-1] in ",()/" or depth > _MAX_DEPTH:
+        raise _invalid_selection("".join(reversed(tokens)))
+    name = tokens.pop()
+    follows = tokens[-1] if tokens else ""
+    if follows == "/":
+        tokens.pop()
+        inner, below = _parse_item(tokens, depth + 1)
+        return name, {inner: below}
+    if follows == "(":
+        tokens.pop()
+        below = _parse_list(tokens, depth + 1)
+        if not tokens or tokens.pop() != ")":
+            raise _invalid_selection(name)
+        return name, below
+    return name, None
+
+
+def _union(first: Mask | None, second: Mask | None) -> Mask | None:
+    """Return the mask that selects what either of two selects."""
+    if first is None or second is None:
+        return None
+    merged = dict(first)
+    for name, below in second.items():
+        merged[name] = _union(merged[name], below) if name in merged else below
+    return merged
+
+
+def _invalid_selection(text: str) -> APIError:
+    return APIError(400, "invalidParameter", f"Invalid field selection {text}")

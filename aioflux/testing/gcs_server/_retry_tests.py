@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from aioflux.testing.gcs_server._app import Hook
 from aioflux.testing.gcs_server._delivery import PLAIN
 from aioflux.testing.gcs_server._errors import APIError, invalid, status_error
-from aioflux.testing.gcs_server._fault import Fault, alter, can_alter, early_response, sent_size
+from aioflux.testing.gcs_server._faults import Fault, alter, can_alter, early_response, sent_size
 from aioflux.testing.gcs_server._json_resumable import parse_content_range
 from aioflux.testing.gcs_server._messages import (
     Request,
@@ -67,11 +67,7 @@ class Instruction:
 
 
 def parse_instruction(text: str) -> Instruction:
-    """Parse an instruction.
-
-    Raises:
-        APIError: 400, it is unknown.
-    """
+    """Parse an instruction; an unknown one is a 400."""
     for form, pattern in _FORMS.items():
         match = pattern.fullmatch(text)
         if match is None:
@@ -103,9 +99,7 @@ class _RetryTest:
 class RetryTests(Hook):
     """The retry tests: their API, and the faults of their instructions.
 
-    Args:
-        run: Runs the handler of a matched request, without hooks.
-        operations: Operations that instructions may name.
+    `run` runs the handler of a matched request without hooks.
     """
 
     def __init__(self, run: Callable[[Request], Response], operations: Iterable[str]) -> None:
@@ -135,11 +129,7 @@ class RetryTests(Hook):
         return json_response(test.resource())
 
     def _check(self, name: str, texts: object) -> None:
-        """Check the instructions for an operation, which the server need not have.
-
-        Raises:
-            APIError: 400.
-        """
+        """Check the instructions for an operation, which the server need not have."""
         if name not in self._operations and not _OPERATION.fullmatch(name):
             raise invalid(f"The requested method <{name}> for fault injection")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -214,11 +204,7 @@ class RetryTests(Hook):
         return altered
 
     def _next(self, request: Request) -> tuple[deque[str], str] | None:
-        """Return the remaining instructions for a request, and the operation they name.
-
-        Raises:
-            APIError: 404, no such test.
-        """
+        """Return the remaining instructions for a request, and the operation they name."""
         test_id = request.headers.get(_HEADER)
         if test_id is None or request.match.operation.startswith("retry_tests."):
             return None

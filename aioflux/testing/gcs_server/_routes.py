@@ -64,11 +64,7 @@ class Match:
 
 
 class Router:
-    """Route lookup, with a cache of the latest targets, since reads repeat.
-
-    Args:
-        routes: The operations of all modules.
-    """
+    """Route lookup, with a cache of the latest targets, since reads repeat."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         ordered = sorted(routes, key=lambda route: -len(route.query or {}))
@@ -76,11 +72,7 @@ class Router:
         self._cache: dict[tuple[str, bytes], Match] = {}
 
     def match(self, method: str, target: bytes) -> Match:
-        """Return the operation of a request.
-
-        Raises:
-            APIError: 400 if the target cannot be decoded, 404 or 405 if no route matches.
-        """
+        """Return the operation of a request; a target that cannot be decoded is a 400."""
         cached = self._cache.get((method, target))
         if cached is not None:
             return cached
@@ -110,11 +102,7 @@ class Router:
 
 
 def parse_target(target: bytes) -> Url:
-    """Decode a request target.
-
-    Raises:
-        APIError: 400, it is not UTF-8 once percent-decoded.
-    """
+    """Decode a request target; a 400 if it is not UTF-8 once percent-decoded."""
     if target[:4] == b"http" and b"://" in target:
         target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
     path, _, query = target.partition(b"?")

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Self
 
 import uvloop
 
-from aioflux.testing.gcs_server import _buffer_pool
 from aioflux.testing.gcs_server._app import ROUTES, App
 from aioflux.testing.gcs_server._connection import Limits
-from aioflux.testing.gcs_server._fault_injection import Faults
+from aioflux.testing.gcs_server._faults import Faults
 from aioflux.testing.gcs_server._file_journal import open_state
 from aioflux.testing.gcs_server._listener import Listener, bind
 from aioflux.testing.gcs_server._network import Network, NetworkHook
@@ -31,7 +30,6 @@ from aioflux.testing.gcs_server._tls import Certificates, make_certificates
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterable
-    from types import TracebackType
 
     from aioflux.testing.gcs_server._messages import Buffer
 
@@ -217,25 +215,20 @@ class GCSServer:
         certificates = self._certificates
         await listener.open(None if certificates is None else certificates.server_context())
         self._listener = listener
-        _buffer_pool.start_reuse(self)
+        self.app.buffers.start()
 
     async def _close(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
             self.state.journal.close()
-            _buffer_pool.stop_reuse(self)
+            self.app.buffers.stop()
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     async def __aenter__(self) -> Self:
@@ -244,12 +237,7 @@ class GCSServer:
         await self._open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     # --- back door -----------------------------------------------------------------------

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from aioflux.testing.gcs_server._blobs import Blob, Blobs, MemoryBlobs
 from aioflux.testing.gcs_server._checksums import NOTHING_DECLARED, Declared, hash_pieces
 from aioflux.testing.gcs_server._errors import APIError, no_such_bucket, no_such_object
-from aioflux.testing.gcs_server._names import check_object_name
 from aioflux.testing.gcs_server._preconditions import NONE, Preconditions
 from aioflux.testing.gcs_server._records import (
     Attributes,
@@ -24,6 +23,7 @@ from aioflux.testing.gcs_server._records import (
     ObjectRecord,
     Part,
     ResumableUpload,
+    check_object_name,
 )
 
 if TYPE_CHECKING:
@@ -118,22 +118,14 @@ class State:
     # --- buckets -------------------------------------------------------------------------
 
     def bucket(self, name: str) -> Bucket:
-        """Return a bucket.
-
-        Raises:
-            APIError: 404.
-        """
+        """Return a bucket, or raise a 404."""
         bucket = self.buckets.get(name)
         if bucket is None:
             raise no_such_bucket(name)
         return bucket
 
     def create_bucket(self, name: str, *, location: str = "US") -> Bucket:
-        """Create an empty bucket.
-
-        Raises:
-            APIError: 409, the name is taken.
-        """
+        """Create an empty bucket; a 409 if the name is taken."""
         if name in self.buckets:
             message = "Your previous request to create the named bucket succeeded and you own it."
             raise APIError(409, "conflict", message, code="BucketAlreadyOwnedByYou")
@@ -157,11 +149,7 @@ class State:
         return changed
 
     def delete_bucket(self, name: str) -> None:
-        """Delete an empty bucket.
-
-        Raises:
-            APIError: 404, or 409 if it holds objects.
-        """
+        """Delete an empty bucket; a 409 if it holds objects."""
         if len(self.bucket(name).objects):
             message = "The bucket you tried to delete is not empty."
             raise APIError(409, "conflict", message, code="BucketNotEmpty")
@@ -173,11 +161,7 @@ class State:
     # --- objects -------------------------------------------------------------------------
 
     def find(self, bucket: str, name: str) -> ObjectRecord | None:
-        """Return the live object of a name, or None.
-
-        Raises:
-            APIError: 404, no such bucket.
-        """
+        """Return the live object of a name, or None."""
         return self.bucket(bucket).objects.get(name)
 
     def get(
@@ -188,11 +172,7 @@ class State:
         generation: int | None = None,
         preconditions: Preconditions = NONE,
     ) -> ObjectRecord:
-        """Return an object for a read.
-
-        Raises:
-            APIError: 404, 412 or 304.
-        """
+        """Return an object for a read; else 404, 412 or 304."""
         record = self._live(bucket, name, generation)
         if preconditions is not NONE:
             preconditions.check(record)
@@ -208,11 +188,7 @@ class State:
         declared: Declared = NOTHING_DECLARED,
         preconditions: Preconditions = NONE,
     ) -> ObjectRecord:
-        """Write an object whole, with crc32c and MD5.
-
-        Raises:
-            APIError: 404, 412, or 400 if a declared checksum differs.
-        """
+        """Write an object whole, with crc32c and MD5; a 400 if a declared checksum differs."""
         preconditions.check(self.find(bucket, name))
         check_object_name(name)
         pieces = list(pieces)
@@ -233,11 +209,7 @@ class State:
         component_count: int | None = None,
         preconditions: Preconditions = NONE,
     ) -> ObjectRecord:
-        """Make a blob the new generation of an object; the blob then belongs to it.
-
-        Raises:
-            APIError: 400, 404 or 412; the blob has been discarded.
-        """
+        """Make a blob the new generation of an object; on an error the blob is discarded."""
         try:
             check_object_name(name)
             preconditions.check(self.find(bucket, name))
@@ -264,11 +236,7 @@ class State:
     def copy(
         self, source: ObjectRecord, bucket: str, name: str, attributes: Attributes
     ) -> ObjectRecord:
-        """Write an object with the bytes of another.
-
-        Raises:
-            APIError: 400 or 404.
-        """
+        """Write an object with the bytes of another."""
         return self.commit(
             bucket,
             name,
@@ -298,11 +266,7 @@ class State:
         generation: int | None = None,
         preconditions: Preconditions = NONE,
     ) -> None:
-        """Delete an object.
-
-        Raises:
-            APIError: 404 or 412.
-        """
+        """Delete an object; else 404 or 412."""
         record = self._live(bucket, name, generation)
         preconditions.check(record)
         self.journal.drop_object(record)

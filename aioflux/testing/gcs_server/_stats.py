@@ -124,7 +124,6 @@ class Stats(Hook):
     # --- counting ------------------------------------------------------------------------
 
     def before(self, request: Request) -> Response | None:
-        """See base class."""
         size = request.size
         name = request.match.route.operation
         with self._lock:
@@ -140,7 +139,6 @@ class Stats(Hook):
         return None
 
     def finished(self, request: Request, response: Response) -> None:
-        """See base class."""
         delivery, status = response.delivery, response.status
         if delivery is not None and delivery.cut_at is not None and delivery.cut_at <= BEFORE_HEAD:
             status = 0

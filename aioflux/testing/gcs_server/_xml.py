@@ -70,11 +70,7 @@ def common_prefixes(prefixes: Iterable[str], encode: Callable[[str], str]) -> li
 
 
 def encoder(query: Mapping[str, str]) -> Callable[[str], str]:
-    """Return the encoding of names in a listing: percent-encoding or none, by the query.
-
-    Raises:
-        APIError: 400, the encoding is unknown.
-    """
+    """Return the encoding of names in a listing: percent-encoding or none, by the query."""
     match query.get("encoding-type"):
         case None:
             return str
@@ -90,11 +86,7 @@ def document(name: str, *content: str) -> str:
 
 
 def limit(query: Mapping[str, str], name: str) -> int:
-    """Read the size of a page: 1,000 by default and at most.
-
-    Raises:
-        APIError: 400, it is no number or below 0.
-    """
+    """Read the size of a page: 1,000 by default and at most."""
     value = integer(query, name)
     if value is not None and value < 0:
         raise invalid(f"{name} must not be negative.")
@@ -102,11 +94,7 @@ def limit(query: Mapping[str, str], name: str) -> int:
 
 
 def parse(body: bytes, root: str) -> ET.Element:
-    """Read a document, with or without a namespace; tags lose theirs.
-
-    Raises:
-        APIError: 400, it is not XML or has another root.
-    """
+    """Read a document, with or without a namespace; tags lose theirs. Another root is a 400."""
     try:
         tree = ET.fromstring(body)  # noqa: S314 - expat bounds entity expansion since 2.4.1
     except ET.ParseError as exc:
@@ -124,12 +112,9 @@ def malformed(message: str) -> APIError:
 
 
 def check_object_query(request: Request) -> None:
-    """Reject a request for a subresource of an object, which is not the object itself.
+    """Reject a request for a subresource of an object: `PUT ?acl` must not overwrite the object.
 
-    Without this `PUT ?acl` would overwrite the object.
-
-    Raises:
-        APIError: 501, or 400 if the parameters of an upload are incomplete or misplaced.
+    Misplaced or incomplete parameters of an upload are a 400, the rest is a 501.
     """
     if not request.query:
         return
@@ -140,11 +125,7 @@ def check_object_query(request: Request) -> None:
 
 
 def check_bucket_query(request: Request) -> None:
-    """Reject a request for a subresource of a bucket that the server does not have.
-
-    Raises:
-        APIError: 501.
-    """
+    """Reject a request for a subresource of a bucket that the server does not have."""
     if request.query:
         _check_query(request, _BUCKET_SUBRESOURCES)
 

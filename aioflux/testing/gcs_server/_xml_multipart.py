@@ -16,9 +16,8 @@ from aioflux.testing.gcs_server._checksums import combine_crc32c, declared_in, h
 from aioflux.testing.gcs_server._download import hash_headers
 from aioflux.testing.gcs_server._errors import APIError
 from aioflux.testing.gcs_server._messages import Request, Response, timestamp, xml_response
-from aioflux.testing.gcs_server._names import check_object_name
 from aioflux.testing.gcs_server._preconditions import integer
-from aioflux.testing.gcs_server._records import MultipartUpload, Part
+from aioflux.testing.gcs_server._records import MultipartUpload, Part, check_object_name
 from aioflux.testing.gcs_server._routes import Route
 from aioflux.testing.gcs_server._xml import document, limit, malformed, nodes, parse
 from aioflux.testing.gcs_server._xml_objects import attributes_of
@@ -134,11 +133,7 @@ def _describe(part: Part) -> str:
 
 
 def _find_upload(state: State, request: Request) -> MultipartUpload:
-    """Return the open upload that a request names.
-
-    Raises:
-        APIError: 404.
-    """
+    """Return the open upload that a request names; else 404."""
     bucket, name = request.params["bucket"], request.params["object"]
     state.bucket(bucket)
     upload = state.multipart_uploads.get(request.query["uploadId"])
@@ -160,11 +155,7 @@ def _listed_parts(request: Request) -> list[tuple[int, str]]:
 
 
 def _select_parts(upload: MultipartUpload, listed: list[tuple[int, str]]) -> list[Part]:
-    """Return the listed parts.
-
-    Raises:
-        APIError: 400: the list, or the size of a part; the upload stays open.
-    """
+    """Return the listed parts; a 400 for the list or the size of a part, and the upload stays."""
     if not listed:
         raise malformed("You must specify at least one part.")
     if any(left >= right for (left, _), (right, _) in pairwise(listed)):

@@ -104,11 +104,7 @@ def _copy_object(state: State, request: Request) -> Response:
 
 
 def _find_source(state: State, request: Request) -> ObjectRecord:
-    """Return the object to copy.
-
-    Raises:
-        APIError: 400, 404 or 412.
-    """
+    """Return the object to copy; else 400, 404 or 412."""
     headers = request.headers
     bucket, _, name = unquote(headers[_SOURCE]).removeprefix("/").partition("/")
     if not bucket or not name:

@@ -32,6 +32,9 @@ KIB = 1024
 PART = 5 * MIB
 """Smallest part that services accept."""
 
+_PERIOD = 1_000_003
+"""`pattern` repeats after so many bytes, of which no range or part is a multiple."""
+
 OPTIONS = TransferOptions(
     max_in_flight=8,
     range_size_bytes=64 * KIB,
@@ -49,7 +52,8 @@ async def drain(items: AsyncIterator[T], into: list[T]) -> None:
 
 def pattern(size: int, *, seed: int = 0) -> bytes:
     """Return bytes that differ by position and by seed."""
-    return random.Random(seed).randbytes(size)  # noqa: S311  not a secret
+    block = random.Random(seed).randbytes(min(size, _PERIOD))  # noqa: S311  not a secret
+    return (block * (size // _PERIOD + 1))[:size]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

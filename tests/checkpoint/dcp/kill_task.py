@@ -3,7 +3,7 @@
     python -m tests.checkpoint.dcp.kill_task <uri>
 
 Each line of the input is the seed of a state that is saved over the last one. A line of the output
-tells the id of the process that saves it, and another one how that process ended.
+prints the id of the process that saves it, and another one how that process ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks do that save what they are told to; see `ranks`."""
+"""The commands of a rank; see `ranks`."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def save(command: dict[str, Any]) -> dict[str, Any]:
         else:
             dcp.save(state, use_collectives=command.get("use_collectives", True), **options)
     except CheckpointException as exc:
-        told = {str(rank): str(error) for rank, (error, _) in exc.failures.items()}
-        return {"failures": told}
+        errors = {str(rank): str(error) for rank, (error, _) in exc.failures.items()}
+        return {"failures": errors}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     return {"saved": command["seed"]}

@@ -1,6 +1,6 @@
 """Ranks of one gloo group, forked from one process that imports PyTorch once for all of them.
 
-A rank does what it is told, line by line: a command as JSON, and what became of it as JSON.
+A rank runs commands, line by line: a command as JSON, and its result as JSON.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Ranks:
 
 
 def run(do: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Fork the ranks that the command line tells of; each returns when its input ends."""
+    """Fork the ranks of the command line; each returns when its input ends."""
     settings = json.loads(sys.argv[1])
     pipes: list[tuple[int, int]] = settings["pipes"]
     children = []

@@ -146,7 +146,7 @@ def stock_load(folder: Path, like: dict[str, Any], **options: Any) -> dict[str, 
 
 
 class UnpicklableError(Exception):
-    """An error of somebody's own that cannot cross to another process."""
+    """An error of another library that cannot cross to another process."""
 
     def __init__(self, code: int, where: io.StringIO) -> None:
         super().__init__(f"code {code}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import pickle
 import zipfile
 
-import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -19,41 +19,25 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-import aioflux
 from aioflux import CheckpointCorruptError
 from aioflux.checkpoint._format.commit import (
-    COMMIT_KEY,
     Commit,
     StoredObject,
     decode_commit,
     decode_index,
     encode_commit,
 )
-from aioflux.checkpoint._load.dcp_metadata import decode_metadata
-from aioflux.checkpoint._load.decode import load_value
+from aioflux.checkpoint._load.decode_metadata import decode_metadata
 from aioflux.checkpoint.dcp import StorageWriter, load_state
-from aioflux.checkpoint.dcp._publish import UnfinishedSave, delete_failed
-from aioflux.checkpoint.dcp._safetensors_plan import WriteKind, plan_ranks
+from aioflux.checkpoint.dcp._object_plan import WriteKind, plan_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 SAVE_ID = "20261122T031500.123Z-3f9a12cd"
-OTHER_ID = "20261122T031501.123Z-aaaaaaaa"
 
 
 def save(uri, **settings):
     dcp.save({"w": torch.arange(9)}, storage_writer=StorageWriter(uri, **settings), no_dist=True)
-
-
-def read_commit(store):
-    data = store.get(COMMIT_KEY)
-    pickled, commit = decode_commit(data, uri="x")
-    assert commit is not None
-    return pickled, commit
-
-
-def keys(store):
-    return [meta.key for meta in store.list()]
 
 
 @pytest.mark.parametrize(
@@ -93,48 +77,6 @@ def test_blocks_are_no_larger_than_memory(block_size):
 def test_lists_in_lists_are_no_index():
     with pytest.raises(CheckpointCorruptError):
         decode_index(b"[" * 200_000 + b"]" * 200_000, uri="u")
-
-
-def test_objects_of_another_save_that_a_commit_names_are_kept():
-    """Ranks that cache plans may count differently: one commit, two names of saves."""
-    uri = "memory://dcp-bounds-delete_failed/a"
-    save(uri)
-    with aioflux.sync.open_store(uri) as store:
-        pickled, commit = read_commit(store)
-        (stored,) = commit.objects
-        moved = f"{OTHER_ID}/__1_0.distcp"
-        store.put(moved, store.get(stored.key))
-        left = f"{OTHER_ID}/__0_0.distcp"
-        store.put(left, b"of a save that failed")
-        two = msgspec.structs.replace(stored, key=moved, generation=store.head(moved).generation)
-        both = msgspec.structs.replace(commit, objects=(stored, two))
-        store.put(COMMIT_KEY, encode_commit(pickled, both))
-        unfinished(uri, OTHER_ID)
-        assert moved in keys(store)
-        assert left not in keys(store)
-        # And the next save deletes all objects of the old commit.
-        save(uri)
-        assert len(keys(store)) == 2
-
-
-def unfinished(uri, save_id):
-    store = aioflux.open_store(uri)
-    each = UnfinishedSave(store, [COMMIT_KEY], save_id, lambda: None)
-    aioflux._bridge.run(delete_failed(each))
-    aioflux._bridge.run(store.aclose())
-
-
-def test_all_objects_beside_a_damaged_commit_are_kept():
-    uri = "memory://dcp-bounds-damaged/a"
-    save(uri)
-    with aioflux.sync.open_store(uri) as store:
-        data = bytearray(store.get(COMMIT_KEY))
-        _, commit = read_commit(store)
-        data[-30] ^= 1
-        store.put(COMMIT_KEY, data)
-        before = keys(store)
-        unfinished(uri, commit.save_id)
-        assert keys(store) == before
 
 
 def tensor(size, *parts):
@@ -178,19 +120,25 @@ def test_metadata_of_one_rank_may_hold_parts_of_tensors():
         decode(tensor((12,), ((0,), (8,)), ((1,), (8,))), is_partial=True)
 
 
-def test_a_value_is_no_larger_than_its_bytes():
-    plain = io.BytesIO()
-    torch.save("x" * 100_000, plain)
+def test_a_value_is_no_larger_than_its_bytes(tmp_path):
+    dcp.save({"w": "x" * 100_000}, checkpoint_id=tmp_path, no_dist=True)
+    metadata = pickle.loads((tmp_path / ".metadata").read_bytes())
+    ((index, info),) = metadata.storage_data.items()
+    data = (tmp_path / info.relative_path).read_bytes()[info.offset : info.offset + info.length]
     packed = io.BytesIO()
     with (
-        zipfile.ZipFile(plain) as source,
+        zipfile.ZipFile(io.BytesIO(data)) as source,
         zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target,
     ):
         for entry in source.infolist():
             target.writestr(entry.filename, source.read(entry))
-    assert load_value(memoryview(plain.getvalue()), "w", "u") == "x" * 100_000
+    assert load_state(tmp_path.as_uri()) == {"w": "x" * 100_000}
+    (tmp_path / info.relative_path).write_bytes(packed.getvalue())
+    changed = dataclasses.replace(info, offset=0, length=len(packed.getvalue()))
+    metadata.storage_data = {index: changed}
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointCorruptError, match="compressed"):
-        load_value(memoryview(packed.getvalue()), "w", "u")
+        load_state(tmp_path.as_uri())
 
 
 def test_a_valid_checkpoint_loads():

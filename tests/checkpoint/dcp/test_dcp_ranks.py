@@ -26,7 +26,7 @@ WORLD_SIZE = 2
 
 
 class Ranks(ranks_of_a_job.Ranks):
-    """Two processes of one gloo group that save what they are told to."""
+    """Two processes of one gloo group that save on command."""
 
     def save(self, seed: int, uri: str = "gs://bucket/c", **command: Any) -> list[dict[str, Any]]:
         return self.tell(op="save", seed=seed, uri=uri, **command)
@@ -60,7 +60,7 @@ def assert_saved(answers: list[dict[str, Any]], seed: int) -> None:
 
 
 def assert_failed(answers: list[dict[str, Any]], rank: int, *words: str) -> None:
-    """Both ranks tell the same: which rank failed, on what."""
+    """Both ranks report the same: which rank failed, on what."""
     assert answers[0] == answers[1]
     failures = answers[0]["failures"]
     assert str(rank) in failures
@@ -133,7 +133,7 @@ def test_in_any_storm_ranks_agree_and_the_last_success_stays(
         place.faults.clear()
         assert answers[0] == answers[1]
         outcomes.append("saved" in answers[0])
-        # A commit whose every answer was lost may be there although the save was told to fail.
+        # A commit whose every answer was lost may be there although the save failed.
         possible = {seed} if outcomes[-1] else {*possible, seed}
         folder = copy_down(place, "any", tmp_path / str(seed))
         loaded = stock_load(folder, whole_state(0))
@@ -161,7 +161,7 @@ def test_a_full_disk_fails_the_save_everywhere(ranks: Ranks, tmp_path: Path) -> 
     assert_equal(stock_load(tmp_path / "c", whole_state(1)), whole_state(1))
 
 
-def test_an_error_that_does_not_pickle_hangs_nobody(ranks: Ranks, place: GCSServer) -> None:
+def test_an_error_that_does_not_pickle_hangs_no_rank(ranks: Ranks, place: GCSServer) -> None:
     answers = ranks.save(2, uri="gs://bucket/odd", fails="unpicklable")
     assert_failed(answers, 1, "UnpicklableError: code 7", "of the state could not be read")
     assert [key for key in place.keys("bucket", "odd/") if "__1_" in key] == []

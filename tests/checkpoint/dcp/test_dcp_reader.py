@@ -32,7 +32,7 @@ from aioflux import (
     sync,
 )
 from aioflux.checkpoint._format.commit import Commit, decode_commit, encode_commit
-from aioflux.checkpoint._save.nesting import CONTAINERS, describe_containers, nest
+from aioflux.checkpoint._save.nesting import CONTAINERS, describe_containers, merge_containers, nest
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter, load_state
 from aioflux.testing import GCSServer
@@ -290,10 +290,24 @@ def test_keys_that_are_no_text_come_back_as_they_were() -> None:
     assert repr(again) == repr(state)  # 1 and True are equal
 
 
+class One:
+    """Looks like a number, and is none."""
+
+    def __repr__(self) -> str:
+        return "1"
+
+
+def test_containers_of_parts_of_a_state_are_joined() -> None:
+    whole = describe_containers({"a": {0: {}}, "b": {1: {}}})
+    parts = [describe_containers({"a": {0: {}}}), describe_containers({"b": {1: {}}})]
+    assert merge_containers([whole, whole]) == whole
+    assert merge_containers(parts) == whole
+
+
 @pytest.mark.parametrize(
     "key",
-    [object(), torch.float32, float("nan"), (1, object())],
-    ids=["object", "dtype", "nan", "tuple"],
+    [object(), torch.float32, float("nan"), (1, object()), One()],
+    ids=["object", "dtype", "nan", "tuple", "repr"],
 )
 def test_keys_that_no_load_could_bring_back_are_refused(key: Any) -> None:
     with pytest.raises(TypeError, match=r"\['x'\]\[0\] has a key of type "):
@@ -305,8 +319,8 @@ def test_load_state_nests_by_the_containers_of_the_commit(server: GCSServer) -> 
     save(state, StorageWriter(URI))
     pickled, commit = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
     assert commit is not None
-    told = msgspec.structs.replace(commit, extra={CONTAINERS: describe_containers(state)})
-    server.put("bucket", "run/step-1/.metadata", encode_commit(pickled, told))
+    text = msgspec.structs.replace(commit, extra={CONTAINERS: describe_containers(state)})
+    server.put("bucket", "run/step-1/.metadata", encode_commit(pickled, text))
     assert_equal(state, load_state(URI))
 
 
@@ -341,24 +355,24 @@ def test_invalid_paths_of_values_are_damage(server: GCSServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", ['{"integers": [["a"]]}', "{", "[1]", '{"integers": [["no"]]}', '{"empty": [[1.5]]}']
+    "text", ['{"integers": [["a"]]}', "{", "[1]", '{"integers": [["no"]]}', '{"empty": [[1.5]]}']
 )
-def test_invalid_containers_are_rejected_or_ignored(told: str) -> None:
+def test_invalid_containers_are_rejected_or_ignored(text: str) -> None:
     try:
-        assert nest({"a": 1}, None, told) == {"a": 1}
+        assert nest({"a": 1}, None, text) == {"a": 1}
     except ValueError:
-        assert told != "[1]"
+        assert text != "[1]"
 
 
 @pytest.mark.parametrize(
-    "told", ["5", "[5]", '[[[], {"a": 1}]]', '[[[], {"a": "f()"}]]', '[[[], {"a": "[1]"}]]']
+    "text", ["5", "[5]", '[[[], {"a": 1}]]', '[[[], {"a": "f()"}]]', '[[[], {"a": "[1]"}]]']
 )
-def test_keys_that_are_no_constants_are_rejected(told: str) -> None:
+def test_keys_that_are_no_constants_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="the description of"):
-        nest({"a": 1}, None, f'{{"literals": {told}}}')
+        nest({"a": 1}, None, f'{{"literals": {text}}}')
 
 
-def test_tensors_go_to_the_device_that_is_asked_for(server: GCSServer) -> None:
+def test_tensors_go_to_the_device_of_map_location(server: GCSServer) -> None:
     save(small_state(), StorageWriter(URI))
     loaded = load_state(URI, map_location="meta")
     assert loaded["model"]["weight"].is_meta
@@ -457,7 +471,7 @@ def test_importing_the_package_loads_no_torch() -> None:
 
 
 class Copied:
-    """A checkpoint that was moved, so that only its bytes can tell what happened to it."""
+    """A checkpoint that was moved, so that only its bytes show damage."""
 
     def __init__(self, server: GCSServer, name: str, **options: Any) -> None:
         self.server = server
@@ -564,6 +578,11 @@ def test_metadata_truncated_after_its_pickle_is_damage(copied: Copied) -> None:
     pickled, _ = copied.commit
     copied.put(f"{copied.prefix}/.metadata", pickled)
     assert "truncated" in copied.refuse()
+
+
+def test_bytes_damaged_in_transit_are_read_again(copied: Copied) -> None:
+    with copied.server.faults.inject("objects.media", flip_at=5, key="*.distcp", times=2):
+        assert_equal(copied.state, copied.load())
 
 
 def test_a_missing_object_is_an_error(copied: Copied) -> None:
@@ -693,7 +712,7 @@ def test_a_value_that_tries_to_run_code_is_refused_and_not_run(
 
 
 class Own:
-    """Somebody's own class."""
+    """A class of the caller."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Own)

@@ -22,7 +22,7 @@ WORLD_SIZE = 4
 
 
 class Ranks(ranks_of_a_job.Ranks):
-    """Four processes of one gloo group that save and load what they are told to."""
+    """Four processes of one gloo group that save and load on command."""
 
     def save(self, uri: str, sharding: str, *, writer: str = "ours", **more: Any) -> None:
         command = {"seed": 5, "scale": 1, **more}
@@ -116,8 +116,8 @@ def test_without_a_group_each_rank_reads_the_metadata(ranks: Ranks, place: GCSSe
     ranks.save("gs://bucket/c", "rows of 4")
     loaded(ranks.load("gs://bucket/c", "rows of 4", shares=False))
     with place.faults.inject("objects.get", key="c/.metadata", status=403, skip=WORLD_SIZE - 1):
-        told = failures(ranks.load("gs://bucket/c", "rows of 4", shares=False))
-    assert [kind for kind, _ in told.values()] == ["PermissionDeniedError"]
+        failed = failures(ranks.load("gs://bucket/c", "rows of 4", shares=False))
+    assert [kind for kind, _ in failed.values()] == ["PermissionDeniedError"]
 
 
 @pytest.mark.parametrize("shares", [True, False], ids=["shared", "each rank"])
@@ -126,12 +126,12 @@ def test_errors_of_the_metadata_reach_all_ranks(
 ) -> None:
     ranks.save("gs://bucket/c", "rows of 4")
     with place.faults.inject("objects.get", key="c/.metadata", status=403):
-        told = failures(ranks.load("gs://bucket/c", "rows of 4", shares=shares))
-    assert {kind for kind, _ in told.values()} == {"PermissionDeniedError"}
-    assert sorted(told) == ["0", "1", "2", "3"]
+        failed = failures(ranks.load("gs://bucket/c", "rows of 4", shares=shares))
+    assert {kind for kind, _ in failed.values()} == {"PermissionDeniedError"}
+    assert sorted(failed) == ["0", "1", "2", "3"]
 
 
-def test_a_rank_that_loads_alone_waits_for_nobody(ranks: Ranks) -> None:
+def test_a_rank_that_loads_alone_waits_for_no_other(ranks: Ranks) -> None:
     ranks.save("gs://bucket/c", "rows of 4")
     answers = ranks.load("gs://bucket/c", "rows of 4", alone=2)
     assert [bool(answer) for answer in answers] == [False, False, True, False]
@@ -144,16 +144,16 @@ def failures(answers: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def test_no_checkpoint_fails_all_ranks_as_that(ranks: Ranks) -> None:
-    told = failures(ranks.load("gs://bucket/nothing", "rows of 4"))
-    assert {kind for kind, _ in told.values()} == {"CheckpointNotFoundError"}
+    failed = failures(ranks.load("gs://bucket/nothing", "rows of 4"))
+    assert {kind for kind, _ in failed.values()} == {"CheckpointNotFoundError"}
 
 
 def test_damage_to_what_one_rank_needs_fails_all_ranks(ranks: Ranks, place: GCSServer) -> None:
     ranks.save("gs://bucket/c", "rows of 4")
     key = next(key for key in place.keys("bucket", "c/") if "__1_" in key)
     with place.faults.inject("objects.get", key=key, flip_at=900):
-        told = failures(ranks.load("gs://bucket/c", "rows of 4"))
-    assert "1" in told
-    for kind, message in told.values():  # of others, too, where they read values from there
+        failed = failures(ranks.load("gs://bucket/c", "rows of 4"))
+    assert "1" in failed
+    for kind, message in failed.values():  # of others, too, where they read values from there
         assert kind == "CheckpointCorruptError"
         assert key in message

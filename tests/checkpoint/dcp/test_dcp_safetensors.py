@@ -19,17 +19,20 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     TensorProperties,
+    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
+    SavePlan,
     SavePlanner,
     TensorWriteData,
     WriteItem,
     WriteItemType,
 )
 
-from aioflux import CheckpointCorruptError, CheckpointError, open_store
+from aioflux import CheckpointCorruptError, CheckpointError, sync
 from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._format.commit import Commit, decode_commit, decode_index
 from aioflux.checkpoint._format.safetensors import (
@@ -38,18 +41,9 @@ from aioflux.checkpoint._format.safetensors import (
     plan_layout,
     unpack_metadata,
 )
-from aioflux.checkpoint._store.objects import verify_blocks
 from aioflux.checkpoint.compression import ZStandard
-from aioflux.checkpoint.dcp import StorageWriter
-from aioflux.checkpoint.dcp._safetensors_parts import (
-    UploadedPart,
-    checksum_ranges,
-    finish_objects,
-    join_checksums,
-)
-from aioflux.checkpoint.dcp._safetensors_plan import WriteKind, plan_ranks
-from aioflux.checkpoint.dcp._safetensors_upload import plan_uploads
-from aioflux.checkpoint.dcp._upload import RankUpload
+from aioflux.checkpoint.dcp import StorageWriter, load_state
+from aioflux.checkpoint.dcp._object_plan import WriteKind, plan_ranks
 from tests.checkpoint.dcp.states import (
     assert_equal,
     copy_down,
@@ -61,7 +55,7 @@ from tests.checkpoint.dcp.states import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from aioflux.testing import GCSServer
@@ -69,7 +63,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.clouds("gs", "s3", "az")
 
 URI = "gs://bucket/c"
-SAVE_ID = "20261122T031500.123Z-3f9a12cd"
 INDEX = "c/model.safetensors.index.json"
 
 
@@ -288,20 +281,6 @@ def test_any_header_is_one_that_the_library_takes(
         assert not each.num_bytes or layout.offsets[each.name] % each.item_size == 0
 
 
-@given(
-    pieces=st.lists(st.binary(max_size=40), max_size=8),
-    block_size=st.integers(1, 16),
-)
-def test_blocks_follow_from_the_runs_of_pieces(pieces: list[bytes], block_size: int) -> None:
-    whole, runs = b"".join(pieces), []
-    for number, piece in enumerate(pieces):
-        offset = len(b"".join(pieces[:number]))
-        runs += checksum_ranges(memoryview(piece), offset=offset, block_size=block_size)
-    expected = [whole[at : at + block_size] for at in range(0, len(whole), block_size)]
-    found = join_checksums(runs, block_size)
-    assert [tuple(each) for each in found] == [(crc32c(each), len(each)) for each in expected]
-
-
 def rows_of(name: str, tensor: torch.Tensor, first: int, last: int) -> WriteItem:
     sizes = torch.Size([last - first, *tensor.shape[1:]])
     offsets = torch.Size([first, *[0] * (tensor.dim() - 1)])
@@ -325,48 +304,74 @@ class _Whole:
         return self.tensors[item.index.fqn][first : first + item.tensor_data.chunk.sizes[0]]
 
 
-async def test_rows_of_many_ranks_are_composed_in_turns() -> None:
+def save_rows(
+    uri: str,
+    tensors: dict[str, torch.Tensor],
+    edges: list[int],
+    change: Callable[[Any], Any] = lambda part: part,
+) -> None:
+    """Save tensors of which each rank has the rows between two edges, as `dcp.save` does."""
+    plans = [
+        [rows_of(name, tensor, *edge) for name, tensor in tensors.items()]
+        for edge in itertools.pairwise(edges)
+    ]
+    planner: Any = _Whole(tensors)
+    writers = [StorageWriter(uri, layout="safetensors") for _ in plans]
+    for rank, each in enumerate(writers):
+        each.set_up_storage_writer(rank == 0, rank=rank, use_collectives=True)
+    planned = writers[0].prepare_global_plan([SavePlan(items) for items in plans])
+    results = [
+        each.write_data(plan, planner).value() for each, plan in zip(writers, planned, strict=True)
+    ]
+    results[-1] = [
+        dataclasses.replace(result, storage_data=change(result.storage_data))
+        for result in results[-1]
+    ]
+    stored = {
+        name: TensorStorageMetadata(
+            TensorProperties(dtype=tensor.dtype),
+            tensor.shape,
+            [item.tensor_data.chunk for items in plans for item in items if item.index.fqn == name],
+        )
+        for name, tensor in tensors.items()
+    }
+    writers[0].finish(Metadata(stored), results)
+
+
+def test_rows_of_many_ranks_are_composed_in_turns() -> None:
     """More than the service composes at once, and ranks that have no rows."""
-    tensors = {"large": torch.randn(1003, 9000), "small": torch.randn(1003, 3)}
+    tensors = {
+        "large": torch.randn(1003, 9000),
+        "small": torch.randn(1003, 3),
+        "smaller": torch.randn(1003, 2),
+    }
     edges = [0, 0, 1, *range(30, 1003, 30), 1003, 1003]
     plans = [
         [rows_of(name, tensor, *edge) for name, tensor in tensors.items()]
         for edge in itertools.pairwise(edges)
     ]
-    layouts = plan_ranks(plans, 1)
-    assert {each.kind for each in layouts[3].placements.values()} == {
+    assert {each.kind for each in plan_ranks(plans, 1)[3].placements.values()} == {
         WriteKind.COMPOSED,
         WriteKind.ASSEMBLED,
     }
-    parts: list[UploadedPart] = []
-    planner: Any = _Whole(tensors)
-    async with open_store("memory://composed/c") as store:
-        for rank, (items, layout) in enumerate(zip(plans, layouts, strict=True)):
-            upload = RankUpload(store, planner, rank, SAVE_ID)
-            for write in plan_uploads(upload, items, layout, 1).values():
-                parts += [result.storage_data for result in await write()]
-        found = await finish_objects(store, store, parts, rank=0)
-        assert await store.list_all("model-")
-        for name, (stored, item) in found.items():
-            data = await store.get(stored.key)
-            assert crc32c(data) == stored.crc32c
-            memory = data[item.data_start : item.data_start + item.data_size]
-            assert memory == tensors[name].numpy().tobytes()
-            assert verify_blocks(stored, 0, memoryview(data)) is None
+    uri = "memory://composed/c"
+    save_rows(uri, tensors, edges)
+    assert_equal(load_state(uri), tensors)  # each block is verified
+    with sync.open_store(uri) as store:
+        index, commit = decode_index(store.get(INDEX.removeprefix("c/")), uri=uri)
+        assert commit is not None
+        assert {meta.key for meta in store.list_all()} == {
+            INDEX.removeprefix("c/"),
+            *(stored.key for stored in commit.objects),
+        }
+        for stored in commit.objects:
+            assert crc32c(store.get(stored.key)) == stored.crc32c
+    assert index["weight_map"].keys() == tensors.keys()
 
 
-async def test_a_tensor_with_a_missing_part_is_refused() -> None:
-    tensors = {"small": torch.randn(10, 3)}
-    plans = [[rows_of("small", tensors["small"], 0, 4)], [rows_of("small", tensors["small"], 4, 9)]]
-    planner: Any = _Whole(tensors)
-    parts: list[UploadedPart] = []
-    async with open_store("memory://missing/c") as store:
-        for rank, layout in enumerate(plan_ranks(plans, 1)):
-            upload = RankUpload(store, planner, rank, SAVE_ID)
-            for write in plan_uploads(upload, plans[rank], layout, 1).values():
-                parts += [result.storage_data for result in await write()]
-        with pytest.raises(CheckpointError, match="27 of the 30 elements of 'small'"):
-            await finish_objects(store, store, parts, rank=0)
+def test_a_tensor_with_a_missing_part_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="27 of the 30 elements of 'small'"):
+        save_rows("memory://missing/c", {"small": torch.randn(10, 3)}, [0, 4, 9])
 
 
 @pytest.mark.parametrize(
@@ -413,21 +418,24 @@ def test_a_planner_that_changes_a_dtype_in_secret_is_refused(server: GCSServer) 
         save(small_state(), writer(), planner=Halving())
 
 
-async def test_composed_objects_are_verified() -> None:
-    """A rank that tells wrong checksums, or parts that do not lie behind each other."""
+def with_a_wrong_checksum(part: Any) -> Any:
+    first, *others = part.checksums
+    return dataclasses.replace(part, checksums=(first._replace(crc32c=1), *others))
+
+
+def elsewhere(part: Any) -> Any:
+    return dataclasses.replace(part, placement=part.placement._replace(offset=7))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [(with_a_wrong_checksum, "was composed of"), (elsewhere, "has a part at byte 7")],
+    ids=["checksum", "offset"],
+)
+def test_composed_objects_are_verified(change: Callable[[Any], Any], says: str) -> None:
+    """A rank that reports wrong checksums, or parts that do not follow each other."""
     tensors = {"large": torch.zeros(40, 2**20, dtype=torch.uint8)}
-    plans = [[rows_of("large", tensors["large"], *edge)] for edge in ((0, 20), (20, 40))]
-    planner: Any = _Whole(tensors)
-    parts: list[UploadedPart] = []
-    async with open_store("memory://verified/c") as store:
-        for rank, layout in enumerate(plan_ranks(plans, 1)):
-            upload = RankUpload(store, planner, rank, SAVE_ID)
-            for write in plan_uploads(upload, plans[rank], layout, 1).values():
-                parts += [result.storage_data for result in await write()]
-        first, *others = parts[1].checksums
-        wrong = dataclasses.replace(parts[1], checksums=(first._replace(crc32c=1), *others))
-        with pytest.raises(CheckpointError, match="was composed of"):
-            await finish_objects(store, store, [parts[0], wrong], rank=0)
-        moved = dataclasses.replace(parts[1], placement=parts[1].placement._replace(offset=7))
-        with pytest.raises(CheckpointError, match="has a part at byte 7"):
-            await finish_objects(store, store, [parts[0], moved], rank=0)
+    with pytest.raises(CheckpointError, match=says):
+        save_rows("memory://verified/c", tensors, [0, 20, 40], change)
+    with sync.open_store("memory://verified/c") as store:
+        assert INDEX.removeprefix("c/") not in {meta.key for meta in store.list_all()}

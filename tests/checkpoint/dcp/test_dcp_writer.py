@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
+import logging
+import os
 import pickle
+import signal
 import sys
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,12 +27,11 @@ from aioflux import (
     CheckpointError,
     RetryPolicy,
     TransferOptions,
-    open_store,
+    sync,
 )
-from aioflux.checkpoint._format.commit import Commit, decode_commit, find_save_id
+from aioflux.checkpoint._format.commit import Commit, decode_commit, encode_commit, find_save_id
 from aioflux.checkpoint.compression import ZStandard
-from aioflux.checkpoint.dcp import StorageWriter
-from aioflux.checkpoint.dcp._upload import RankUpload, upload_items, upload_objects
+from aioflux.checkpoint.dcp import StorageWriter, load_state
 from tests.checkpoint.dcp.states import (
     UnpicklableError,
     assert_equal,
@@ -237,8 +237,6 @@ def test_an_overwrite_deletes_the_objects_of_the_old_commit_only(
 
 
 def test_a_commit_that_names_foreign_objects_does_not_get_them_deleted(server: GCSServer) -> None:
-    from aioflux.checkpoint._format.commit import encode_commit
-
     writer = StorageWriter(URI)
     save(small_state(1), writer)
     pickled, old = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
@@ -274,6 +272,27 @@ def test_a_stock_checkpoint_can_be_overwritten(server: GCSServer, tmp_path: Path
 
 
 @pytest.mark.clouds("gs")
+def test_an_object_that_was_written_again_since_is_not_deleted(server: GCSServer) -> None:
+    """Deletes are pinned to the generations of the commit that was replaced."""
+    writer = StorageWriter(URI)
+    save(small_state(1), writer)
+    (again,) = data_keys(server)
+    server.put("bucket", again, b"of a backup")
+    save(small_state(2), writer)
+    assert len(data_keys(server)) == 2
+    assert server.get("bucket", again) == b"of a backup"
+
+
+def test_a_commit_is_logged(server: GCSServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "aioflux"):
+        save(small_state(1), StorageWriter(URI))
+    commit = commit_of(server)
+    (line,) = [each.getMessage() for each in caplog.records if "committed" in each.getMessage()]
+    assert commit.save_id in line
+    assert f"{commit.num_bytes} bytes" in line
+
+
+@pytest.mark.clouds("gs")
 def test_a_late_delete_is_no_failure(server: GCSServer) -> None:
     writer = StorageWriter(URI, retry=QUICK)
     save(small_state(1), writer)
@@ -287,7 +306,7 @@ class _Interfering(StorageWriter):
     """Another job saves the same checkpoint between the beginning and the end of this save."""
 
     def finish(self, metadata: Any, results: Any) -> None:
-        save(small_state(9), StorageWriter(URI))
+        save(small_state(9), StorageWriter(self.checkpoint_id))
         super().finish(metadata, results)
 
 
@@ -302,6 +321,19 @@ def test_a_save_that_another_one_overtook_leaves_the_other(
     assert len(data_keys(server)) == 1
     folder = copy_down(server, "run/step-1", tmp_path)
     assert_equal(stock_load(folder, small_state(9)), small_state(9))
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["created", "replaced"])
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_other_services_keep_the_faster_of_two_saves(
+    scheme: str, is_there: bool, tmp_path: Path
+) -> None:
+    uri = f"file://{tmp_path}/c" if scheme == "file" else f"memory://overtaken-{is_there}/c"
+    if is_there:
+        save(small_state(0), StorageWriter(uri))
+    error = failure_of(_Interfering(uri), small_state(1))
+    assert "another save of this checkpoint was committed meanwhile" in str(error)
+    assert_equal(load_state(uri), small_state(9))
 
 
 @pytest.mark.clouds("gs")
@@ -341,6 +373,46 @@ def test_a_commit_without_an_answer_keeps_its_objects(server: GCSServer, tmp_pat
 
 
 @pytest.mark.clouds("gs")
+def test_an_object_of_a_failed_save_that_a_commit_names_is_kept(server: GCSServer) -> None:
+    """Ranks that cache plans may count saves differently: one commit, two names of saves."""
+    writer = StorageWriter(URI, objects_per_rank=2, retry=QUICK)
+    save(small_state(1), StorageWriter(URI))
+    pickled, commit = decode_commit(server.get("bucket", "run/step-1/.metadata"), uri="")
+    assert commit is not None
+    old = data_keys(server)
+    with server.faults.inject("*insert*", reset=True, key="*.metadata"):
+        failure_of(writer, small_state(2))
+    named, _ = (key for key in data_keys(server) if key not in old)
+    other = msgspec.structs.replace(
+        commit.objects[0], key=named.removeprefix("run/step-1/"), generation=""
+    )
+    both = msgspec.structs.replace(commit, objects=(*commit.objects, other))
+    server.put("bucket", "run/step-1/.metadata", encode_commit(pickled, both))
+    with server.faults.inject("*insert*", status=403, key="*.distcp"):
+        failure_of(writer, small_state(3))
+    assert set(data_keys(server)) == {*old, named}
+    save(small_state(4), StorageWriter(URI))
+    assert len(data_keys(server)) == 1
+
+
+@pytest.mark.clouds("gs")
+def test_objects_of_a_failed_save_are_kept_beside_a_damaged_commit(server: GCSServer) -> None:
+    """It may name them."""
+    writer = StorageWriter(URI, retry=QUICK)
+    save(small_state(1), StorageWriter(URI))
+    with server.faults.inject("*insert*", reset=True, key="*.metadata"):
+        failure_of(writer, small_state(2))
+    before = server.keys("bucket")
+    assert len(before) == 3
+    data = bytearray(server.get("bucket", "run/step-1/.metadata"))
+    data[-30] ^= 1
+    server.put("bucket", "run/step-1/.metadata", bytes(data))
+    with server.faults.inject("*insert*", status=403, key="*.distcp"):
+        failure_of(writer, small_state(3))
+    assert server.keys("bucket") == before
+
+
+@pytest.mark.clouds("gs")
 def test_objects_that_cannot_be_listed_are_left(server: GCSServer) -> None:
     """Clean-up that fails fails no save."""
     writer = StorageWriter(URI, retry=QUICK)
@@ -351,29 +423,27 @@ def test_objects_that_cannot_be_listed_are_left(server: GCSServer) -> None:
     assert len(data_keys(server)) == 2
 
 
-async def test_a_cancelled_upload_leaves_nothing() -> None:
-    planner = _Waiting()
-    planner.set_up_planner(small_state(), None, True)
-    plans, _ = planner.create_global_plan([planner.create_local_plan()])
-    async with open_store("memory://cancelled/c") as store:
-        upload = RankUpload(store, planner, 0, "20261122T031500.123Z-3f9a12cd")
-        done, all_others = [], asyncio.Event()
+def test_an_interrupted_save_leaves_nothing() -> None:
+    uri, planner = "memory://interrupted/c", _Waiting()
+    state = small_state()
 
-        async def write(item: WriteItem) -> Any:
-            done.append(await upload_items(upload, item.index.fqn, [item]))
-            if len(done) == len(plans[0].items) - 1:
-                all_others.set()
-            return done[-1]
+    def interrupt() -> None:
+        with sync.open_store(uri) as store:
+            while len(store.list_all()) < 4:
+                time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
 
-        objects = {item.index.fqn: partial(write, item) for item in plans[0].items}
-        task = asyncio.create_task(upload_objects(upload, objects))
-        await all_others.wait()
-        assert len(await store.list_all()) == len(objects) - 1
-        task.cancel()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(CheckpointException) as caught:
+            save(state, StorageWriter(uri, objects_per_rank=5), planner=planner)
+    finally:
         planner.may_go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await store.list_all() == []
+        thread.join()
+    assert isinstance(caught.value.failures[0][0], KeyboardInterrupt)
+    with sync.open_store(uri) as store:
+        assert len(store.list_all()) == 0
 
 
 @pytest.mark.clouds("gs")

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aioflux.checkpoint._format.tensor_zip import is_dense
 from aioflux.checkpoint._load.plan import (
     Box,
     NeededRange,
     PlannedRead,
     cut_box,
     dense_strides,
-    is_dense,
     plan_boxes,
     plan_reads,
 )
@@ -59,7 +59,7 @@ def execute(data: bytes, reads: list[PlannedRead], ranges: list[NeededRange]) ->
     return [bytes(each) for each in found]
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     selection=selections(),
     item_size=st.sampled_from([1, 2, 8]),
@@ -110,7 +110,7 @@ def is_run(box: Box, item_size: int) -> bool:
     return math.prod(box.lengths) * item_size == box.end - box.start
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 900), st.integers(1, 300), st.booleans()), max_size=12),
     block_size=st.sampled_from([1, 7, 64]),

@@ -102,10 +102,14 @@ def test_what_a_commit_names_stays_though_it_was_uploaded_again(server: GCSServe
         result = checkpointer.save(1, state_of(1))
         # A rank whose second upload found no word of the first: it was committed and removed.
         job = Job(
-            step=1, save_id=result.save_id, rank=0, world_size=2, arena=0, size=0, tail=(),
-            items=(), element_sizes=(), global_plan=None, metrics={}, started=0.0,
-            staged_seconds=0.0, attempt=1,
-        )  # fmt: skip
+            step=1,
+            save_id=result.save_id,
+            rank=0,
+            world_size=2,
+            started=0.0,
+            staged_seconds=0.0,
+            attempt=1,
+        )
 
         async def forget() -> list[str]:
             async with aioflux.open_store(URI) as store:

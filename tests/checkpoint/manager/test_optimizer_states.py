@@ -118,8 +118,23 @@ def build(name: str, options: dict[str, Any]) -> tuple[torch.optim.Optimizer, Ca
     return optimizer, step
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (5, 0), (0, 2)], ids=str)
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("Adam", {}),
+    ("IntegerSteps", {}),
+    ("LBFGS", {"max_iter": 3}),
+    ("SGD", {}),
+]
+"""States of different forms: of tensors, of plain values, with lists of tensors, and empty."""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "before", "after"),
+    [
+        *((name, options, 2, 3) for name, options in VARIANTS),
+        *((name, options, *steps) for name, options in FORMS for steps in ((5, 0), (0, 2))),
+    ],
+    ids=str,
+)
 def test_states_of_optimizers_come_back_equal(
     checkpointer: Checkpointer, name: str, options: dict[str, Any], before: int, after: int
 ) -> None:
@@ -143,7 +158,7 @@ def test_states_of_optimizers_come_back_equal(
         assert_same(live.state_dict(), saved)
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("name", "options"), FORMS, ids=str)
 def test_a_training_state_brings_back_every_optimizer(
     checkpointer: Checkpointer, name: str, options: dict[str, Any]
 ) -> None:
@@ -174,7 +189,7 @@ def cleared(state: Any) -> Any:
     return torch.zeros_like(state) if isinstance(state, torch.Tensor) else "nothing"
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("name", "options"), FORMS, ids=str)
 def test_stock_dcp_loads_states_of_optimizers(
     tmp_path: Path, name: str, options: dict[str, Any]
 ) -> None:

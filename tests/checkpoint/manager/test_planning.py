@@ -94,19 +94,19 @@ def test_staging_uses_its_memory_again_and_copies_what_changed() -> None:
         state["a"].fill_(value)
         state["lr"] = value
         plan = resolved(planner, state)
-        staged = stager.stage(plan, stager.lay_out(plan))
-        assert staged.arena is not None
-        addresses.add(id(staged.arena))
+        staged, arena = stager.stage(plan, stager.lay_out(plan))
+        assert arena is not None
+        addresses.add(id(arena))
         item = staged.items[0]
-        data = staged.arena.view[item.data_start : item.data_start + item.data_size]
+        data = arena.view[item.data_start : item.data_start + item.data_size]
         assert torch.equal(torch.frombuffer(data, dtype=torch.float32), state["a"])
-        whole = bytes(staged.arena.view[: staged.size]) + b"".join(staged.tail)
+        whole = bytes(arena.view[: staged.size]) + b"".join(staged.tail)
         assert staged.num_bytes == len(whole)
         item = staged.items[2]
         told = whole[item.offset : item.offset + item.length]
         assert torch.load(io.BytesIO(told), weights_only=True) == value
         del data
-        stager.free(staged.arena)
+        stager.free(arena)
     assert len(addresses) == 1
     assert stager.used_bytes == 0
     stager.close()
@@ -118,12 +118,12 @@ def test_free_memory_is_bounded_too() -> None:
     stager = Stager(5 << 20, on_drop=lambda arena: closed.append(arena.number))
     plan = resolved(planner, {"a": torch.ones(1_000_000)})
     layout = stager.lay_out(plan)
-    first = stager.stage(plan, layout)
+    _, first = stager.stage(plan, layout)
     assert not stager.has_memory_for(layout)
-    second = stager.stage(plan, layout)
-    for staged in (first, second):
-        assert staged.arena is not None
-        stager.free(staged.arena)
+    _, second = stager.stage(plan, layout)
+    for arena in (first, second):
+        assert arena is not None
+        stager.free(arena)
     assert closed == [1]
 
 

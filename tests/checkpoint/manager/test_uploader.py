@@ -255,12 +255,6 @@ def test_arenas_are_shared_once_and_given_back(checkpointer: Checkpointer) -> No
     assert num_descriptors() == before
 
 
-def test_the_process_does_without_torch() -> None:
-    """Which would take it seconds and 200 MB."""
-    code = "import sys, aioflux.checkpoint._save.uploader_main; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 def test_an_uploader_that_cannot_be_started_again_fails_what_waits_for_it(
     checkpointer: Checkpointer, server: GCSServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from aioflux import RetryPolicy, Timeouts
 from aioflux import checkpoint as _checkpoint
-from aioflux.checkpoint._save.job import UploadSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +51,12 @@ class Checkpointer(_checkpoint.Checkpointer):
     """One that waits for its clean-up on a machine that stands still, and polls often."""
 
     clock = Clock()
-    upload_settings = UploadSettings(cleanup_seconds=240.0, max_poll_seconds=0.2, clock=clock)
+    upload_settings = replace(
+        _checkpoint.Checkpointer.upload_settings,
+        cleanup_seconds=240.0,
+        max_poll_seconds=0.2,
+        clock=clock,
+    )
 
 
 class Forks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import uuid
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ import torch
 
 from aioflux.checkpoint import verify
 from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _training_run
 from tests.servers.azurite import KEY
 
 if TYPE_CHECKING:
@@ -23,14 +21,12 @@ if TYPE_CHECKING:
     from tests.servers.seaweedfs import SeaweedFS
 
 
-def go_through(uri: str, secret: str) -> None:
+def go_through(uri: str) -> None:
     """Save, save again, shut down, and load from the storage alone."""
     nm.init(uri, persistent_time_interval=0)
     for number in range(2):
         nm.Checkpoint("a").save("model", torch.full((100_000,), number))
         nm.flush_persistence()
-    settings = _training_run.current().settings
-    assert secret.encode() not in pickle.dumps(settings) + repr(settings).encode()
     nm.shutdown()
     nm.init(uri)
     found = nm.get_latest_checkpoint()
@@ -45,7 +41,7 @@ def go_through(uri: str, secret: str) -> None:
 
 def test_nebula_on_s3(node: Path, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
     seaweedfs.sign_in(monkeypatch)
-    go_through(f"s3://bucket/nebula-{uuid.uuid4().hex}", seaweedfs.secret_key)
+    go_through(f"s3://bucket/nebula-{uuid.uuid4().hex}")
 
 
 def test_nebula_on_azure(node: Path, azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,4 +56,4 @@ def test_nebula_on_azure(node: Path, azurite: Azurite, monkeypatch: pytest.Monke
     }
     text = ";".join(f"{name}={value}" for name, value in connection.items())
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
-    go_through(f"az://{azurite.account}/container/nebula-{uuid.uuid4().hex}", KEY)
+    go_through(f"az://{azurite.account}/container/nebula-{uuid.uuid4().hex}")

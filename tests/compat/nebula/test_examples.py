@@ -34,7 +34,7 @@ latest_ckpt_path = nm.get_latest_checkpoint_path("checkpoint", persisted_storage
 
 
 def test_the_example_of_saving_loading_and_managing(node: Path, tmp_path: Path) -> None:
-    """The comma that stands behind its path included."""
+    """Its path ends in a comma, too."""
     model = torch.nn.Linear(20, 10)
     place = str(tmp_path / "test")
     names: dict[str, Any] = {"model": model, "persisted_storage_path": place}
@@ -52,10 +52,10 @@ def test_the_example_of_saving_loading_and_managing(node: Path, tmp_path: Path) 
     assert torch.equal(torch.load(names["latest_ckpt_path"])["weight"], model.weight)
 
 
-def test_the_example_of_a_memory_limit(node: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_example_of_a_memory_limit(inside: str, monkeypatch: Any) -> None:
     """`export NEBULA_MEMORY_BUFFER_SIZE=200000000`: a single process has all of it, not half."""
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "20000000")
-    nm.init(tmp_path / "test", persistent_time_interval=1000)
+    nm.init(inside, persistent_time_interval=1000)
     for number in range(3):
         nm.Checkpoint(f"global_step{number}").save(
             "model", torch.full((4_500_000,), number, dtype=torch.int32)

@@ -58,9 +58,9 @@ def train(where: Path, max_epochs: int, callback: Any, ckpt_path: str | None = N
     return trainer
 
 
-def test_training_goes_on_with_the_last_one(node: Path, tmp_path: Path) -> None:
+def test_training_goes_on_with_the_last_one(inside: str, tmp_path: Path) -> None:
     """Lightning looks for it in a directory, and else trains from the beginning."""
-    params = {"persistent_storage_path": str(tmp_path / "tier3"), "persistent_time_interval": 10}
+    params = {"persistent_storage_path": inside, "persistent_time_interval": 10}
 
     def callback() -> nm.NebulaCallback:
         return nm.NebulaCallback(tmp_path / "run", save_last=True, config_params=params)
@@ -95,12 +95,12 @@ def test_training_saves_by_nebula_and_goes_on(node: Path, tmp_path: Path) -> Non
     assert from_path.global_step == again.global_step
 
 
-def test_a_checkpoint_is_persisted_where_its_options_say(node: Path, tmp_path: Path) -> None:
-    nm.init(tmp_path / "tier3", 1000)
+def test_a_checkpoint_is_persisted_where_its_options_say(inside: str) -> None:
+    nm.init(inside, 1000)
     plugin = nm.NebulaCheckpointIO()
-    options = {"is_best": True, "persist_path": str(tmp_path / "other" / "checkpoint")}
+    options = {"is_best": True, "persist_path": f"{inside}-other"}
     plugin.save_checkpoint({"a": 1}, "run/best.ckpt", storage_options=options)
-    found = nm.get_latest_checkpoint(persist_path=tmp_path / "other" / "checkpoint")
+    found = nm.get_latest_checkpoint(persist_path=f"{inside}-other")
     assert found is not None
     assert (found.tag, found.load("checkpoint")) == ("best", {"a": 1})
     assert nm.get_latest_checkpoint() is None
@@ -110,8 +110,8 @@ def test_a_checkpoint_is_persisted_where_its_options_say(node: Path, tmp_path: P
         plugin.save_checkpoint({}, "run/best.ckpt", storage_options={"other": 1})
 
 
-def test_a_removed_checkpoint_goes_when_the_next_is_persisted(node: Path, tmp_path: Path) -> None:
-    nm.init(tmp_path / "tier3", 0, 1)
+def test_a_removed_checkpoint_goes_when_the_next_is_persisted(inside: str) -> None:
+    nm.init(inside, 0, 1)
     plugin = nm.NebulaCheckpointIO()
     for number in range(3):
         plugin.save_checkpoint({"a": number}, f"run/{number}.ckpt")
@@ -124,8 +124,8 @@ def test_a_removed_checkpoint_goes_when_the_next_is_persisted(node: Path, tmp_pa
         plugin.load_checkpoint("run/0.ckpt")
 
 
-def test_a_checkpoint_of_lightning_itself_is_loaded(node: Path, tmp_path: Path) -> None:
-    nm.init(tmp_path / "tier3")
+def test_a_checkpoint_of_lightning_itself_is_loaded(inside: str, tmp_path: Path) -> None:
+    nm.init(inside)
     torch.save({"a": 1}, tmp_path / "old.ckpt")
     assert nm.NebulaCheckpointIO().load_checkpoint(tmp_path / "old.ckpt") == {"a": 1}
 

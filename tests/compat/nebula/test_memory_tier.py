@@ -111,8 +111,8 @@ def test_an_upload_keeps_its_memory() -> None:
 
 def test_a_tag_is_complete_with_its_number_of_files() -> None:
     memory = MemoryTier(MIB)
-    assert not keep(memory, 1, "a", "x", 1, num_files=2).is_complete
-    assert keep(memory, 2, "a", "y", 1, num_files=2).is_complete
+    assert not keep(memory, 1, "a", "x", 1, num_files=2).save_id
+    assert keep(memory, 2, "a", "y", 1, num_files=2).save_id
 
 
 def test_a_tag_grows_without_a_number_of_files() -> None:
@@ -180,6 +180,30 @@ def test_a_cancelled_segment_is_free_again() -> None:
     memory.cancel(found.segment.number)
     memory.cancel(99)  # an unknown number has no effect
     assert memory.allocate(1, MIB).kind == "reuse"
+
+
+def test_a_segment_that_its_trainer_could_not_create_is_not_reused() -> None:
+    memory = MemoryTier(MIB)
+    found = memory.allocate(1, MIB)
+    assert found.segment is not None
+    memory.cancel(found.segment.number, is_created=False)
+    assert memory.freed == [found.segment]
+    assert memory.allocate(1, MIB).kind == "new"
+
+
+def test_a_version_that_is_being_saved_stays_when_its_tag_grows_or_is_removed() -> None:
+    """Then the parts of both stay as long as one of them has them."""
+    memory = MemoryTier(4 * MIB, retention=5)
+    before = keep(memory, 1, "a", "x", MIB, num_files=GROWING)
+    before.num_readers = 1
+    after = keep(memory, 1, "a", "y", MIB, num_files=GROWING)
+    memory.remove("a")
+    assert memory.versions == [before, after]
+    before.num_readers = 0
+    memory.set_saved(before, "storage")
+    assert memory.allocate(2, 3 * MIB).kind == "wait"
+    assert memory.versions == [after]
+    assert after.parts["x"].segment in memory.segments.values()
 
 
 def test_a_segment_stays_while_it_is_loaded() -> None:

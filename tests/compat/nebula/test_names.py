@@ -1,9 +1,9 @@
-"""Tags and names of parts as keys, storage paths as uris."""
+"""Tags and names of parts as keys, and values that are no storage path."""
 
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 from aioflux.checkpoint._format.commit import part_key
 from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
 from aioflux.checkpoint._store.tag_names import part_name, quote_name, step_of, tag_of
-from aioflux.compat.nebula._settings import parse_storage_path, path_or_uri, to_uri
+from aioflux.compat import nebula as nm
 
 ID = "20261122T071145.918Z-f55e2f04"
 
@@ -57,25 +57,11 @@ def test_the_number_at_the_end_is_the_step(tag: str, step: int) -> None:
     assert step_of(tag) == step
 
 
-@pytest.mark.parametrize(
-    ("given_path", "path"),
-    [(None, ""), ("/tmp/test", "/tmp/test"), (("/tmp/test",), "/tmp/test"), (Path("/a"), "/a")],
-)
-def test_a_storage_path_may_have_a_comma_after_it(given_path: object, path: str) -> None:
-    assert parse_storage_path(given_path) == path
-
-
+@pytest.mark.usefixtures("node")
 @pytest.mark.parametrize("given_path", [5, ("a", "b"), b"/tmp"])
-def test_other_types_are_no_storage_path(given_path: object) -> None:
+def test_other_types_are_no_storage_path(given_path: Any) -> None:
     with pytest.raises(TypeError, match="storage path"):
-        parse_storage_path(given_path)
-
-
-def test_storage_paths_have_uris_and_local_objects_have_paths() -> None:
-    assert to_uri("/tmp/a%b") == "file:///tmp/a%25b"
-    assert to_uri("gcs://bucket/run/") == "gs://bucket/run"
-    assert path_or_uri("file:///tmp/a%25b") == "/tmp/a%b"
-    assert path_or_uri("gs://bucket/a%25b") == "gs://bucket/a%25b"
+        nm.init(given_path)
 
 
 def test_stock_dcp_knows_the_metadata_of_parts() -> None:

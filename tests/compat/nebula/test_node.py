@@ -13,7 +13,6 @@ import pytest
 
 from aioflux.checkpoint import verify
 from aioflux.compat import nebula as nm
-from aioflux.compat.nebula import _training_run
 from aioflux.errors import CheckpointError
 from tests.compat.nebula import trainer
 from tests.compat.nebula.conftest import LINGER_SECONDS
@@ -51,10 +50,14 @@ def start(node: Path, tmp_path: Path) -> Iterator[Callable[..., list[WorkerProce
 
 
 def pid_of_daemon(node: Path) -> int:
-    """Return the process of the node daemon, as it answers."""
-    assert len(list(node.glob("*.sock"))) == 1
-    run = _training_run.current()
-    return int(run.client.call("hello", run.settings))
+    """Return the process of the node daemon."""
+    [pid] = (
+        int(each.name)
+        for each in Path("/proc").glob("[0-9]*")
+        if b"_node_daemon_process" in (each / "cmdline").read_bytes()
+        and f"AIOFLUX_NEBULA_DIR={node}".encode() in (each / "environ").read_bytes()
+    )
+    return pid
 
 
 def test_memory_survives_the_death_of_the_trainer(

@@ -1,4 +1,4 @@
-"""The node daemon: requests, replaced stores, credentials, and failures."""
+"""The node daemon: settings, requests, replaced stores, credentials, failures, and retries."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import errno
 import mmap
 import os
+import pickle
 import socket
 import tempfile
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,13 @@ import aioflux
 from aioflux.checkpoint._save.uploader_messages import Inbox
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _training_run
-from aioflux.compat.nebula._memory_tier import GROWING, Version
+from aioflux.compat.nebula._memory_tier import GROWING, MemoryTier, Version
 from aioflux.compat.nebula._node_daemon import NodeDaemon, TrainerConnection
 from aioflux.compat.nebula._node_daemon_process import accept_trainers
 from aioflux.compat.nebula._settings import Settings, parse_settings, socket_path
 from aioflux.compat.nebula._storage_tier import StorageTier
-from aioflux.errors import CheckpointError
-from tests.compat.nebula.test_nebula import commit, is_state_of, state_of
+from aioflux.errors import CheckpointError, TransientError
+from tests.compat.nebula.test_nebula import commit, is_state_of, latest, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ async def hello(
     **stores: Any,
 ) -> None:
     answer = await daemon.handle(trainer, ("hello", Settings(**stores), variables))
-    assert answer == ("ok", os.getpid())
+    assert answer == ("ok", None)
 
 
 async def test_flush_raises_an_unexpected_failure_and_the_next_version_is_saved(
@@ -125,6 +126,7 @@ def test_equal_uris_on_two_servers_have_two_daemons(
     def paths(environ: dict[str, str], **options: str) -> tuple[str, str]:
         given = {"persistent_storage_path": uri, "local_storage_path": tmp_path}
         settings = parse_settings(given, options, environ)  # type: ignore[arg-type]
+        assert b"eA==" not in pickle.dumps(settings)  # the daemon reads credentials by itself
         assert settings.local is not None
         node = {"AIOFLUX_NEBULA_DIR": str(tmp_path / "node")}
         return socket_path(settings.identity, node), settings.local.uri
@@ -260,7 +262,7 @@ async def test_a_connection_that_cannot_be_accepted_at_once_is_accepted_later(
             assert not accepting.done()
             await asyncio.sleep(0.02)
         ours.close()
-        while daemon.num_trainers:
+        while not daemon.is_idle:
             await daemon.changed(1)
         accepting.cancel()
 
@@ -301,3 +303,105 @@ def test_options_reach_the_store_of_the_settings() -> None:
     settings = parse_settings({"persistent_storage_path": "memory://options"}, options, {})
     assert settings.store is not None
     assert settings.store.retry.max_attempts == 2
+
+
+async def save_until(daemon: NodeDaemon, tier: StorageTier, is_done: Callable[[], object]) -> None:
+    saver = asyncio.create_task(daemon.run_saver(tier))
+    async with asyncio.timeout(60):
+        while not is_done():  # noqa: ASYNC110  there is no event
+            await asyncio.sleep(0)
+    saver.cancel()
+    await asyncio.wait([saver])
+
+
+def storage() -> StorageTier:
+    return StorageTier("storage", FakeStore("s"), 1000.0)  # type: ignore[arg-type]
+
+
+async def test_a_failed_save_is_retried() -> None:
+    num_failures, attempts = 3, []
+
+    async def save(*_: Any, **__: Any) -> None:
+        attempts.append(1)
+        if len(attempts) <= num_failures:
+            raise TransientError("the storage is not available")
+
+    daemon = NodeDaemon(save=save, retry_seconds=0.0)
+    version = put(daemon, "a")
+    await save_until(daemon, storage(), lambda: version.saved_in)
+    assert len(attempts) == num_failures + 1
+
+
+@pytest.mark.parametrize(
+    ("alone_seconds", "num_nodes", "is_stopping", "is_retried"),
+    [
+        (0, 1, False, True),
+        (900, 1, False, True),
+        (1100, 1, False, False),  # no trainer came back
+        (0, 1, True, False),
+        (0, 2, False, False),  # the other node would have to retry, too
+    ],
+)
+def test_how_long_a_save_is_retried(
+    alone_seconds: float, num_nodes: int, is_stopping: bool, is_retried: bool
+) -> None:
+    memory, tier = MemoryTier(1000), storage()
+    version = Version("a", 1, "id", num_nodes=num_nodes)
+    memory.versions.append(version)
+
+    def retried(now: float) -> Version | None:
+        return tier.version_to_retry(
+            memory,
+            now,
+            alone_seconds=alone_seconds,
+            linger_seconds=1000.0,
+            is_stopping=is_stopping,
+        )
+
+    assert retried(7.0) is None  # it was not saved yet
+    memory.set_saved(version, "storage", "why")
+    assert retried(7.0) is None  # the pause is not over
+    tier.retry_at = 7.0
+    assert retried(7.0) is (version if is_retried else None)
+
+
+async def test_the_newest_is_retried_after_an_older_one_was_saved() -> None:
+    attempts: list[str] = []
+
+    async def save(tier: StorageTier, store: object, version: Version, *_: Any, **__: Any) -> None:
+        attempts.append(version.tag)
+        if attempts == ["new"]:
+            old.is_due = True  # as a flush of it does
+            raise TransientError("the storage is not available")
+
+    daemon = NodeDaemon(save=save, retry_seconds=0.0)
+    old, new = put(daemon, "old"), put(daemon, "new")
+    await save_until(daemon, storage(), lambda: new.saved_in)
+    assert attempts == ["new", "old", "new"]
+
+
+def test_settings_that_are_not_given_are_of_the_environment(tmp_path: Path) -> None:
+    environ = {
+        "NEBULA_PERSISTENT_STORAGE_PATH": "memory://bucket/run",
+        "NEBULA_PERSISTENT_TIME_INTERVAL": "7",
+        "NEBULA_MEMORY_BUFFER_SIZE": "200000000",
+        "NEBULA_LOCAL_STORAGE_PATH": str(tmp_path),
+    }
+    settings = parse_settings({}, {}, environ)
+    assert settings.uri == "memory://bucket/run"
+    assert settings.interval_seconds == 7
+    assert settings.budget_bytes == 200_000_000
+    assert settings.local is not None
+    assert settings.local.uri.startswith(f"file://{tmp_path}")
+
+
+def test_memory_that_was_damaged_gives_way_to_the_storage(inside: str) -> None:
+    nm.init(inside, 0)
+    commit("a", 1)
+    nm.flush_persistence()
+    arena = next(iter(_training_run.current().snapshots._arenas.values()))
+    arena.view[arena.size // 2] ^= 1
+    found = latest()
+    assert found._found is not None
+    assert [each.tier for each in found._found.sources] == ["memory", "storage"]
+    assert is_state_of(1, found.load("model"))

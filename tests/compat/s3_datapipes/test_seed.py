@@ -75,7 +75,9 @@ def run(example: str, prefix: str, **names: Any) -> list[Any]:
     return seen
 
 
-@pytest.fixture(params=["gs", "s3"], ids=["embedded", "seaweedfs"])
+@pytest.fixture(
+    params=["gs", pytest.param("s3", marks=pytest.mark.more)], ids=["embedded", "seaweedfs"]
+)
 def prefix(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> str:
     """A prefix with two objects in a bucket that the environment leads to."""
     if request.param == "gs":

@@ -115,7 +115,7 @@ class TestGetOnGCS(abstract.AbstractGetTests, OnGCS):
 
 
 class TestPutOnGCS(abstract.AbstractPutTests, OnGCS):
-    pass
+    test_put_glob_edge_cases = None  # 30 patterns over local files, which fsspec itself lists
 
 
 class TestOpenOnGCS(abstract.AbstractOpenTests, OnGCS):
@@ -151,7 +151,7 @@ class TestPipeOnAzure(abstract.AbstractPipeTests, OnAzure):
 
 
 class TestCopyOnDisk(abstract.AbstractCopyTests, OnDisk):
-    pass
+    test_copy_glob_edge_cases = None  # 30 patterns, which no service sees: OnGCS has them
 
 
 class TestOpenOnDisk(abstract.AbstractOpenTests, OnDisk):

@@ -127,9 +127,9 @@ def read_in_child(fs: GSFileSystem, path: str, queue: Any) -> None:
         raise
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.more)])
 def test_a_child_process_uses_it(fs: GSFileSystem, bucket: str, method: str) -> None:
-    """fsspec refuses to fork what is asynchronous."""
+    """fsspec rejects a fork of an asynchronous filesystem."""
     fs.pipe_file(f"{bucket}/a", b"data")
     context = multiprocessing.get_context(method)
     queue = context.Queue()

@@ -33,7 +33,12 @@ def registered() -> Iterator[None]:
     registry.update(before)
 
 
-@pytest.fixture(params=["s3", "az"], ids=["seaweedfs", "azurite"])
+@pytest.fixture(
+    params=[
+        pytest.param("s3", marks=pytest.mark.more, id="seaweedfs"),
+        pytest.param("az", marks=pytest.mark.more, id="azurite"),
+    ]
+)
 def root(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> tuple[str, dict[str, Any]]:
@@ -98,6 +103,6 @@ def test_a_distributed_checkpoint_is_saved_and_loaded(
 
 
 @pytest.mark.parametrize("path", ["", "account", "account/"])
-def test_an_account_without_a_container_is_refused(path: str) -> None:
+def test_an_account_without_a_container_is_rejected(path: str) -> None:
     with pytest.raises(ValueError, match="write account/container/prefix"):
         AzureFileSystem().ls(path)

@@ -1,4 +1,4 @@
-"""How many requests a call costs, and ranges of several objects in the order asked."""
+"""How many requests a call costs, and ranges of several objects in the order of the arguments."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def test_ranges_are_slices(fs: GSFileSystem, large: str, filled: str) -> None:
         (None, None),
     ]
     paths = [large] * len(slices) + [f"{filled}/both"] * 2
-    asked = [*slices, (None, None), (None, None)]
-    found = fs.cat_ranges(paths, [start for start, _ in asked], [end for _, end in asked])
+    wanted = [*slices, (None, None), (None, None)]
+    found = fs.cat_ranges(paths, [start for start, _ in wanted], [end for _, end in wanted])
     assert found == [*(DATA[start:end] for start, end in slices), b"both", b"both"]
     assert fs.cat_ranges([large, f"gs://{filled}/both"], 1, 3) == [DATA[1:3], b"ot"]
     assert fs.cat_ranges([], 0, 1) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import time
 import tracemalloc
@@ -20,6 +21,7 @@ from tests.integrations.lightning.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from aioflux.testing import GCSServer
 
@@ -126,6 +128,20 @@ def test_a_forked_child_starts_its_own_thread(server: GCSServer) -> None:
         assert os.waitstatus_to_exitcode(status) == 0
         assert server.keys("bucket") == ["run/old.ckpt"]
     plugin.teardown()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_save_after_the_end_of_training_is_whole_when_its_process_ends(tmp_path: Path) -> None:
+    """Lightning returns weights from forked processes in such a file."""
+    plugin = AiofluxCheckpointIO(background=True)
+    plugin.teardown()
+    path, weight = tmp_path / "weights.ckpt", torch.arange(1_000_000)
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=plugin.save_checkpoint, args=({"weight": weight}, path))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert torch.equal(plugin.load_checkpoint(path)["weight"], weight)
 
 
 def test_a_checkpoint_is_stored_as_it_was_when_it_was_saved(server: GCSServer) -> None:

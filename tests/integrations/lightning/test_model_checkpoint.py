@@ -40,6 +40,7 @@ def assert_equal(one: Tiny, other: Tiny) -> None:
         assert torch.equal(value, other.state_dict()[name])
 
 
+@pytest.mark.more
 def test_a_killed_run_resumes_from_the_bucket_and_ends_as_an_unbroken_one(
     server: GCSServer, fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_run_that_ends_early_is_saved(
     assert "run/last-v1.ckpt" not in server.keys("bucket")
 
 
+@pytest.mark.more
 def test_a_run_in_forked_processes_returns_its_weights(
     server: GCSServer, fork_server: ForkServer, tmp_path: Path
 ) -> None:

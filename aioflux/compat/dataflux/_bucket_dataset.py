@@ -1,4 +1,4 @@
-"""Objects of a bucket, as they were listed, and what both datasets do with them."""
+"""BucketDataset: the objects of a bucket, as they were listed, for both datasets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from aioflux.errors import StorageError, TransientError
 from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
     from aioflux.data import Sample
     from aioflux.options import StoreOptions
 
-__all__ = ["BucketDataset", "Entry", "SharedConfig", "Source", "data_format_default"]
+__all__ = ["BucketDataset", "data_format_default"]
 
 Entry = tuple[str, int]
 """Name and size of an object."""
@@ -46,117 +46,11 @@ class SharedConfig(Protocol):
     download_retry_config: Any
 
 
-class Source:
-    """Objects below a prefix, sorted by name, and a store that reads them.
+class BucketDataset:
+    """Base class of both datasets: objects below a prefix, sorted by name.
 
     Pickles and forks without connections: each process opens its own on its first read.
     """
-
-    def __init__(self, bucket_name: str, config: SharedConfig, storage_client: Any) -> None:
-        """List the objects.
-
-        Raises:
-            StorageError: They cannot be listed, by its own type and naming the bucket.
-        """
-        self._uri = f"gs://{bucket_name}"
-        self._account = Account(storage_client)
-        self._retry = policy_of(config.download_retry_config)
-        threads = getattr(config, "threads_per_process", 1)
-        in_flight = max(TransferOptions().max_in_flight, threads)
-        self._transfer = TransferOptions(max_in_flight=in_flight)
-        max_bytes = config.max_composite_object_size
-        self._fetch_config = FetchConfig(
-            compose="auto" if max_bytes > 0 else "off", max_composite_bytes=max_bytes
-        )
-        self._listing = self._list(config)
-        self._objects: list[Entry] | None = None
-        self._listing_indices: dict[str, int] | None = None
-        self._store: sync.Store | None = None
-
-    def _list(self, config: SharedConfig) -> Listing:
-        prefix = config.prefix or ""
-        options: StoreOptions = {
-            **self._account.options,
-            "retry": policy_of(config.list_retry_config),
-        }
-        num_attempts = config.max_listing_retries
-        # Closed before workers are forked, so that they inherit no connection of it.
-        with sync.open_store(self._uri, **options) as store:
-            while True:
-                try:
-                    listed = store.list_all(prefix)
-                    break
-                except TransientError:
-                    num_attempts -= 1
-                    if num_attempts <= 0:
-                        raise
-            self._fetch_config = self._fetch_config.prepared_for(store)
-        kept = [index for index, key in enumerate(listed.keys) if _is_sample(key, prefix)]
-        return listed if len(kept) == len(listed) else listed.pick(kept)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_listing_indices": None, "_store": None}
-
-    def __repr__(self) -> str:
-        return f"{len(self)} objects of {self._uri}"
-
-    def __len__(self) -> int:
-        return len(self._listing if self._objects is None else self._objects)
-
-    @property
-    def objects(self) -> list[Entry]:
-        """Name and size of each; a changed list is what is read."""
-        if self._objects is None:
-            self._objects = list(zip(self._listing.keys, self._listing.sizes, strict=True))
-        return self._objects
-
-    @objects.setter
-    def objects(self, entries: Iterable[Entry]) -> None:
-        self._objects = list(entries)
-
-    def read(
-        self, indices: Sequence[int], data_format_fn: Callable[[bytes], Any]
-    ) -> Generator[Any, None, None]:
-        """Yield the items of objects, in this order, prefetched.
-
-        Close it unless it is read to its end: a stored error would keep it open.
-        """
-        if self._objects is None:
-            wanted: Iterator[ObjectMeta | str] = map(self._listing.__getitem__, indices)
-            is_listed = True
-        else:
-            names = [self._objects[index][0] for index in indices]
-            listed = self._index_by_name()
-            is_listed = all(name in listed for name in names)
-            wanted = (self._listing[listed[name]] if name in listed else name for name in names)
-        config = self._fetch_config
-        if not is_listed:
-            config = replace(config, compose="off")  # names have no generations
-        with closing(StoreReader(self._opened(), config).read(enumerate(wanted))) as samples:
-            for _, sample in samples:
-                if isinstance(sample, StorageError):
-                    raise sample
-                yield _format(sample, data_format_fn)
-
-    def _opened(self) -> sync.Store:
-        if self._store is None:
-            options: StoreOptions = {
-                **self._account.options,
-                "transfer": self._transfer,
-                "retry": self._retry,
-            }
-            self._store = sync.open_store(self._uri, **options)
-        return self._store
-
-    def _index_by_name(self) -> dict[str, int]:
-        """Return the listing_index of each name."""
-        if self._listing_indices is None:
-            self._listing_indices = {key: index for index, key in enumerate(self._listing.keys)}
-        return self._listing_indices
-
-
-class BucketDataset:
-    """Base class of both datasets."""
 
     _default_config: Callable[[], SharedConfig]
 
@@ -190,7 +84,41 @@ class BucketDataset:
         self.bucket_name = bucket_name
         self.data_format_fn = data_format_fn
         self.config = config or self._default_config()
-        self._source = Source(bucket_name, self.config, storage_client)
+        self._uri = f"gs://{bucket_name}"
+        self._account = Account(storage_client)
+        self._retry = policy_of(self.config.download_retry_config)
+        threads = getattr(self.config, "threads_per_process", 1)
+        in_flight = max(TransferOptions().max_in_flight, threads)
+        self._transfer = TransferOptions(max_in_flight=in_flight)
+        max_bytes = self.config.max_composite_object_size
+        self._fetch_config = FetchConfig(
+            compose="auto" if max_bytes > 0 else "off", max_composite_bytes=max_bytes
+        )
+        self._listing = self._list()
+        self._objects: list[Entry] | None = None
+        self._listing_indices: dict[str, int] | None = None
+        self._store: sync.Store | None = None
+
+    def _list(self) -> Listing:
+        prefix = self.config.prefix or ""
+        options: StoreOptions = {
+            **self._account.options,
+            "retry": policy_of(self.config.list_retry_config),
+        }
+        num_attempts = self.config.max_listing_retries
+        # Closed before workers are forked, so that they inherit no connection of it.
+        with sync.open_store(self._uri, **options) as store:
+            while True:
+                try:
+                    listed = store.list_all(prefix)
+                    break
+                except TransientError:
+                    num_attempts -= 1
+                    if num_attempts <= 0:
+                        raise
+            self._fetch_config = self._fetch_config.prepared_for(store)
+        kept = [index for index, key in enumerate(listed.keys) if _is_sample(key, prefix)]
+        return listed if len(kept) == len(listed) else listed.pick(kept)
 
     @property
     def objects(self) -> list[Entry]:
@@ -199,18 +127,60 @@ class BucketDataset:
         The list may be changed or replaced, for example by a share of it: its objects are read.
         Those that were listed are read as they were then, others as they are.
         """
-        return self._source.objects
+        if self._objects is None:
+            self._objects = list(zip(self._listing.keys, self._listing.sizes, strict=True))
+        return self._objects
 
     @objects.setter
     def objects(self, entries: Iterable[Entry]) -> None:
-        self._source.objects = entries
+        self._objects = list(entries)
+
+    @property
+    def _num_objects(self) -> int:
+        return len(self._listing if self._objects is None else self._objects)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._source!r}>"
+        return f"<{type(self).__name__} of {self._num_objects} objects of {self._uri}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Google's clients do not pickle. The source has copied endpoint and credentials.
-        return {**self.__dict__, "storage_client": None}
+        # Google's clients do not pickle. The account has copied endpoint and credentials.
+        return {**self.__dict__, "storage_client": None, "_listing_indices": None, "_store": None}
+
+    def _items(self, indices: Sequence[int]) -> Iterator[Any]:
+        """Yield the items of objects, in this order, prefetched."""
+        if self._objects is None:
+            wanted: Iterator[ObjectMeta | str] = map(self._listing.__getitem__, indices)
+            is_listed = True
+        else:
+            names = [self._objects[index][0] for index in indices]
+            listed = self._index_by_name()
+            is_listed = all(name in listed for name in names)
+            wanted = (self._listing[listed[name]] if name in listed else name for name in names)
+        config = self._fetch_config
+        if not is_listed:
+            config = replace(config, compose="off")  # names have no generations
+        # Closed at once: an error keeps this frame, and so the generator, alive.
+        with closing(StoreReader(self._opened(), config).read(enumerate(wanted))) as samples:
+            for _, sample in samples:
+                if isinstance(sample, StorageError):
+                    raise sample
+                yield _format(sample, self.data_format_fn)
+
+    def _opened(self) -> sync.Store:
+        if self._store is None:
+            options: StoreOptions = {
+                **self._account.options,
+                "transfer": self._transfer,
+                "retry": self._retry,
+            }
+            self._store = sync.open_store(self._uri, **options)
+        return self._store
+
+    def _index_by_name(self) -> dict[str, int]:
+        """Return the listing_index of each name."""
+        if self._listing_indices is None:
+            self._listing_indices = {key: index for index, key in enumerate(self._listing.keys)}
+        return self._listing_indices
 
 
 def _is_sample(key: str, prefix: str) -> bool:

@@ -11,6 +11,7 @@ import math
 import re
 from collections import OrderedDict
 from pathlib import PurePosixPath, PureWindowsPath
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -26,11 +27,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from aioflux.checkpoint._format.safe_pickle import PickleError, run_pickle
+from aioflux.checkpoint._format.safe_pickle import AllowedGlobals, PickleError, run_pickle
 from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Collection
 
 __all__ = ["decode_metadata"]
 
@@ -77,78 +78,42 @@ _CLASSES: Final[dict[tuple[str, str], Any]] = {
 
 _DTYPES: Final = {name: each for name, each in vars(torch).items() if type(each) is torch.dtype}
 _LAYOUTS: Final = {str(each): each for each in vars(torch).values() if type(each) is torch.layout}
+_ENCODINGS: Final = {each.value: each for each in _MEM_FORMAT_ENCODING}
 
-_CREATED: Final = frozenset(
-    {
-        Metadata,
-        MetadataIndex,
-        StorageMeta,
-        BytesStorageMetadata,
-        ChunkStorageMetadata,
-        TensorProperties,
-        TensorStorageMetadata,
-        _StorageInfo,
-    }
-)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is torch.Size
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MAX_SIZE
-
-
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or check(value)
-
-
-def _is_list_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: type(value) is list and all(map(check, value))
-
-
-def _is_a(kind: type) -> Callable[[Any], bool]:
-    return lambda value: type(value) is kind
-
-
-def _anything(_: Any) -> bool:
-    return True
-
-
-_FIELDS: Final[dict[type, dict[str, Callable[[Any], bool]]]] = {
+_FIELDS: Final[dict[type, dict[str, Collection[type]]]] = {
     Metadata: {
-        "state_dict_metadata": lambda value: isinstance(value, dict),
-        "planner_data": _anything,
-        "storage_data": _or_none(lambda value: isinstance(value, dict)),
-        "storage_meta": _or_none(_is_a(StorageMeta)),
-        "version": _or_none(_is_text),
+        "state_dict_metadata": {dict, OrderedDict},
+        "planner_data": (),
+        "storage_data": {dict, OrderedDict, NoneType},
+        "storage_meta": {StorageMeta, NoneType},
+        "version": {str, NoneType},
     },
-    MetadataIndex: {"fqn": _is_text, "offset": _or_none(_is_size), "index": _or_none(_is_count)},
+    MetadataIndex: {"fqn": {str}, "offset": {torch.Size, NoneType}, "index": {int, NoneType}},
     StorageMeta: {
-        "checkpoint_id": _or_none(_is_text),
-        "save_id": _or_none(_is_text),
-        "load_id": _or_none(_is_text),
-        "modules": _is_list_of(_is_text),
+        "checkpoint_id": {str, NoneType},
+        "save_id": {str, NoneType},
+        "load_id": {str, NoneType},
+        "modules": {list},
     },
     BytesStorageMetadata: {},
-    ChunkStorageMetadata: {"offsets": _is_size, "sizes": _is_size},
+    ChunkStorageMetadata: {"offsets": {torch.Size}, "sizes": {torch.Size}},
+    TensorProperties: {},
     TensorStorageMetadata: {
-        "properties": _is_a(TensorProperties),
-        "size": _is_size,
-        "chunks": lambda value: type(value) is list,
+        "properties": {TensorProperties},
+        "size": {torch.Size},
+        "chunks": {list},
     },
     _StorageInfo: {
-        "relative_path": _is_text,
-        "offset": _is_count,
-        "length": _is_count,
-        "transform_descriptors": _or_none(_is_list_of(_is_text)),
+        "relative_path": {str},
+        "offset": {int},
+        "length": {int},
+        "transform_descriptors": {list, NoneType},
     },
 }
+"""Classes of the objects that are created, and the types of each field; () is any.
+
+Numbers are counts, and lists hold text, except for those of parts of tensors."""
+
 _REQUIRED: Final = {
     MetadataIndex: {"fqn"},
     Metadata: {"state_dict_metadata"},
@@ -158,16 +123,14 @@ _REQUIRED: Final = {
 }
 
 
-class _MetadataGlobals:
+class _MetadataGlobals(AllowedGlobals):
     """The globals in the pickle of `Metadata`."""
 
     def find(self, module: str, name: str) -> Any:
         found = _CLASSES.get((module, name))
         if found is None and module == "torch":
             found = _DTYPES.get(name)
-        if found is None:
-            raise PickleError(f"it names {module[:80]}.{name[:80]}, which metadata never holds")
-        return found
+        return super().find(module, name) if found is None else found
 
     def call(self, found: Any, arguments: tuple[Any, ...]) -> Any:
         if found is torch.Size:
@@ -178,39 +141,45 @@ class _MetadataGlobals:
             return _lookup(_ENCODINGS, _only(arguments), "memory format")
         if found is OrderedDict and not arguments:
             return OrderedDict()
-        if found is _Path and all(map(_is_text, arguments)):
+        if found is _Path and all(type(part) is str for part in arguments):
             return _path(arguments)
-        raise PickleError("it calls what may not be called")
+        return super().call(found, arguments)
 
     def create(self, found: Any, arguments: tuple[Any, ...]) -> Any:
-        if arguments or type(found) is not type or found not in _CREATED:
-            raise PickleError("it creates an instance of something else")
+        if arguments or type(found) is not type or found not in _FIELDS:
+            return super().create(found, arguments)
         return object.__new__(found)
 
     def set_state(self, instance: Any, state: Any) -> None:
         kind = type(instance)
-        if kind not in _CREATED or instance.__dict__:
-            raise PickleError("it sets fields of something else")
+        if kind not in _FIELDS or instance.__dict__:
+            super().set_state(instance, state)
         if kind is TensorProperties:
             _set_properties(instance, state)
             return
-        checks = _FIELDS[kind]
+        fields = _FIELDS[kind]
         if type(state) is not dict or not _REQUIRED.get(kind, set()) <= state.keys():
             raise PickleError(f"a {kind.__name__} is incomplete")
         for name, value in state.items():
-            check = checks.get(name)
-            if check is None or not check(value):
+            if name not in fields or not _is_valid(kind, value, fields[name]):
                 raise PickleError(f"a {kind.__name__} has an invalid field")
         instance.__dict__.update(state)
-
-    def persistent_load(self, persistent_id: Any) -> Any:
-        raise PickleError("it has a persistent id")
 
     def is_key(self, value: Any) -> bool:
         return type(value) is MetadataIndex and "fqn" in value.__dict__
 
 
-_ENCODINGS: Final = {each.value: each for each in _MEM_FORMAT_ENCODING}
+def _is_valid(owner: type, value: Any, kinds: Collection[type]) -> bool:
+    """Return whether a field may have a value."""
+    if not kinds:
+        return True
+    if type(value) is list and owner is not TensorStorageMetadata:
+        return list in kinds and all(type(each) is str for each in value)
+    return type(value) in kinds and (type(value) is not int or _is_count(value))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_SIZE
 
 
 def _only(arguments: tuple[Any, ...]) -> tuple[Any]:
@@ -246,10 +215,7 @@ def _set_properties(instance: TensorProperties, state: Any) -> None:
 def decode_metadata(data: bytes, *, uri: str, is_partial: bool = False) -> Metadata:
     """Return the metadata whose pickle `data` begins with.
 
-    Args:
-        data: The pickle, and any bytes after it.
-        uri: Of its object, for errors.
-        is_partial: It is of one rank, and may hold only parts of tensors.
+    Metadata of one rank, `is_partial`, may hold only parts of tensors.
 
     Raises:
         CheckpointCorruptError: It is damaged, contradicts itself, or holds more than metadata;

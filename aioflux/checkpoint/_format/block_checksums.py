@@ -1,0 +1,91 @@
+"""The CRC32C of each block of an object, and of the whole. Pure.
+
+Services have checksums of whole objects only. To verify ranges, the commit holds the crc32c of each
+block of 64 KiB or more.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioflux._values.checksums import combine_crc32c, crc32c, crc32c_blocks, join_crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aioflux.checkpoint._format.commit import StoredObject
+
+__all__ = ["BlockDigest", "RangeChecksum", "checksum_ranges", "verify_blocks"]
+
+
+class RangeChecksum(NamedTuple):
+    """The checksum of a range of bytes within one block of an object."""
+
+    crc32c: int
+    size: int
+
+
+class BlockDigest:
+    """CRC32C of each block of a stream of bytes, and of the whole."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.size = 0
+        self._crcs: list[int] = []
+        self._current = 0
+
+    def update(self, view: memoryview) -> None:
+        """Add the bytes of `view`."""
+        if num_pending := self.size % self.block_size:
+            head = view[: self.block_size - num_pending]
+            self._current = crc32c(head, self._current)
+            self._end_range(head.nbytes)
+            view = view[head.nbytes :]
+        if not view.nbytes:
+            return
+        self._crcs += crc32c_blocks(view, self.block_size)
+        self.size += view.nbytes
+        if view.nbytes % self.block_size:
+            self._current = self._crcs.pop()
+
+    def add(self, checksum: RangeChecksum) -> None:
+        """Add bytes that do not go beyond a block, by their checksum."""
+        self._current = combine_crc32c(self._current, checksum.crc32c, checksum.size)
+        self._end_range(checksum.size)
+
+    def _end_range(self, size: int) -> None:
+        self.size += size
+        if self.size % self.block_size == 0:
+            self._crcs.append(self._current)
+            self._current = 0
+
+    def finish(self) -> tuple[int, bytes]:
+        """Return the crc32c of all bytes, and `StoredObject.block_crcs`."""
+        crcs = list(self._crcs)
+        if self.size % self.block_size:
+            crcs.append(self._current)
+        whole = join_crc32c(crcs, self.block_size, self.size)
+        return whole, struct.pack(f">{len(crcs)}I", *crcs)
+
+
+def checksum_ranges(view: memoryview, *, offset: int, block_size: int) -> Iterator[RangeChecksum]:
+    """Yield the checksums of bytes that begin at `offset` of an object, block by block."""
+    at = 0
+    while at < view.nbytes:
+        num_left = block_size - (offset + at) % block_size
+        piece = view[at : at + num_left]
+        yield RangeChecksum(crc32c(piece), piece.nbytes)
+        at += piece.nbytes
+
+
+def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | None:
+    """Return the index of the first block whose checksum does not match, or None.
+
+    The view begins with a block of the object, at `start`, and ends with one.
+    """
+    first = start // stored.block_size
+    found = crc32c_blocks(view, stored.block_size)
+    expected = struct.unpack_from(f">{len(found)}I", stored.block_crcs, 4 * first)
+    pairs = enumerate(zip(found, expected, strict=True), first)
+    return next((index for index, (one, other) in pairs if one != other), None)
