@@ -39,12 +39,7 @@ class GoogleToken(RenewedToken):
     """
 
     def __init__(self, credentials: Any = None, *, clock: Callable[[], float] = time.time) -> None:
-        """Keep the credentials.
-
-        Args:
-            credentials: google-auth credentials; None finds the default ones on first use.
-            clock: Unix time, in seconds.
-        """
+        """Keep google-auth credentials; None finds the default ones on first use."""
         super().__init__(clock=clock)
         self._credentials = credentials
 

@@ -99,19 +99,6 @@ class StreamedBody:
         is_truncated: The rest was dropped because the limit was reached.
     """
 
-    __slots__ = (
-        "_allocate",
-        "_buffer",
-        "_decoder",
-        "_into",
-        "_is_bytes",
-        "_max_bytes",
-        "_truncate",
-        "is_done",
-        "is_truncated",
-        "num_bytes",
-    )
-
     def __init__(
         self, *, status: int, chunked: bool, into: Destination | None, max_body_bytes: int | None
     ) -> None:

@@ -63,14 +63,7 @@ def open_pool(
     timeouts: Timeouts,
     ssl_context: ssl.SSLContext | None = None,
 ) -> RequestPool:
-    """Return the pool for an origin; no connection is opened before the first request.
-
-    Args:
-        origin: The server that the pool is meant for.
-        max_connections: Most connections to it.
-        timeouts: How long one attempt waits for the network.
-        ssl_context: How the server is verified; `default_context()` by default.
-    """
+    """Return the pool for an origin; no connection is opened before the first request."""
     proxy = proxy_for(origin)
     if proxy is None:
         return Pool(max_connections=max_connections, timeouts=timeouts, ssl_context=ssl_context)

@@ -267,11 +267,6 @@ class Service(ABC):
     def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
         """Reject a write whose condition the server ignores, or warn once if the caller allows it.
 
-        Args:
-            key: Key of the object.
-            precondition: The condition.
-            warns: Warn if the caller allows it.
-
         Raises:
             UnsupportedError: The caller did not allow it.
         """

@@ -10,17 +10,20 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from aioflux._values.meta import ObjectMeta
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aioflux._http import Response
-    from aioflux._services.base import ReadRequest
+    from aioflux._services.base import ReadRequest, WriteRequest
 
 __all__ = [
     "DEFAULT_TYPE",
     "byte_range",
     "decode_crc32c",
     "encode_crc32c",
+    "meta_from_headers",
     "parse_content_range",
     "parse_http_date",
     "size_from_response",
@@ -80,12 +83,7 @@ def size_from_response(request: ReadRequest, response: Response) -> int:
 
 
 def size_from_unsatisfied(headers: Mapping[bytes, bytes], *, start: int) -> int | None:
-    """Return the size of the object from a response 416; None if it is missing or not plausible.
-
-    Args:
-        headers: Headers of the response, names in lower case.
-        start: First byte of the read: a longer object would have it.
-    """
+    """Return the size of the object from a response 416; None if it is missing or not plausible."""
     match = _UNSATISFIED.fullmatch(headers.get(b"content-range") or b"")
     if match is None or int(match[1]) > start:
         return None
@@ -104,6 +102,72 @@ def parse_http_date(text: str) -> datetime | None:
         return datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         return None
+
+
+def meta_from_headers(
+    headers: Mapping[bytes, bytes],
+    *,
+    key: str,
+    uri: str,
+    size: int,
+    generation: str,
+    user_prefix: bytes,
+    class_header: bytes,
+    crc32c: int | None = None,
+    content_encoding: str = "",
+    written: WriteRequest | None = None,
+) -> ObjectMeta:
+    """Build the metadata of an object from the headers of a response.
+
+    Names of the user's own metadata are in lower case, as names of headers are. Its values are
+    decoded as UTF-8, else as Latin-1.
+
+    Args:
+        headers: The headers, names in lower case.
+        key: Name of the object.
+        uri: Its whole uri.
+        size: Its stored size, in bytes.
+        generation: Its generation.
+        user_prefix: Prefix of the names of the user's own metadata.
+        class_header: Name of the header with the storage class.
+        crc32c: Its checksum, if known.
+        content_encoding: Its content encoding.
+        written: The request, if it is the response to a write: the headers describe the body of
+            the response then, not the object.
+    """
+    get = headers.get
+    changed = get(b"last-modified", b"").decode("latin-1")
+    if written is None:
+        content_type = get(b"content-type", b"").decode("latin-1")
+        cut = len(user_prefix)
+        metadata = {
+            name[cut:].decode("ascii"): _as_text(value)
+            for name, value in headers.items()
+            if name.startswith(user_prefix)
+        }
+    else:
+        content_type = written.content_type or DEFAULT_TYPE
+        metadata = dict(written.metadata or {})
+    return ObjectMeta(
+        key=key,
+        uri=uri,
+        size=size,
+        etag=get(b"etag", b"").decode("latin-1").strip('"'),
+        generation=generation,
+        crc32c=crc32c,
+        updated=parse_http_date(changed) if changed else None,
+        content_type=content_type,
+        content_encoding=content_encoding,
+        storage_class=get(class_header, b"").decode("latin-1"),
+        metadata=metadata,
+    )
+
+
+def _as_text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def encode_crc32c(value: int) -> str:

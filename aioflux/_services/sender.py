@@ -302,14 +302,6 @@ class TokenSender(Sender):
     def __init__(
         self, token: TokenSource, pool: RequestPool, origin: Origin, uri: Callable[[str], str]
     ) -> None:
-        """Initialize.
-
-        Args:
-            token: Source of access tokens, or of none.
-            pool: Sends requests.
-            origin: The server.
-            uri: Returns the whole uri of a key, for errors.
-        """
         super().__init__(uri)
         self._token = token
         self.pool: RequestPool = pool

@@ -23,19 +23,16 @@ if TYPE_CHECKING:
 __all__ = [
     "combined_crc32c",
     "complete_body",
-    "initiate_target",
     "list_uploads_target",
+    "local_name",
     "parse_error",
     "parse_fields",
     "parse_uploads",
+    "parse_xml",
     "part_target",
+    "texts_of",
     "upload_target",
 ]
-
-
-def initiate_target(path: bytes) -> bytes:
-    """Return the target of a request that initiates an upload."""
-    return path + b"?uploads"
 
 
 def part_target(path: bytes, upload_id: str, number: int) -> bytes:
@@ -79,16 +76,28 @@ def complete_body(parts: Sequence[UploadedPart]) -> bytes:
     return f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode()
 
 
-def _parse(data: bytes | bytearray | memoryview) -> ET.Element:
+def parse_xml(data: bytes | bytearray | memoryview | str) -> ET.Element:
+    """Parse a response.
+
+    Raises:
+        ValueError: It is not XML.
+    """
     try:
-        # A response of the service; expat rejects entity bombs since 2.4.1.
-        return ET.fromstring(bytes(data))  # noqa: S314
+        # Of the service; expat rejects entity bombs since 2.4.1. Some begin with a byte order mark.
+        text = data if isinstance(data, str) else bytes(data).removeprefix(b"\xef\xbb\xbf")
+        return ET.fromstring(text)  # noqa: S314
     except ET.ParseError as exc:
         raise ValueError(f"the response is not XML: {exc}") from exc
 
 
-def _local(tag: str) -> str:
-    return tag.rpartition("}")[2]
+def local_name(element: ET.Element) -> str:
+    """Return the name of an element, without its namespace."""
+    return element.tag.rpartition("}")[2]
+
+
+def texts_of(element: ET.Element) -> dict[str, str]:
+    """Return the texts directly below an element, by name."""
+    return {local_name(child): child.text or "" for child in element}
 
 
 def parse_fields(data: bytes | bytearray | memoryview) -> dict[str, str]:
@@ -97,7 +106,7 @@ def parse_fields(data: bytes | bytearray | memoryview) -> dict[str, str]:
     Raises:
         ValueError: The body is not XML.
     """
-    return {_local(child.tag): child.text or "" for child in _parse(data)}
+    return texts_of(parse_xml(data))
 
 
 def parse_error(data: bytes | bytearray | memoryview) -> tuple[str, str]:
@@ -121,16 +130,16 @@ def parse_uploads(
     Raises:
         ValueError: The body is not such a page.
     """
-    root = _parse(data)
+    root = parse_xml(data)
     is_encoded = is_encoded and any(
-        _local(child.tag) == "EncodingType" and child.text == "url" for child in root
+        local_name(child) == "EncodingType" and child.text == "url" for child in root
     )
-    if _local(root.tag) != "ListMultipartUploadsResult":
-        raise ValueError(f"the response is <{_local(root.tag)}>, not a page of uploads")
+    if local_name(root) != "ListMultipartUploadsResult":
+        raise ValueError(f"the response is <{local_name(root)}>, not a page of uploads")
     uploads: list[OpenUpload] = []
     for child in root:
-        if _local(child.tag) == "Upload":
-            fields = {_local(part.tag): part.text or "" for part in child}
+        if local_name(child) == "Upload":
+            fields = texts_of(child)
             time = datetime.fromisoformat(fields["Initiated"])
             uploads.append(
                 OpenUpload(
@@ -139,7 +148,7 @@ def parse_uploads(
                     initiated=time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC),
                 )
             )
-    fields = {_local(child.tag): child.text or "" for child in root}
+    fields = texts_of(root)
     if fields.get("IsTruncated", "").lower() != "true":
         return uploads, "", ""
     marker = fields.get("NextKeyMarker", "")

@@ -33,7 +33,7 @@ class XMLService(HTTPService):
         key, action = request.key, "begin an upload of"
         response = await self._sender.send(
             b"POST",
-            multipart.initiate_target(self._path(key)),
+            self._path(key) + b"?uploads",
             action,
             key,
             headers=self._upload_headers(request),

@@ -6,7 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import boto3
+import botocore.session
 import pytest
+from botocore.loaders import Loader
 
 import aioflux
 from aioflux import S3Access
@@ -76,6 +78,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return (tmp_path / "config").write_text
 
 
+LOADER = Loader()
+"""Reads the models of botocore once: for each session, that would be most of the time."""
+
+
 def asked_by_boto3(bucket: str) -> str:
     """Return the url, without its key, to which boto3 sends a read."""
     urls: list[str] = []
@@ -84,7 +90,9 @@ def asked_by_boto3(bucket: str) -> str:
         urls.append(request.url)
         raise KeyboardInterrupt
 
-    session = boto3.session.Session(aws_access_key_id="AKID", aws_secret_access_key="s")
+    core = botocore.session.Session()
+    core.register_component("data_loader", LOADER)
+    session = boto3.session.Session("AKID", "s", botocore_session=core)
     client = session.client("s3")
     client.meta.events.register("before-send.s3.GetObject", keep)
     with pytest.raises(KeyboardInterrupt):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import pickle
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Keys, Signer, canonical_query
+from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, KeyedHash, Keys, Signer, canonical_query
 
 NOW = 1_790_000_000.0
 HOST = "bucket.s3.eu-central-1.amazonaws.com"
@@ -144,3 +145,9 @@ def test_keys_show_no_secret_and_do_not_pickle() -> None:
         assert "hush" not in repr(each)
         with pytest.raises(TypeError, match="credentials are never carried along"):
             pickle.dumps(each)
+
+
+@pytest.mark.parametrize("size", [0, 20, 64, 65, 200])
+def test_a_keyed_hash_is_an_hmac(size: int) -> None:
+    key = bytes(range(size))
+    assert KeyedHash(key).sign(b"text").digest() == hmac.digest(key, b"text", "sha256")

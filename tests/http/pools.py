@@ -26,7 +26,7 @@ __all__ = [
 
 # A machine that is blocked for some seconds must not look like a server that is.
 PATIENT = Timeouts(connect_seconds=60, progress_seconds=60, idle_seconds=60)
-STALL_SECONDS = 0.3
+STALL_SECONDS = 0.15
 SHORT = Timeouts(connect_seconds=60, progress_seconds=STALL_SECONDS, idle_seconds=60)
 """For tests that wait for the end of a stall."""
 FAR_SECONDS = 60

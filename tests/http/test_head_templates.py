@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux._http import codec as _codec
@@ -111,6 +111,7 @@ def has_pattern(template: Any) -> bool:
 
 
 @given(name_lists, status_lines, rests, st.data())
+@settings(max_examples=max(20, settings().max_examples // 2))
 def test_a_head_that_matches_is_read_as_by_parse_head(
     raw_names: list[bytes], status_line: bytes, rest: bytes, data: st.DataObject
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_head_that_matches_is_read_as_by_parse_head(
 
 
 @given(name_lists, rests, st.data())
+@settings(max_examples=max(20, settings().max_examples // 2))
 def test_a_damaged_head_that_matches_is_read_as_by_parse_head(
     raw_names: list[bytes], rest: bytes, data: st.DataObject
 ) -> None:

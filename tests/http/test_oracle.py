@@ -71,6 +71,7 @@ def check_alike(stream: Stream, theirs: Reading, ours: Reading) -> str:
 
 
 @given(responses(), methods, destinations, places)
+@settings(max_examples=max(20, settings().max_examples // 2))
 def test_a_valid_response_is_read_as_h11_reads_it(
     stream: Stream, method: bytes, into: str, somewhere: list[float]
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_valid_response_is_read_as_h11_reads_it(
 
 
 @given(damaged(), methods, destinations, places)
+@settings(max_examples=max(20, settings().max_examples // 2))
 def test_a_damaged_response_is_rejected_or_read_as_h11_reads_it(
     stream: Stream, method: bytes, into: str, somewhere: list[float]
 ) -> None:
@@ -98,11 +100,11 @@ def test_a_damaged_response_is_rejected_or_read_as_h11_reads_it(
 
 @given(responses(), st.integers(0, 2**64 - 1))
 @settings(max_examples=max(20, settings().max_examples // 4))
-def test_fifty_ways_to_damage_a_response_are_rejected_or_read_as_h11_reads_them(
+def test_many_ways_to_damage_a_response_are_rejected_or_read_as_h11_reads_them(
     valid: Stream, seed: int
 ) -> None:
     rng = random.Random(seed)
-    for _ in range(50):
+    for _ in range(20):
         stream = Stream(damage(valid.data, rng))
         method = rng.choice([b"GET", b"GET", b"HEAD", b"PUT"])
         into = rng.choice(["memory", "bytes", "function", "none"])

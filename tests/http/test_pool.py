@@ -478,7 +478,7 @@ class TestPool:
                 assert pool.num_opened == num
 
     async def test_an_idle_connection_is_closed_after_idle_seconds(self) -> None:
-        timeouts = Timeouts(connect_seconds=60, progress_seconds=60, idle_seconds=0.3)
+        timeouts = Timeouts(connect_seconds=60, progress_seconds=0.4, idle_seconds=0.1)
         async with serving(echoing) as (server, origin), opening(timeouts=timeouts) as pool:
             started = asyncio.get_running_loop().time()
             await pool.request(origin, b"GET", b"/")

@@ -124,9 +124,7 @@ class Reader:
         return self.connection is None
 
     def start(self, target: bytes = b"/", headers: Any = (), *, limit: int = 10**6) -> bool:
-        self.connection = self.pool.start_get(
-            self.origin, target, headers, self, into=bytes, max_body_bytes=limit
-        )
+        self.connection = self.pool.start_get(self.origin, target, headers, self, bytes, limit)
         return self.connection is not None
 
     def release(self) -> None:
@@ -323,7 +321,7 @@ class TestStartGet:
         async with serving(answering(ok())) as (_, origin), opening(max_connections=1) as pool:
             reader = await warm(pool, origin)
             with pytest.raises(ValueError, match="target"):
-                pool.start_get(origin, b"/a b", (), reader, into=bytes, max_body_bytes=1)  # type: ignore[arg-type]
+                pool.start_get(origin, b"/a b", (), reader, bytes, 1)  # type: ignore[arg-type]
             assert pool.num_idle == 1
             assert (await pool.request(origin, b"GET", b"/")).status == 200
 

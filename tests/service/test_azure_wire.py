@@ -21,7 +21,7 @@ from aioflux import (
 from aioflux._http import Headers, Response
 from aioflux._services.azure import batch, wire
 from aioflux._services.azure import read as reading
-from aioflux._services.base import Precondition, ReadRequest
+from aioflux._services.base import Precondition, ReadRequest, WriteRequest
 
 WHEN = b"Sun, 22 Nov 2026 07:00:00 GMT"
 
@@ -97,7 +97,8 @@ def test_metadata_is_read_from_headers() -> None:
     assert meta.updated == datetime(2026, 11, 22, 7, tzinfo=UTC)
     assert (meta.content_type, meta.content_encoding) == ("text/csv", "gzip")
     assert (meta.storage_class, dict(meta.metadata)) == ("Cool", {"rows": "7"})
-    bare = wire.meta_from_headers({}, key="k", uri="u", size=0, content_type="a/b", metadata={})
+    written = WriteRequest("k", content_type="a/b")
+    bare = wire.meta_from_headers({}, key="k", uri="u", size=0, written=written)
     assert (bare.etag, bare.updated, bare.content_type) == ("", None, "a/b")
 
 

@@ -853,6 +853,7 @@ async def test_a_listing_that_is_sorted_here_ends_after_many_empty_pages() -> No
     assert len(asked) <= 2 + MAX_EMPTY_PAGES
 
 
+@pytest.mark.more
 async def test_a_listing_of_uploads_ends_after_many_empty_pages() -> None:
     def reply(asked: Asked) -> bytes:
         marker = f"<NextKeyMarker>{len(seen)}</NextKeyMarker>"

@@ -14,7 +14,8 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux._services.status import error_from_status, parse_retry_after
+from aioflux._services.base import MAX_EMPTY_PAGES
+from aioflux._services.status import EmptyPageCounter, error_from_status, parse_retry_after
 
 TABLE = [
     (400, "", StorageError),
@@ -89,6 +90,18 @@ def test_retry_after_is_seconds_or_a_date(value: str | None, expected: float | N
 def test_any_retry_after_is_a_wait_or_nothing(value: str) -> None:
     seconds = parse_retry_after(value, now=0.0)
     assert seconds is None or seconds >= 0
+
+
+def test_a_listing_ends_after_many_empty_pages_in_a_row() -> None:
+    counter = EmptyPageCounter("gs://b/k")
+    for _ in range(2):
+        for _ in range(MAX_EMPTY_PAGES - 1):
+            counter.count(0)
+        counter.count(1)
+    for _ in range(MAX_EMPTY_PAGES - 1):
+        counter.count(0)
+    with pytest.raises(StorageError, match=r"could not list gs://b/k.*empty pages"):
+        counter.count(0)
 
 
 def test_the_wait_travels_with_the_error() -> None:

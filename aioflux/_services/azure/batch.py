@@ -38,11 +38,7 @@ def batch_type() -> tuple[bytes, bytes]:
 
 
 def batch_body(requests: Sequence[tuple[bytes, Sequence[tuple[bytes, bytes]]]]) -> bytes:
-    """Return the body of a batch.
-
-    Args:
-        requests: Target and headers of each delete, authorized.
-    """
+    """Return the body of a batch."""
     parts: list[bytes] = []
     for number, (target, headers) in enumerate(requests):
         lines = [

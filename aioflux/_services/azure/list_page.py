@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from aioflux._services.azure.wire import parse_xml
 from aioflux._services.headers import parse_http_date
+from aioflux._services.xml_multipart import parse_xml
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 
@@ -145,13 +145,7 @@ def _names(blobs: list[ListedBlob], prefixes: list[str]) -> tuple[list[str], lis
 
 
 def listing_of(blobs: list[ListedBlob], *, prefix: str, root: str) -> Listing:
-    """Return blobs as columns.
-
-    Args:
-        blobs: The blobs, sorted.
-        prefix: Prefix of each name, cut off from keys.
-        root: Uri of the prefix.
-    """
+    """Return blobs as columns."""
     listing = Listing()
     cut = len(prefix)
     updated = TimeColumn()

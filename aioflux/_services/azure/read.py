@@ -40,12 +40,7 @@ def object_size(request: ReadRequest, response: Response) -> int:
 
 
 def size_past_the_end(headers: Mapping[bytes, bytes], *, start: int) -> int | None:
-    """Return the size of the object from a response without bytes; None if it is not plausible.
-
-    Args:
-        headers: Headers of the response, names in lower case.
-        start: First byte of the read: a longer object would have it.
-    """
+    """Return the size of the object from a response without bytes; None if it is not plausible."""
     part = _headers.parse_content_range(headers)
     if part is None:
         return _headers.size_from_unsatisfied(headers, start=start)

@@ -37,14 +37,6 @@ class AzureSender(TokenSender):
         origin: Origin,
         uri: Callable[[str], str],
     ) -> None:
-        """Initialize.
-
-        Args:
-            access: Key, SAS token or access token.
-            pool: Sends requests.
-            origin: The server.
-            uri: Returns the whole uri of a key, for errors.
-        """
         self._access = access
         self._sas = access.sas.encode()
         super().__init__(access.token, pool, origin, uri)

@@ -15,6 +15,7 @@ checksum: over TLS they are trusted, else read twice, as `TransferOptions.verify
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import re
@@ -27,11 +28,9 @@ from aioflux._auth.azure import open_access
 from aioflux._http import Origin, open_pool
 from aioflux._services.azure import batch, wire
 from aioflux._services.azure import read as reading
-from aioflux._services.azure.copy import wait_for_copy
 from aioflux._services.azure.lister import AzureLister
 from aioflux._services.azure.sender import AzureSender
 from aioflux._services.base import Body, Capabilities, Precondition
-from aioflux._services.headers import DEFAULT_TYPE
 from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, HTTPService
 from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind, hash_body
 from aioflux._services.status import EmptyPageCounter, malformed_response
@@ -58,8 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AzureService"]
 
-MIB = 1024 * 1024
-
+_POLL_SECONDS: Final = (0.05, 2.0)
+"""Interval of polling a copy: first and longest."""
 _PLAIN_NAME: Final = re.compile(
     r"(?:[A-Za-z0-9_~-][A-Za-z0-9_~-]*/)*[A-Za-z0-9_~-][A-Za-z0-9_.~-]*[A-Za-z0-9_~-]"
 )
@@ -74,7 +73,7 @@ class AzureService(HTTPService):
         conditional_complete=True,
         checksums=False,
         min_part_size_bytes=1,
-        max_part_size_bytes=4000 * MIB,
+        max_part_size_bytes=4000 * 1024**2,
         max_parts=50_000,
         page_size=5000,
         delete_page_size=batch.MAX_DELETES,
@@ -94,12 +93,8 @@ class AzureService(HTTPService):
         super().__init__(root_uri=f"az://{account}/{container}/", prefix=prefix)
         url = config.endpoint_url or ""
         url = check_endpoint(url, may_have_path=True) if url else ""
-        access = open_access(
-            account,
-            config.credentials,
-            is_http=url.startswith("http://"),
-            environ=os.environ,
-        )
+        is_http = url.startswith("http://")
+        access = open_access(account, config.credentials, is_http=is_http, environ=os.environ)
         url = url or access.endpoint_url or f"https://{account}.blob.core.windows.net"
         origin = Origin.from_url(url)
         self._container_path = (
@@ -228,17 +223,11 @@ class AzureService(HTTPService):
         return self._written_meta(request, response, memoryview(data).nbytes)
 
     def _written_meta(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
-        key = request.key
-        if not wire.etag_of(response.headers):
+        key, headers = request.key, response.headers
+        if not wire.etag_of(headers):
             raise self._not_from_service("write", key, response)
         return wire.meta_from_headers(
-            response.headers,
-            key=key,
-            uri=self.uri(key),
-            size=size,
-            # The headers of the response describe its own body, not the object.
-            content_type=request.content_type or DEFAULT_TYPE,
-            metadata=dict(request.metadata or {}),
+            headers, key=key, uri=self.uri(key), size=size, written=request
         )
 
     async def delete(self, key: str, *, generation: str = "") -> None:
@@ -330,21 +319,47 @@ class AzureService(HTTPService):
             raise TransientError(
                 f"could not {action} {self.uri(key)}: it was replaced meanwhile", uri=original.uri
             ) from exc
-        response = await wait_for_copy(
-            self._sender, target, response, action=action, key=key, uri=self.uri(key)
-        )
+        response = await self._wait_for_copy(target, response, action, key)
         meta = wire.meta_from_headers(
             response.headers, key=key, uri=self.uri(key), size=original.size
         )
         return replace(
-            original,
-            key=key,
-            uri=meta.uri,
-            etag=meta.etag,
-            generation=meta.generation,
-            updated=meta.updated,
+            meta,
+            content_type=original.content_type,
+            content_encoding=original.content_encoding,
             storage_class="",
+            metadata=original.metadata,
         )
+
+    async def _wait_for_copy(
+        self, path: bytes, response: Response, action: str, key: str
+    ) -> Response:
+        """Wait until the service has done a copy, and return the response with its result.
+
+        Raises:
+            PreconditionFailedError: Another writer wrote it meanwhile.
+            TransientError: It failed.
+        """
+        uri = self.uri(key)
+        seconds, most = _POLL_SECONDS
+        copy_id = response.headers.get(b"x-ms-copy-id")
+        while (state := response.headers.get(b"x-ms-copy-status")) == b"pending":
+            await asyncio.sleep(seconds)
+            seconds = min(2 * seconds, most)
+            response = await self._sender.send(b"HEAD", path, action, key)
+        if response.headers.get(b"x-ms-copy-id") != copy_id:
+            raise PreconditionFailedError(
+                f"could not {action} {uri}: another writer wrote it meanwhile", uri=uri
+            )
+        if state != b"success" or not wire.etag_of(response.headers):
+            detail = response.headers.get(b"x-ms-copy-status-description", b"").decode("latin-1")
+            status = (state or b"without status").decode("latin-1")
+            raise TransientError(
+                f"could not {action} {uri}: the copy is {status} {detail}".rstrip(),
+                uri=uri,
+                maybe_done=True,
+            )
+        return response
 
     async def initiate_upload(self, request: WriteRequest) -> str:
         """See base class. Sends no request: the blocks of an upload share a part of their ids."""

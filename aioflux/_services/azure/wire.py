@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import binascii
 import re
-import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from aioflux._services.headers import DEFAULT_TYPE, parse_http_date
+from aioflux._services import headers as _headers
+from aioflux._services.headers import DEFAULT_TYPE
 from aioflux._services.status import error_from_status, response_error
-from aioflux._values.meta import ObjectMeta
+from aioflux._services.xml_multipart import parse_xml
 from aioflux.errors import (
     ChecksumError,
     NotFoundError,
@@ -27,7 +27,8 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from aioflux._services.base import Precondition
+    from aioflux._services.base import Precondition, WriteRequest
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = [
     "VERSION",
@@ -129,10 +130,6 @@ def check_name(name: str, key: str) -> None:
     dot: on the way `.` and `..` may be resolved as steps in a path, even out of the container
     (learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-
     metadata).
-
-    Args:
-        name: The whole name, the store's prefix included.
-        key: The name below that.
     """
     name.encode()  # raises for lone surrogates
     if not 1 <= len(name) <= _MAX_NAME:
@@ -252,41 +249,19 @@ def meta_from_headers(
     key: str,
     uri: str,
     size: int,
-    content_type: str | None = None,
-    metadata: Mapping[str, str] | None = None,
+    written: WriteRequest | None = None,
 ) -> ObjectMeta:
-    """Build the metadata of an object from the headers of a response.
-
-    Args:
-        headers: The headers, names in lower case.
-        key: Name of the object.
-        uri: Its whole uri.
-        size: Its stored size, in bytes.
-        content_type: Its media type, if the header is about another body.
-        metadata: The user's own metadata, if the headers do not repeat it.
-    """
-    get = headers.get
-    changed = get(b"last-modified", b"").decode("latin-1")
-    if content_type is None:
-        content_type = get(b"content-type", b"").decode("latin-1")
-    if metadata is None:
-        metadata = {
-            name[len(_USER_PREFIX) :].decode("ascii"): value.decode("latin-1")
-            for name, value in headers.items()
-            if name.startswith(_USER_PREFIX)
-        }
-    etag = etag_of(headers)
-    return ObjectMeta(
+    """Build the metadata of an object from the headers of a response."""
+    return _headers.meta_from_headers(
+        headers,
         key=key,
         uri=uri,
         size=size,
-        etag=etag,
-        generation=etag,
-        updated=parse_http_date(changed) if changed else None,
-        content_type=content_type,
-        content_encoding=get(b"content-encoding", b"").decode("latin-1"),
-        storage_class=get(b"x-ms-access-tier", b"").decode("latin-1"),
-        metadata=metadata,
+        generation=etag_of(headers),
+        user_prefix=_USER_PREFIX,
+        class_header=b"x-ms-access-tier",
+        content_encoding=headers.get(b"content-encoding", b"").decode("latin-1"),
+        written=written,
     )
 
 
@@ -336,17 +311,6 @@ def parse_block_list(data: bytes | bytearray | memoryview) -> BlockList:
     return BlockList(root.find("CommittedBlocks/Block") is not None, names)
 
 
-def parse_xml(data: bytes | bytearray | memoryview) -> ET.Element:
-    """Parse a response, or raise ValueError if it is not XML."""
-    # Some responses begin with a byte order mark.
-    text = bytes(data).removeprefix(b"\xef\xbb\xbf")
-    try:
-        # A response of the service; expat rejects entity bombs since 2.4.1.
-        return ET.fromstring(text)  # noqa: S314
-    except ET.ParseError as exc:
-        raise ValueError(f"the response is not XML: {exc}") from exc
-
-
 # --- errors ----------------------------------------------------------------------------
 
 
@@ -377,17 +341,7 @@ def service_error(
     retry_after: str | None,
     is_conditional: bool = False,
 ) -> StorageError:
-    """Return the error for an error response.
-
-    Args:
-        status: HTTP status.
-        action: Verb for errors.
-        uri: Uri of the object.
-        code: Code of the service.
-        detail: Message of the service.
-        retry_after: Retry-After header.
-        is_conditional: The request had a condition.
-    """
+    """Return the error for an error response."""
     what = {"action": action, "uri": uri, "code": code}
     if code == "InvalidBlockList":
         before = "another writer wrote it while its parts were sent, which deletes them on Azure, "

@@ -295,15 +295,7 @@ def _response_error(exc: aiohttp.ClientResponseError, *, action: str, uri: str) 
 def _decode(
     response: bytes, *, action: str, uri: str, name: str, generation: str = ""
 ) -> wire.ObjectResource:
-    """Decode the resource of an object.
-
-    Args:
-        response: JSON.
-        action: Verb for errors.
-        uri: Uri for errors.
-        name: Whole name of the requested object.
-        generation: Requested generation; empty for any.
-    """
+    """Decode the resource of an object."""
     try:
         resource = wire.decode_resource(response)
     except ValueError as exc:

@@ -143,13 +143,6 @@ def check_page(
 ) -> None:
     """Check that a page is the requested one, in order.
 
-    Args:
-        page: The page.
-        prefix: Prefix of every name.
-        start_offset: First name of the request, or empty.
-        end_offset: Name before which the request ends, or empty.
-        page_token: Token of this page; empty for the first.
-
     Raises:
         ValueError: It is not.
     """
@@ -171,11 +164,6 @@ def check_page(
 
 def listing_of(items: Sequence[ListedObject], *, prefix: str, root: str) -> Listing:
     """Return the objects of a page as columns.
-
-    Args:
-        items: The objects.
-        prefix: Prefix of each name, cut off from keys.
-        root: Uri of the prefix.
 
     Raises:
         ValueError: A size or crc32c is malformed.

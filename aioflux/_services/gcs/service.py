@@ -22,7 +22,7 @@ from aioflux._services.gcs import list_page as listing
 from aioflux._services.gcs import read as reading
 from aioflux._services.gcs import wire
 from aioflux._services.gcs.control import GCSControl
-from aioflux._services.headers import DEFAULT_TYPE, byte_range, size_from_unsatisfied
+from aioflux._services.headers import byte_range, size_from_unsatisfied
 from aioflux._services.http import COMPLETE_SECONDS
 from aioflux._services.sender import USER_AGENT, ErrorResponse, RequestKind, TokenSender
 from aioflux._services.status import error_from_status, malformed_page, unexpected_page
@@ -168,9 +168,7 @@ class GCSService(XMLService):
                 key=key,
                 uri=self.uri(key),
                 size=size,
-                # The Content-Type of the response is that of its own body, not the object's.
-                content_type=request.content_type or DEFAULT_TYPE,
-                metadata=request.metadata or {},
+                written=request,
             )
         except ValueError as exc:
             raise self._malformed_response(key, exc) from exc

@@ -13,12 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from aioflux._services.headers import (
-    DEFAULT_TYPE,
-    decode_crc32c,
-    encode_crc32c,
-    parse_http_date,
-)
+from aioflux._services import headers as _headers
+from aioflux._services.headers import DEFAULT_TYPE, decode_crc32c, encode_crc32c
 from aioflux._values.listing import MAX_SIZE_BYTES
 from aioflux._values.meta import ObjectMeta
 from aioflux._values.uri import check_endpoint
@@ -26,7 +22,7 @@ from aioflux._values.uri import check_endpoint
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aioflux._services.base import Precondition
+    from aioflux._services.base import Precondition, WriteRequest
 
 __all__ = [
     "ErrorBody",
@@ -223,58 +219,26 @@ def meta_from_headers(
     key: str,
     uri: str,
     size: int,
-    content_type: str | None = None,
-    metadata: Mapping[str, str] | None = None,
+    written: WriteRequest | None = None,
 ) -> ObjectMeta:
     """Build the metadata of an object from the headers of a response of the XML API.
-
-    Names of the user's own metadata are in lower case, as names of headers are. Its values are
-    decoded as UTF-8; the service's documentation is limited to ASCII
-    (cloud.google.com/storage/docs/metadata).
-
-    Args:
-        headers: The headers, names in lower case.
-        key: Name of the object.
-        uri: Its whole uri.
-        size: Its stored size, in bytes.
-        content_type: Its media type, if the header is about another body.
-        metadata: The user's own metadata, if the headers do not repeat it.
 
     Raises:
         ValueError: The crc32c is malformed.
     """
-    get = headers.get
-    changed = get(b"last-modified", b"").decode("latin-1")
-    if content_type is None:
-        content_type = get(b"content-type", b"").decode("latin-1")
-    if metadata is None:
-        metadata = {
-            name[len(_USER_PREFIX) :].decode("ascii"): _as_text(value)
-            for name, value in headers.items()
-            if name.startswith(_USER_PREFIX)
-        }
-    return ObjectMeta(
+    coding = headers.get(b"x-goog-stored-content-encoding", b"").decode("latin-1")
+    return _headers.meta_from_headers(
+        headers,
         key=key,
         uri=uri,
         size=size,
-        etag=get(b"etag", b"").decode("latin-1").strip('"'),
         generation=generation_of(headers),
-        crc32c=hash_crc32c(get(b"x-goog-hash")),
-        updated=parse_http_date(changed) if changed else None,
-        content_type=content_type,
-        content_encoding=get(b"x-goog-stored-content-encoding", b"")
-        .decode("latin-1")
-        .replace("identity", ""),
-        storage_class=get(b"x-goog-storage-class", b"").decode("latin-1"),
-        metadata=metadata,
+        user_prefix=_USER_PREFIX,
+        class_header=b"x-goog-storage-class",
+        crc32c=hash_crc32c(headers.get(b"x-goog-hash")),
+        content_encoding="" if coding == "identity" else coding,
+        written=written,
     )
-
-
-def _as_text(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
 
 
 def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]]:

@@ -16,14 +16,7 @@ it is mounted `soft`. They are retried."""
 
 
 def error_from_os(error: OSError, what: str, uri: str, *, reading: bool) -> StorageError:
-    """Return our error for an error of the file system.
-
-    Args:
-        error: The error.
-        what: Text of the failed action.
-        uri: Uri of the object.
-        reading: The action changes nothing.
-    """
+    """Return our error for an error of the file system."""
     said = error.strerror or str(error)
     if isinstance(error, FileNotFoundError) or (
         reading and error.errno in {errno.ENOTDIR, errno.EISDIR}

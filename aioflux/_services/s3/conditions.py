@@ -28,13 +28,6 @@ def refuse_ignored(
 ) -> None:
     """Raise for a write whose condition the server ignores, or warn once if that is allowed.
 
-    Args:
-        precondition: The condition.
-        uri: Uri of the object.
-        server: Endpoint and bucket.
-        is_required: The condition is required (`S3Access.require_conditions`).
-        warns: Warn if it is not.
-
     Raises:
         UnsupportedError: It is required.
     """

@@ -51,14 +51,7 @@ async def copy_by_parts(
     size: int,
     source_headers: Sequence[tuple[bytes, bytes]],
 ) -> ObjectMeta:
-    """Copy an object by parts; if that fails, nothing is left.
-
-    Args:
-        service: The service.
-        request: The copy.
-        size: Size of the source, in bytes.
-        source_headers: Headers that name the source, pinned.
-    """
+    """Copy an object by parts; if that fails, nothing is left."""
     key = request.key
     upload_id = await service.initiate_upload(request)
     slots = asyncio.Semaphore(_MAX_IN_FLIGHT)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from aioflux._services.http import DELETE_SECONDS
 from aioflux._services.status import malformed_response
+from aioflux._services.xml_multipart import local_name, parse_xml, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,13 +29,7 @@ _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 async def delete_many(
     sender: S3Sender, rows: Sequence[tuple[str, Pin]], *, uri: str
 ) -> Mapping[str, tuple[str, str]]:
-    """Delete objects, and return code and message for each name that was not deleted.
-
-    Args:
-        sender: Sends the request.
-        rows: Whole names, which XML can hold, each with the content to delete.
-        uri: Uri of the store, for errors.
-    """
+    """Delete names, which XML can hold; return code and message of each that was not deleted."""
     action = "delete objects of"
     body = delete_body(rows)
     response = await sender.send(
@@ -81,15 +75,12 @@ def parse_deletions(data: bytes | bytearray | memoryview) -> dict[str, tuple[str
     Raises:
         ValueError: The body is not a response to this request.
     """
-    try:
-        root = ET.fromstring(bytes(data))  # noqa: S314  see `xml_multipart._parse`
-    except ET.ParseError as exc:
-        raise ValueError(f"it is not XML: {exc}") from exc
-    if root.tag.rpartition("}")[2] != "DeleteResult":
-        raise ValueError(f"it is <{root.tag.rpartition('}')[2]}>")
+    root = parse_xml(data)
+    if local_name(root) != "DeleteResult":
+        raise ValueError(f"it is <{local_name(root)}>")
     failed: dict[str, tuple[str, str]] = {}
     for child in root:
-        if child.tag.rpartition("}")[2] == "Error":
-            fields = {each.tag.rpartition("}")[2]: each.text or "" for each in child}
+        if local_name(child) == "Error":
+            fields = texts_of(child)
             failed[fields.get("Key", "")] = fields.get("Code", ""), fields.get("Message", "")
     return failed

@@ -103,11 +103,6 @@ def endpoint_of(
 
 
 def region_from_response(headers: Mapping[bytes, bytes], fields: Mapping[str, str]) -> str:
-    """Return the region of the bucket from an error response; empty if it has none.
-
-    Args:
-        headers: Headers of the response, names in lower case.
-        fields: Fields of its XML.
-    """
+    """Return the region of the bucket from an error response; empty if it has none."""
     region = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or fields.get("Region", "")
     return region if _REGION.fullmatch(region) else ""

@@ -70,19 +70,7 @@ def service_error(
     is_conditional: bool = False,
     is_completion: bool = False,
 ) -> StorageError:
-    """Return the error for an error response.
-
-    Args:
-        status: HTTP status.
-        action: Verb for errors.
-        uri: Uri of the object.
-        code: Code of the service, such as `NoSuchKey`; a HEAD has none.
-        detail: Message of the service.
-        retry_after: Retry-After header.
-        generation: Generation that a read was pinned to; empty for none.
-        is_conditional: A write had a condition.
-        is_completion: The request was the completion of an upload.
-    """
+    """Return the error for an error response."""
     what = {"action": action, "uri": uri, "code": code}
     if status == 412 and generation:
         before = f"it was replaced since it was listed in generation {generation}, "

@@ -8,7 +8,6 @@ parser, in four times that. Source: docs.aws.amazon.com/AmazonS3/latest/API/API_
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from array import array
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +16,7 @@ from urllib.parse import quote, unquote_plus
 from xml.sax.saxutils import unescape
 
 from aioflux._services.s3.wire import generation_of
+from aioflux._services.xml_multipart import local_name, parse_xml, texts_of
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 
@@ -123,11 +123,11 @@ def decode_page(data: bytes | bytearray | memoryview) -> BucketPage:
         raise ValueError(f"it begins with {text[:60]!r}")
     rows = _OBJECT.findall(text)
     rest = _OBJECT.sub("", text) if rows else text
-    root = _parse(rest)
+    root = parse_xml(rest)
     fields: dict[str, str] = {}
     prefixes: list[str] = []
     for child in root:
-        tag = child.tag.rpartition("}")[2]
+        tag = local_name(child)
         if tag == "Contents":
             # In another form: the regular expression may have missed some.
             return _decode_slowly(text)
@@ -147,24 +147,17 @@ def decode_page(data: bytes | bytearray | memoryview) -> BucketPage:
     return _finish(page, fields)
 
 
-def _parse(text: str) -> ET.Element:
-    try:
-        return ET.fromstring(text)  # noqa: S314  see `_multipart._parse`
-    except ET.ParseError as exc:
-        raise ValueError(f"it is not XML: {exc}") from exc
-
-
 def _decode_slowly(text: str) -> BucketPage:
     page = BucketPage()
     fields: dict[str, str] = {}
-    for child in _parse(text):
-        tag = child.tag.rpartition("}")[2]
+    for child in parse_xml(text):
+        tag = local_name(child)
         if tag == "CommonPrefixes":
             page.prefixes += [each.text or "" for each in child]
         elif tag != "Contents":
             fields[tag] = child.text or ""
         else:
-            values = {each.tag.rpartition("}")[2]: each.text or "" for each in child}
+            values = texts_of(child)
             name, updated, etag, size, storage_class = (values.get(each, "") for each in _FIELDS)
             page.names.append(name)
             page.updated.append(updated)
@@ -224,11 +217,6 @@ def cut(page: BucketPage, *, start: str, end: str) -> None:
 
 def listing_of(page: BucketPage, *, prefix: str, root: str) -> Listing:
     """Return the objects of a page as columns.
-
-    Args:
-        page: The page.
-        prefix: Prefix of each name, cut off from keys.
-        root: Uri of the prefix.
 
     Raises:
         ValueError: A name has another prefix, or a time is malformed.

@@ -50,11 +50,6 @@ def byte_range(start: int, end: int | None, pin: Pin) -> bytes:
 def object_size(request: ReadRequest, response: Response, etag: str) -> int:
     """Return the size of the whole object, in bytes, from a response to a read.
 
-    Args:
-        request: The read.
-        response: Its response.
-        etag: Entity tag of the response.
-
     Raises:
         ValueError: It is not the response to this read.
     """
@@ -82,13 +77,7 @@ def generation_from_head(headers: Mapping[bytes, bytes]) -> str:
 
 
 def size_past_the_end(headers: Mapping[bytes, bytes], body: Any, *, start: int) -> int | None:
-    """Return the size of the object from a response 416; None if it is missing or not plausible.
-
-    Args:
-        headers: Headers of the response, names in lower case.
-        body: Its body, which has the size on S3.
-        start: First byte of the read: a longer object would have it.
-    """
+    """Return the size of the object from a response 416; None if it is missing or not plausible."""
     if b"content-range" in headers:
         return _headers.size_from_unsatisfied(headers, start=start)
     match = _ACTUAL_SIZE.search(bytes(body))

@@ -159,12 +159,7 @@ class S3Service(XMLService):
         """Send a request with `If-Match`, its ETag in quotes or without, as the endpoint needs it.
 
         If the endpoint rejects the ETag of the object, the other form is tried, and kept if it is
-        accepted.
-
-        Args:
-            key: Key of the object.
-            generation: Generation that it must have.
-            send: Sends the request; the argument is whether the ETag has quotes.
+        accepted. The argument of `send` is whether the ETag has quotes.
 
         Raises:
             PreconditionFailedError: The object has another generation, or there is none.
@@ -410,7 +405,8 @@ class S3Service(XMLService):
             )
         except PreconditionFailedError:
             # Of the source, or of the destination.
-            await self._require_source(source, pin_text(pin, original))
+            pinned = f"version:{pin.version}" if pin.version else original.generation
+            await self._require_source(source, pinned)
             raise
         fields = self._fields(response, "ETag", action, key)
         etag = fields["ETag"].strip('"')
@@ -578,8 +574,3 @@ class S3Service(XMLService):
             content_type=request.content_type or DEFAULT_TYPE,
             metadata=dict(request.metadata or {}),
         )
-
-
-def pin_text(pin: wire.Pin, meta: ObjectMeta) -> str:
-    """Return the generation that a copy is pinned to."""
-    return f"version:{pin.version}" if pin.version else meta.generation

@@ -12,18 +12,14 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from aioflux._services.headers import (
-    DEFAULT_TYPE,
-    decode_crc32c,
-    encode_crc32c,
-    parse_http_date,
-)
-from aioflux._values.meta import ObjectMeta
+from aioflux._services import headers as _headers
+from aioflux._services.headers import DEFAULT_TYPE, decode_crc32c, encode_crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aioflux._services.base import Precondition
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = [
     "Pin",
@@ -238,35 +234,17 @@ def full_crc32c(checksum: bytes | None, kind: bytes | None = None) -> int | None
 def meta_from_headers(
     headers: Mapping[bytes, bytes], *, key: str, uri: str, size: int, crc32c: int | None
 ) -> ObjectMeta:
-    """Build the metadata of an object from the headers of a response to a read or a HEAD.
-
-    Args:
-        headers: The headers, names in lower case.
-        key: Name of the object.
-        uri: Its whole uri.
-        size: Its size, in bytes.
-        crc32c: Its checksum, if known.
-    """
-    get = headers.get
-    changed = get(b"last-modified", b"").decode("latin-1")
-    etag = etag_of(headers)
-    coding = get(b"content-encoding", b"").decode("latin-1")
-    cut = len(_USER_PREFIX)
-    return ObjectMeta(
+    """Build the metadata of an object from the headers of a response to a read or a HEAD."""
+    coding = headers.get(b"content-encoding", b"").decode("latin-1")
+    return _headers.meta_from_headers(
+        headers,
         key=key,
         uri=uri,
         size=size,
-        etag=etag,
-        generation=generation_of(etag, size),
+        generation=generation_of(etag_of(headers), size),
+        user_prefix=_USER_PREFIX,
+        class_header=b"x-amz-storage-class",
         crc32c=crc32c,
-        updated=parse_http_date(changed) if changed else None,
-        content_type=get(b"content-type", b"").decode("latin-1"),
         # SDKs write it for an upload in chunks; it is not an encoding of the object.
         content_encoding=coding.replace("aws-chunked", "").strip(" ,"),
-        storage_class=get(b"x-amz-storage-class", b"").decode("latin-1"),
-        metadata={
-            name[cut:].decode("ascii"): value.decode("utf-8", "replace")
-            for name, value in headers.items()
-            if name.startswith(_USER_PREFIX)
-        },
     )
