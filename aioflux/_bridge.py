@@ -584,7 +584,12 @@ def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], p
     elif _bridge.is_closed:
         return  # closed with the loop
     elif not _bridge.start_if_own(close):
-        run(close())
+        outcome = begin(close())
+        # Not longer: the collector may run while this thread holds a lock that the loop needs, such
+        # as that of a future that it waits for. The end of the process waits for the rest.
+        seconds = longest_cleanup_of_all().interrupted_seconds
+        if concurrent.futures.wait([outcome], timeout=seconds).done:
+            outcome.result()
 
 
 def close_when_dropped(store: Store) -> Store:

@@ -21,6 +21,7 @@ import pytest
 import aioflux
 from aioflux import _bridge, sync
 from aioflux._concurrency.fan_out import bounded_map
+from aioflux.options import CleanupTimeouts, Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -347,6 +348,21 @@ def test_an_iteration_in_a_cycle_is_closed_once(
     gc.collect()
     store.head("a")  # after all that the loop was given
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_dropped_iteration_waits_for_a_limited_time() -> None:
+    """The collector may drop one while this thread holds a lock that the loop needs."""
+    timeouts = Timeouts(cleanup=CleanupTimeouts(interrupted_seconds=0.1))
+    with sync.open_store("memory://dropped", timeouts=timeouts) as store:
+        for key in "abc":
+            store.put(key, b"1")
+        pages = store.list_pages(page_size=1)
+        next(pages)
+        needed = threading.Lock()
+        with needed:
+            _bridge.background_loop().call_soon_threadsafe(needed.acquire)
+            del pages
+        assert store.get("a") == b"1"
 
 
 # --- work that is begun and not waited for --------------------------------------------------
