@@ -243,6 +243,7 @@ def shut_down() -> None:
     _bridge.wait_for_cancelled()
     for each in live_sessions():
         _close_session(each)
+    _bridge.wait_for_started()
     _bridge.is_closed = True
     _bridge.stop()
 
