@@ -99,7 +99,8 @@ PURE := $(addprefix aioflux/,\
 	testing/gcs_server/_records.py \
 	testing/gcs_server/_resources.py)
 
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Three for two processors: tests wait for a third of their time.
+PYTEST_ARGS ?= -n 3 --dist loadfile
 # Set, `make test` measures branch coverage, as CI does: 1.6 times the CPU time.
 COVERAGE ?=
 ARGS ?=
