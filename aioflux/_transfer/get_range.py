@@ -91,8 +91,9 @@ async def _fill(
         nonlocal num_done
         target = memory()[num_done:]
         try:
-            request = ReadRequest(key, pin.generation, start + num_done, start + length)
-            body = await session.service.get(request, into=target)
+            async with session.prefaulter.during(target):
+                request = ReadRequest(key, pin.generation, start + num_done, start + length)
+                body = await session.service.get(request, into=target)
             if body.size != pin.size:
                 is_certain = body.size in sizes
                 sizes.add(body.size)

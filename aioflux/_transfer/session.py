@@ -16,6 +16,7 @@ from aioflux._concurrency.run_to_completion import run_to_completion, start_task
 from aioflux._services.base import Body
 from aioflux._transfer.counters import Counters
 from aioflux._transfer.deadlines import Deadlines
+from aioflux._transfer.prefault import Prefaulter
 from aioflux._transfer.retry import RetryBudget, with_retry
 from aioflux._values.stats import Progress
 from aioflux.errors import TransientError
@@ -62,6 +63,7 @@ class Session:
     pid: int = field(default_factory=os.getpid)
     budget: RetryBudget = field(init=False)
     deadlines: Deadlines = field(init=False)
+    prefaulter: Prefaulter = field(default_factory=Prefaulter)
 
     def __post_init__(self) -> None:
         retry = self.retry
@@ -279,6 +281,7 @@ class Session:
                 if pending:
                     break  # they fail with the connections, and log it
         self.deadlines.close()
+        self.prefaulter.close()
         await self.service.aclose()
 
     def count_bytes(self, key: str, *, num_received: int = 0, num_sent: int = 0) -> None:
