@@ -130,8 +130,8 @@ class TransientError(StorageError):
         retry_after_seconds: The wait that the service asked for, or None.
         num_bytes_received: Leading bytes of the body that arrived before it broke.
         generation: Generation of that body, if its headers arrived; the rest is read from it.
-        maybe_done: The request may have been carried out all the same: it was sent, and there was
-            no response, or one that a gateway may have sent in place of the service.
+        maybe_done: The request may have been carried out: it was sent, and there was no response,
+            or one that a gateway may have sent in place of the service.
         is_malformed: The service does not send such responses: invalid HTTP, or the page of another
             server. A few of these in a row end the retries.
     """

@@ -299,7 +299,7 @@ class S3Access:
     def __reduce__(self) -> tuple[Any, ...]:
         if carries_secret(self):
             raise TypeError(
-                f"{self!r} does not pickle: credentials are never carried along; pass a "
+                f"{self!r} holds credentials and does not pickle; pass a "
                 "module-level function that returns them, or rely on what botocore finds"
             )
         return _restore_access, ({each.name: getattr(self, each.name) for each in fields(self)},)

@@ -210,7 +210,7 @@ class Store:
             raise TypeError(f"{self!r} does not pickle: its ssl_context cannot leave the process")
         if carries_secret(config.credentials):
             raise TypeError(
-                f"{self!r} does not pickle: credentials are never carried along; pass "
+                f"{self!r} holds credentials and does not pickle; pass "
                 "a module-level function that returns them, or rely on the default credentials"
             )
         return _restore, (config.location, self._settings())

@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 CALL_SECONDS: Final = 5.0
-"""Time after which a function for credentials is called again, in seconds: when its result expires
-is not known. A function that is slow may keep its result for longer."""
+"""Seconds for which the result of the caller's credentials function is reused; its expiry is not
+known. A slow function may cache its own result for longer."""
 _TOKEN: Final = re.compile(r"[!-~]+")
 
 _RENEW_SECONDS: Final = 240.0
@@ -50,7 +50,7 @@ class NotReady(enum.Enum):
 
 
 NOT_READY: Final = NotReady.NOT_READY
-"""Returned by `get_nowait` if the credentials have to be found or renewed first: `await get()`."""
+"""Returned by `get_nowait` if `await get()` has to find or renew the credentials first."""
 
 
 class AnonymousToken:
@@ -80,7 +80,7 @@ class ProvidedToken:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keep the function and a clock, in seconds."""
+        """Initialize; `clock` returns seconds, from any start."""
         self._provider = provider
         self._clock = clock
         self._token = ""
@@ -125,7 +125,7 @@ class RenewedToken(ABC):
     """A token that expires; subclasses implement how it is renewed."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
-        """Keep the clock: Unix time, in seconds."""
+        """Initialize; `clock` returns Unix time, in seconds."""
         self._clock = clock
         self._token: str | None = None
         self._renew_at = 0.0
@@ -153,8 +153,8 @@ class RenewedToken(ABC):
             return self._token
         if not self._renewal.is_running:
             self._renewal.start(self._renew)
-            # While the old token is valid, a renewal that fails is repeated later, and its error
-            # raised once the token has expired.
+            # While the old token is valid, a failed renewal is repeated later; its error is raised
+            # only once the token has expired.
             self._renew_at = min(now + _RETRY_SECONDS, self._expires_at)
         if now >= self._expires_at:
             await self._renewal.run(self._renew)
@@ -186,7 +186,7 @@ class RenewedToken(ABC):
 async def call_provider(provider: Callable[[], Any]) -> Any:
     """Call the caller's function for credentials, and await its result if it is awaitable.
 
-    A coroutine function is called on the loop; another one may block, and is called in a thread.
+    A coroutine function is called on the loop; any other may block, and is called in a thread.
 
     Raises:
         RuntimeError: It raised StopIteration, which no future can hold.

@@ -55,7 +55,7 @@ _TRANSIENT_ERRORS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the environment and the profile beside the keys; empty if not set."""
+    """Settings of the environment and the profile besides the keys; empty if not set."""
 
     region: str = ""
     endpoint_url: str = ""
@@ -73,7 +73,7 @@ class AWSSource:
     """
 
     def __init__(self, access: S3Access, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep the settings; look for no keys yet.
+        """Initialize; keys are looked for on first use.
 
         Raises:
             TypeError: `access.credentials` has a type that cannot be used.

@@ -158,14 +158,14 @@ class SharedKey:
         return f"<SharedKey of {self._account}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} does not pickle: credentials are never carried along")
+        raise TypeError(f"{self!r} holds credentials and does not pickle")
 
 
 class AzureToken(RenewedToken):
     """The access token of an azure-identity credential, or of one with the same `get_token`."""
 
     def __init__(self, credential: Any = None, *, clock: Callable[[], float] = time.time) -> None:
-        """Keep the credential.
+        """Initialize; no token is requested yet.
 
         Args:
             credential: Has `get_token(scope)`, which may be a coroutine function; None finds the
@@ -240,7 +240,7 @@ class AzureAccess:
     """Endpoint of the account's blobs, if it is part of the credentials; else empty."""
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} does not pickle: credentials are never carried along")
+        raise TypeError(f"{self!r} holds credentials and does not pickle")
 
 
 def parse_connection_string(text: str) -> dict[str, str]:

@@ -50,7 +50,7 @@ async def run_to_completion(
     """Run `work` to completion in a task of its own, and wait for it.
 
     Cancelling the caller ends the wait alone. If the task itself is cancelled, as `asyncio.run`
-    cancels all tasks when it ends and then waits for them, `work` is run anew: it must be
+    cancels all tasks when it ends and then waits for them, `work` is run again: it must be
     idempotent.
 
     Args:

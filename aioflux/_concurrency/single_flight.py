@@ -1,4 +1,4 @@
-"""One call at a time, shared by all who need its result."""
+"""One call at a time, shared by all callers that need its result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The proxy transport: the requests of `Pool`, over aiohttp.
 
-Slower than `Pool`, with the same promises to the caller, and tested by the same suite. One
+Slower than `Pool`, with the same guarantees, and tested by the same suite. One
 difference: aiohttp reports broken chunked framing as a lost connection.
 """
 
@@ -57,7 +57,7 @@ _SLICE_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 512 * 1024
 _NO_HEADERS: Final = FixedHeaders()
 _WITH_URL: Final = (aiohttp.ClientResponseError, aiohttp.InvalidURL)
-"""Errors whose text has a url in full: that of the proxy with its password, or one with a token."""
+"""Errors whose text contains a full url: the proxy's with its password, or one with a token."""
 
 
 class AiohttpPool:
@@ -71,7 +71,7 @@ class AiohttpPool:
         ssl_context: ssl.SSLContext | None = None,
         proxy: str | None = None,
     ) -> None:
-        """Keep the limits, as `Pool` does, and the url of a proxy; open nothing."""
+        """Initialize as `Pool`, with the url of a proxy; the first request opens the session."""
         if max_connections < 1:
             raise ValueError(f"max_connections must be above 0, not {max_connections!r}")
         self._max_connections = max_connections
@@ -132,7 +132,7 @@ class AiohttpPool:
             attempt.timeout = None
 
     def start_get(self, *_: object) -> None:
-        """Return None: aiohttp needs a task for each request."""
+        """Return None, as no request can start without a task in aiohttp; see `Pool.start_get`."""
 
     async def aclose(self) -> None:
         """Fail the requests under way and close every connection."""
@@ -217,7 +217,7 @@ class AiohttpPool:
 
 
 class _Attempt:
-    """Progress of one request, and the deadline that moves with it.
+    """Progress of one request, and the deadline that progress extends.
 
     Attributes:
         timeout: The deadline; None once the request has ended.
@@ -299,7 +299,7 @@ async def _reject_resend(
     """Stop aiohttp from sending a PUT or DELETE again, which it does by itself."""
     attempt: _Attempt = context.trace_request_ctx
     if attempt.is_sent and not attempt.is_resendable:
-        raise ConnectionLostError("the connection was lost under a request that is not sent twice")
+        raise ConnectionLostError("the connection was lost, and the request cannot be sent again")
 
 
 async def _headers_sent(
@@ -323,7 +323,7 @@ def _head_of(response: aiohttp.ClientResponse) -> ResponseHead:
 
 
 def _map_error(exc: Exception, origin: Origin) -> TransportError:
-    """Return our error for one of aiohttp."""
+    """Map an error of aiohttp to an error of `_http`."""
     where = origin.url
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
         return CertificateError(certificate_error_text(where, exc.certificate_error))

@@ -73,11 +73,11 @@ class Connector:
         on_lost: Callable[[Connection], None],
         on_abandoned: Callable[[Connection], None],
     ) -> None:
-        """Keep the settings.
+        """Initialize; nothing is connected yet.
 
         Args:
             timeouts: `connect_seconds` limits TCP and TLS handshake together.
-            ssl_context: How servers are verified; `default_context()` if None.
+            ssl_context: TLS settings; `default_context()` if None.
             on_lost: Called when the transport of a connection is closed.
             on_abandoned: Called with an open connection whose caller was cancelled; closes it.
         """

@@ -312,7 +312,7 @@ class Connection(asyncio.BufferedProtocol):
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; accept requests."""
+        """Start to accept requests on this transport."""
         self._transport = cast("asyncio.Transport", transport)
         self.is_usable = True
 

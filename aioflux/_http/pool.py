@@ -51,12 +51,12 @@ class Pool:
         timeouts: Timeouts,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Keep the limits; open nothing.
+        """Initialize; connections are opened by requests.
 
         Args:
             max_connections: Most connections to one origin; further requests wait for a slot.
-            timeouts: How long one attempt waits for the network.
-            ssl_context: How servers are verified; `default_context()` by default.
+            timeouts: Deadlines of one attempt.
+            ssl_context: TLS settings; `default_context()` by default.
         """
         if max_connections < 1:
             raise ValueError(f"max_connections must be above 0, not {max_connections!r}")

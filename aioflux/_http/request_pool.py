@@ -27,7 +27,7 @@ def proxy_for(origin: Origin) -> str | None:
     """Return the url of the proxy for an origin, or None.
 
     This machine itself (`localhost`, `127.0.0.0/8`, `::1`) is reached directly, as an emulator
-    beside a training job has to be, unless NO_PROXY is set and empty: then every host has a proxy.
+    next to a training job has to be, unless NO_PROXY is set and empty: then every host has a proxy.
 
     Environment:
         HTTP_PROXY, HTTPS_PROXY: Proxy for the origin's scheme; in lower case too. A url with user

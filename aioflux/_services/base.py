@@ -81,7 +81,7 @@ class Capabilities:
     max_parts: int = 10_000
     """Parts of one multipart upload."""
     page_size: int = 1000
-    """Objects in one page of a listing, at most."""
+    """Most objects in one page of a listing."""
     list_ranges: bool = True
     """A listing can start at a key without reading those before it."""
     match_glob: bool = False
@@ -141,7 +141,7 @@ class WriteRequest:
     key: str
     """Key of the object."""
     precondition: Precondition = _ALWAYS
-    """What must hold for the write."""
+    """Precondition of the write."""
     content_type: str = ""
     """Media type; empty for the service's default."""
     metadata: Mapping[str, str] | None = None
@@ -227,9 +227,9 @@ class ServiceConfig:
     location: Location
     """Bucket and prefix; the prefix is empty or ends with a slash."""
     timeouts: Timeouts
-    """How long one attempt waits."""
+    """Deadlines of one attempt."""
     max_connections: int
-    """Connections of the data plane, at most."""
+    """Most connections for HTTP requests."""
     credentials: Any = field(default=None, repr=False)
     """As in `open_store`."""
     endpoint_url: str | None = None

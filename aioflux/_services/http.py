@@ -116,7 +116,7 @@ class HTTPService(Service):
                 return self._decode_read(request, response)
             except ValueError as exc:
                 raise self._unexpected_response(request.key, response, exc) from exc
-        # A 401 is raised all the same: the caller sends it again, and it counts as an attempt.
+        # A 401 is raised, too: the caller sends the request again, which counts as an attempt.
         if self._sender.should_resend(response, credentials) and response.status != 401:
             return None
         kind = RequestKind(is_read=True, generation=request.generation)

@@ -50,7 +50,7 @@ class _Upload:
 
 
 class MemoryBucket:
-    """Objects and open uploads of one name, sorted by key."""
+    """Objects, by sorted key, and open uploads of one bucket."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -131,16 +131,17 @@ class MemoryService(Service):
         if (precondition.if_absent and stored) or (expected is not None and expected != actual):
             uri = self.uri(key)
             raise PreconditionFailedError(
-                f"{uri} has generation {actual}, not the expected {expected or 'absence'}",
+                f"{uri} has generation {actual}, expected was {expected or 'no object'}",
                 uri=uri,
                 status=412,
             )
 
-    def _own(self, meta: ObjectMeta) -> ObjectMeta:
+    def _relative_meta(self, meta: ObjectMeta) -> ObjectMeta:
+        """Return metadata whose key is relative to the store's prefix."""
         return replace(meta, key=meta.key[len(self._prefix) :])
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
-        return self._own(self._find(key, generation).meta)
+        return self._relative_meta(self._find(key, generation).meta)
 
     async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
         start, end = request.start, request.end
@@ -157,7 +158,7 @@ class MemoryService(Service):
             size=len(stored.data),
             generation=stored.meta.generation,
             crc32c=stored.meta.crc32c,
-            meta=lambda: self._own(stored.meta),
+            meta=lambda: self._relative_meta(stored.meta),
         )
 
     async def put(
@@ -175,7 +176,7 @@ class MemoryService(Service):
             content_type=request.content_type,
             metadata=request.metadata,
         )
-        return self._own(stored)
+        return self._relative_meta(stored)
 
     def _compare(self, key: str, content: bytes, crc32c: int | None) -> None:
         if crc32c is not None and google_crc32c.value(content) != crc32c:
@@ -210,7 +211,7 @@ class MemoryService(Service):
                 return Page(objects, prefixes, key)
             cut = key.find(delimiter, len(whole)) if delimiter else -1
             if cut < 0:
-                objects.append(self._own(self._bucket.objects[key].meta))
+                objects.append(self._relative_meta(self._bucket.objects[key].meta))
                 at += 1
                 continue
             common = key[: cut + len(delimiter)]

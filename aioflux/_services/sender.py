@@ -1,10 +1,10 @@
 """Requests to one bucket: authorized, sent again after some errors, errors mapped.
 
-    service -> Sender.send: authorize -> data plane -> response, or an error response
-                                                       -> should_resend -> send again, or raise
+    service -> Sender.send: authorize -> HTTP request -> response, or an error response
+                                                         -> should_resend -> send again, or raise
 
-A subclass authorizes requests, and knows the error codes of its service. Reads without a task
-are authorized by `authorize_nowait`, and their service does the rest.
+A subclass authorizes requests and maps the error codes of its service. A service that reads
+without a task calls `authorize_nowait`, and sends the request itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 USER_AGENT: Final = (b"User-Agent", b"aioflux")
 _MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
-"""Largest response that is not an object: a page of 5,000 objects has a few MiB, and 45 at most,
+"""Largest response that is not an object: a page of 5,000 objects has a few MiB, at most 45,
 since the metadata of each is limited to 8 KiB (cloud.google.com/storage/quotas)."""
 
 
@@ -76,12 +76,12 @@ AuthorizedRequest: TypeAlias = (
     "tuple[Origin, bytes, Sequence[tuple[bytes, bytes]], FixedHeaders, Any]"
 )
 """A request as it is sent: server, whole path and query, its own headers with the signature, the
-headers of all requests, and the credentials, which an error response is about even if others are
-in use by then. A bare tuple, since every request makes one."""
+headers of all requests, and its credentials, which may have been replaced when an error response
+arrives. A plain tuple, since each request makes one."""
 
 
 class ErrorResponse(Protocol):
-    """A response with an error: of its own, or a part of the response to a batch."""
+    """An error response, or a part with an error in the response to a batch."""
 
     @property
     def status(self) -> int:
@@ -140,7 +140,7 @@ class Sender(ABC):
     """
 
     _num_sends: ClassVar[int] = 2
-    """Times that one request is sent, at most."""
+    """Most times that one request is sent."""
 
     def __init__(self, uri: Callable[[str], str]) -> None:
         """Initialize with a function that returns the whole uri of a key, for errors."""
@@ -162,10 +162,10 @@ class Sender(ABC):
         head_seconds: float | None = None,
         kind: RequestKind = PLAIN,
     ) -> Response:
-        """Send one request and return its response; again after an error, if `should_resend`.
+        """Send one request, again if `should_resend` says so, and return its response.
 
         Args:
-            method: Method.
+            method: HTTP method.
             target: Path and query, percent-encoded.
             action: Verb for errors: "could not {action} {uri}".
             key: Key for errors.
@@ -173,7 +173,7 @@ class Sender(ABC):
             body: See `Pool.request`, as for `into`, `max_body_bytes` and `head_seconds`.
             into: Memory for the body of the response.
             max_body_bytes: Largest body of a response.
-            accept: A status beside 2xx that is returned.
+            accept: A status besides 2xx that is not an error.
             head_seconds: Time until the head of the response.
             kind: Properties on which headers and errors depend.
 
@@ -221,7 +221,7 @@ class Sender(ABC):
         key: str,
         kind: RequestKind,
     ) -> AuthorizedRequest:
-        """Return a request as it is sent; arguments as in `send`.
+        """Return the authorized request; arguments as in `send`.
 
         Raises:
             CredentialsError: There are no usable credentials.
@@ -232,11 +232,11 @@ class Sender(ABC):
     def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> AuthorizedRequest | None:
-        """Return a read as it is sent; None if credentials have to be found or renewed first."""
+        """Return an authorized read; None if credentials have to be found or renewed first."""
 
     @abstractmethod
     def should_resend(self, response: Response, credentials: Any) -> bool:
-        """Return whether a request should be sent again, as with other credentials.
+        """Return whether to send a request again, for example with new credentials.
 
         Args:
             response: The error response.
@@ -257,10 +257,10 @@ class Sender(ABC):
         uri: str,
         retry_after: str | None,
     ) -> StorageError:
-        """Return our error for an error response."""
+        """Map an error response of the service to an error of this package."""
 
     def transport_error(self, exc: Exception, action: str, key: str) -> StorageError:
-        """Return our error for one of the data plane."""
+        """Map an error of the connection pool to a StorageError."""
         uri = self._uri(key)
         if not isinstance(exc, TransportError):
             return StorageError(f"could not {action} {uri}: the store was closed", uri=uri)
@@ -268,7 +268,7 @@ class Sender(ABC):
         if isinstance(exc, CertificateError):
             return StorageError(message, uri=uri)
         if isinstance(exc, ProtocolError):
-            # Nothing of the response is trusted, the part of its body included.
+            # No part of the response is trusted, including the body received so far.
             return TransientError(message, uri=uri, maybe_done=exc.request_sent, is_malformed=True)
         return TransientError(
             message,
@@ -281,7 +281,7 @@ class Sender(ABC):
     def response_error(
         self, response: ErrorResponse, action: str, key: str, kind: RequestKind = PLAIN
     ) -> StorageError:
-        """Return our error for an error response."""
+        """Map an error response to an error that names the action and the object."""
         retry_after = response.headers.get(b"retry-after")
         return self._service_error(
             response,

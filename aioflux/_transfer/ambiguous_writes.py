@@ -50,8 +50,8 @@ class AmbiguousWrite:
     Attributes:
         maybe_done: There is such an attempt.
         needs_check: There is one that was not throttled. A throttled one (429, 503) is seldom
-            carried out, and the service has too many requests already: it is checked only if a
-            later attempt is rejected, which shows that it was.
+            carried out, and a check would add to the load: its object is looked for only if a
+            later attempt is rejected, which suggests that the write was carried out.
     """
 
     __slots__ = ("maybe_done", "needs_check")
@@ -61,7 +61,7 @@ class AmbiguousWrite:
         self.needs_check = False
 
     async def watch(self, request: Awaitable[T]) -> T:
-        """Await one attempt, and add its failure."""
+        """Await one attempt, and record its failure."""
         try:
             return await request
         except (TransientError, asyncio.CancelledError) as exc:
@@ -69,8 +69,8 @@ class AmbiguousWrite:
             raise
 
     def add(self, error: TransientError | asyncio.CancelledError) -> None:
-        """Add the failure of an attempt."""
-        # Cancelled, also by a deadline: the request was sent.
+        """Record the failure of an attempt."""
+        # A cancelled request, also one cancelled by a deadline, may have been carried out.
         is_throttled = False
         if isinstance(error, TransientError):
             if not error.maybe_done:
@@ -152,7 +152,7 @@ async def send_write(
             if found := await _find_at_last(find, exc):
                 return found
         elif ambiguous.maybe_done:
-            exc.add_note("whether it was done all the same is not known; look before you repeat it")
+            exc.add_note("the write may have been carried out; check it before you repeat it")
         raise
 
 
@@ -172,7 +172,7 @@ async def _find_at_last(
         async with asyncio.timeout(_FIND_SECONDS):
             return await find()
     except (StorageError, TimeoutError) as exc:
-        error.add_note(f"whether it was done all the same could not be found out: {exc!r}")
+        error.add_note(f"whether the write was carried out could not be determined: {exc!r}")
         return None
 
 
@@ -181,7 +181,7 @@ async def find_written(
 ) -> ObjectMeta | None:
     """Return the object if it is the one that an earlier attempt should have written.
 
-    If the service returns no checksum of it, it is read: two objects may be of one size by chance.
+    If the service returns no checksum, the object is read: equal sizes may be a coincidence.
     """
     try:
         meta = await session.service.head(request.key)
@@ -209,7 +209,7 @@ async def checksum_of(session: Session, meta: ObjectMeta) -> int:
 
 
 async def _read(session: Session, meta: ObjectMeta, start: int, end: int) -> Buffer:
-    """Read a range; not by `Session.call`, since the request that waits for it holds a slot."""
+    """Read a range; not by `Session.call`, since the write that waits for it holds a slot."""
     request = ReadRequest(meta.key, meta.generation, start, end)
 
     async def attempt(_: int) -> Buffer:

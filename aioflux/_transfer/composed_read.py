@@ -4,8 +4,8 @@
                                                     compared with the listed crc32c
                                          -> delete, in any case
 
-If a composite cannot be made or read, its objects are read one by one, so that an error is that of
-the object and names it.
+If a composite cannot be made or read, its objects are read one by one, so that an error names the
+object.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _log = logging.getLogger("aioflux")
 TriedBatch: TypeAlias = "list[tuple[ObjectMeta, bytes] | tuple[None, StorageError]]"
 
 _EXPECTED = (NotFoundError, PreconditionFailedError, ChecksumError)
-"""Errors that show that an object has changed since it was listed: its own read shows which."""
+"""Errors that show that an object has changed since it was listed; reading each one shows which."""
 
 _MAX_EAGER: Final = 4096
-"""Objects of fewer than these are grouped all at once."""
+"""Fewer objects than this are grouped before the first read."""
 
 _COMPOSE_WAIT_SECONDS = 1.0
 """Time that clean-up waits for the response to a compose; then it deletes whatever has the key."""
@@ -68,7 +68,7 @@ _COMPOSE_WAIT_SECONDS = 1.0
 class _AsyncGroups:
     """Numbered groups of an asynchronous iterable.
 
-    A generator would have to be closed.
+    Not a generator, which would have to be closed.
     """
 
     def __init__(self, metas: AsyncIterable[ObjectMeta], grouper: Grouper) -> None:
@@ -115,8 +115,9 @@ def _checked(meta: object) -> ObjectMeta:
 class Composites:
     """The composites of one iteration, each from before it is made until it is deleted.
 
-    Each is made in a task of its own: one cancelled before its response arrives would stay. Keys
-    begin with a random run id, which spreads them over the service's index.
+    Each is made in a task of its own: if the request were cancelled before its response, the
+    composite could not be deleted. Keys begin with a random run id, which spreads them over the
+    service's index.
     """
 
     def __init__(self, session: Session) -> None:
@@ -131,7 +132,7 @@ class Composites:
     async def begin(self, group: Group) -> str:
         """Begin to make the composite of a group, and return its key.
 
-        Waits while as many are being deleted as requests may be under way.
+        Waits while `max_in_flight` composites are being deleted.
         """
         while len(self._deleting) >= self._session.options.max_in_flight:
             await asyncio.wait(tuple(self._deleting.values()), return_when=asyncio.FIRST_COMPLETED)
@@ -160,12 +161,12 @@ class Composites:
             self._deleting[key] = self._session.start_cleanup(self._delete(key))
 
     def raise_failure(self) -> None:
-        """Raise the error of a composite that could not be deleted: no others can be either."""
+        """Raise the error of a composite that could not be deleted; others could not be either."""
         if self._failure is not None:
             raise self._failure
 
     async def finish(self, reason: BaseException | None) -> None:
-        """Delete the composites that remain; a failure is noted on `reason`, if there is one.
+        """Delete the composites that remain; a failure is added to `reason` as a note, if given.
 
         Raises:
             StorageError: The service rejected a delete, and all else went well.
@@ -179,7 +180,7 @@ class Composites:
                 raise
             note = (
                 f"composites below {self._session.service.uri(COMPOSITE_PREFIX + self._run)} "
-                "may still be there, `Store.clean` removes them: "
+                "may be left; `Store.clean` removes them: "
                 f"{str(exc) or 'the service does not answer'}"
             )
             if reason is None or ends_early:
@@ -208,7 +209,7 @@ class Composites:
             )
 
     async def _delete_all(self) -> None:
-        """Delete the composites that remain. It may be cut short and run anew."""
+        """Delete the composites that remain. May be cancelled and called again."""
         while self._making:
             for key in tuple(self._making):
                 self.delete(key)
@@ -249,10 +250,11 @@ class Composites:
 
 
 def _undeletable(error: StorageError) -> StorageError:
-    """Return the error of a composite that the service does not let us delete."""
+    """Return the error of a composite that cannot be deleted."""
     return type(error)(
-        f"{error.message}; it serves one download and would be billed from now on: composed reads "
-        "need storage.objects.delete and no retention policy, others need neither",
+        f"{error.message}; a composite is temporary and would be billed until it is deleted: "
+        "composed reads need storage.objects.delete and a bucket without a retention policy; other "
+        "reads need neither",
         uri=error.uri,
         status=error.status,
     )
@@ -312,7 +314,7 @@ class _GroupReader:
         except PermissionDeniedError as exc:
             raise PermissionDeniedError(
                 f"{exc.message}; composed reads need storage.objects.create and "
-                "storage.objects.delete, others need neither",
+                "storage.objects.delete; other reads need neither",
                 uri=exc.uri,
                 status=exc.status,
             ) from exc
@@ -336,7 +338,7 @@ async def try_fetch_composed(
     Args:
         session: The session of a service that can compose.
         metas: Metadata of a listing.
-        max_composite_bytes: Most bytes of one composite.
+        max_composite_bytes: Largest size of one composite.
     """
     grouper = Grouper(
         max_sources=session.service.capabilities.max_compose_sources,

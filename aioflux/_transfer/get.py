@@ -410,7 +410,7 @@ async def _range_known(
 
 
 async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], Awaitable[T]]) -> T:
-    """Read the current generation of an object by `read`; anew if it is replaced meanwhile.
+    """Read the current generation of an object by `read`; again if it is replaced meanwhile.
 
     Raises:
         NotFoundError: No object has this key.

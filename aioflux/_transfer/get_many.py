@@ -117,7 +117,7 @@ async def _fetch_within(
     """Read one object within the budget, after a wait until it fits.
 
     For one that is read by name, bytes are reserved for its first range. If it turns out to be
-    larger and the rest does not fit, the range is dropped, and the object read anew when it fits.
+    larger and the rest does not fit, the range is dropped; the object is read again when it fits.
     """
     if meta is not None:
         if not reservation.try_acquire(meta.size):

@@ -11,8 +11,8 @@ from aioflux._concurrency.byte_budget import ByteBudget
 __all__ = ["AdaptiveLimit", "Limits", "SizeEstimate", "SlotWaiter"]
 
 _GROWTH = 1 / 8
-"""Growth of a limit of 8 or more by one success: if every thousandth request is throttled, the half
-that was cut from 64 is back after 256 of them."""
+"""Growth of a limit of 8 or more after each success: a limit that was halved from 64 to 32 is back
+at 64 after 256 successes."""
 
 
 class SlotWaiter(Protocol):
@@ -22,7 +22,7 @@ class SlotWaiter(Protocol):
         """Return whether it no longer waits; then it removes itself."""
 
     def set_result(self, result: None, /) -> None:
-        """Use the slot, which is acquired for it."""
+        """Receive a slot that was acquired for the waiter."""
 
 
 class AdaptiveLimit:
@@ -46,16 +46,16 @@ class AdaptiveLimit:
 
     @property
     def limit(self) -> int:
-        """Slots that there are now."""
+        """Current number of slots."""
         return int(self._limit)
 
     @property
     def num_held(self) -> int:
-        """Slots that are held now."""
+        """Slots in use."""
         return self._held
 
     def try_acquire(self) -> bool:
-        """Acquire a slot if one is free and no one waits; return whether it was."""
+        """Acquire a slot if one is free and nothing waits; return whether one was acquired."""
         if self._waiters or self._held >= int(self._limit):
             return False
         self._held += 1
@@ -65,7 +65,7 @@ class AdaptiveLimit:
         """Wait for a slot.
 
         Args:
-            in_front: Wait before all others: what was begun is finished first.
+            in_front: Wait before all others, so that started work is finished first.
         """
         if self._held < int(self._limit) and (in_front or not self._waiters):
             self._held += 1
@@ -85,11 +85,11 @@ class AdaptiveLimit:
             raise
 
     def add_waiter(self, waiter: SlotWaiter) -> None:
-        """Wait without a task for a slot; it comes with `set_result`."""
+        """Add a waiter without a task; `set_result` is called when it has a slot."""
         self._waiters.append(waiter)
 
     def remove_waiter(self, waiter: SlotWaiter) -> None:
-        """Wait no longer."""
+        """Remove a waiter that no longer needs a slot."""
         self._waiters.remove(waiter)
         self._wake()
 
@@ -100,13 +100,13 @@ class AdaptiveLimit:
             self._wake()
 
     def on_success(self) -> None:
-        """Grow a little, up to the limit that the user set."""
+        """Grow the limit, up to `max_in_flight`."""
         if self._limit < self._max:
             self._limit = min(self._max, self._limit + max(_GROWTH, 1 / self._limit))
             self._wake()
 
     def on_throttled(self, num_cuts: int) -> None:
-        """Halve, unless the limit was cut since the throttled request was sent.
+        """Halve the limit, unless it was halved since the throttled request was sent.
 
         Args:
             num_cuts: The value of `num_cuts` when it was sent.
@@ -138,7 +138,7 @@ class SizeEstimate:
         first_bytes: The estimate before any size is known.
 
     Attributes:
-        is_known: It rests on the size of an object.
+        is_known: At least one size was added.
         num_bytes: The estimate, in bytes.
     """
 
@@ -161,11 +161,11 @@ class Limits:
     def __init__(self, *, max_in_flight: int, max_in_flight_bytes: int) -> None:
         self.requests = AdaptiveLimit(max_in_flight)
         self.bytes = ByteBudget(max_in_flight_bytes)
-        # Nothing at first: each read by name begins with a range of its even share of the budget.
+        # With 0, `first_range_bytes` starts from the share of one request in the byte budget.
         self.unknown_size = SizeEstimate(0)
 
     def try_acquire(self, num_bytes: int) -> bool:
-        """Acquire a slot and bytes if both are free and no one waits; return whether they were."""
+        """Acquire a slot and bytes if both are free and nothing waits; return whether it did."""
         if not self.bytes.try_acquire(num_bytes):
             return False
         if not self.requests.try_acquire():
@@ -174,14 +174,14 @@ class Limits:
         return True
 
     def add_waiter(self, waiter: SlotWaiter, num_bytes: int) -> bool:
-        """Acquire bytes, if they are free, and wait for a slot; return whether it does."""
+        """Acquire bytes and add a waiter for a slot; return False if the bytes are not free."""
         if not self.bytes.try_acquire(num_bytes):
             return False
         self.requests.add_waiter(waiter)
         return True
 
     def remove_waiter(self, waiter: SlotWaiter, num_bytes: int) -> None:
-        """Wait no longer, and release the bytes."""
+        """Remove a waiter, and release its bytes."""
         self.requests.remove_waiter(waiter)
         self.bytes.release(num_bytes)
 

@@ -79,7 +79,7 @@ class ObjectWriter:
     def __init__(self, session: Session, request: WriteRequest) -> None:
         self._session = session
         self._request = request
-        # A multipart upload knows no precondition
+        # A multipart upload has no precondition
         # (cloud.google.com/storage/docs/multipart-uploads), so that a conditional one grows under
         # another key and becomes visible by a compose, which does.
         self._is_temporary = (

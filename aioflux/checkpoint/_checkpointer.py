@@ -107,11 +107,12 @@ class Checkpointer:
         uri: Prefix of the run, such as `gs://bucket/run-7`; `step-00000100/` and so on follow.
         keep_last: Number of the newest steps to keep. Without any of these rules all are kept.
         keep_every: Keep every step that this number divides.
-        keep_best: Keep the step of the best metric, `("loss", "min")`; with a third, so many.
+        keep_best: Keep the step of the best metric, `("loss", "min")`; or the N best steps, with
+            a number N as third.
         ttl_seconds: Keep steps that are younger, in seconds.
         staging: Upload by a "thread" of this process, or by a "process" that outlives it and
             finishes what was staged.
-        every: When `should_save` returns True: after so many steps, or so much time.
+        every: Number of steps, or time, after which `should_save` returns True.
         compression: Compress tensors on their way, such as `ZStandard()`.
         max_staged_bytes: Memory for states that are not uploaded yet, in bytes; 4 GiB by default.
             `save_async` waits if there is no more; one state alone may be larger.
@@ -410,7 +411,7 @@ class Checkpointer:
             self._in_flight.append(_InFlight(handle, arena, pickled_bytes))
             self._uploader.submit(job, arena, handle)
         except BaseException as exc:  # such as Ctrl-C
-            # A job that was submitted is run all the same, and uses its arena until then.
+            # A job that was submitted still runs, and uses its arena until it ends.
             if not handle.is_attached:
                 handle.end(exc)
                 handle.exception()
@@ -509,7 +510,7 @@ class Checkpointer:
                 failure, failed = None, found
                 try:
                     loaded = self._load_from(uri, into, map_location, weights_only)
-                except Exception as exc:  # the other ranks load beside this one, and fail with it
+                except Exception as exc:  # the other ranks load at the same time, and fail with it
                     failure = exc
                 is_skipped = isinstance(failure, CheckpointCorruptError | CheckpointNotFoundError)
                 (worst,) = self._ranks.largest([0 if failure is None else 1 if is_skipped else 2])

@@ -1,7 +1,7 @@
 """Schedule and StopSignals: when to save, after steps or seconds and before the process ends.
 
 A signal only sets a flag: a handler that saved would find the state half changed, and the other
-ranks in other places. The flag is read between two steps, when all ranks are at the same place.
+ranks at other points. The flag is read between two steps, when all ranks are at the same point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Han
 
 
 class Schedule:
-    """Saves every so many steps, or after so much time."""
+    """Decides after which steps to save: every N steps, or once an interval has passed."""
 
     def __init__(self, every: int | timedelta | None) -> None:
         if isinstance(every, bool) or not isinstance(every, int | timedelta | None):
@@ -49,7 +49,7 @@ class Schedule:
 
 
 class StopSignals:
-    """StopSignals that ask for a last save."""
+    """Handlers of signals that request a last save before the process ends."""
 
     def __init__(self) -> None:
         self._before: dict[int, _Handler] = {}
@@ -65,7 +65,7 @@ class StopSignals:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether a signal came to this rank."""
+        """Return whether this rank received a signal, or knows that another one did."""
         return self._asked is not None
 
     @property
@@ -89,7 +89,7 @@ class StopSignals:
             self._asked = time.monotonic()
 
     def restore(self) -> None:
-        """Put the earlier handlers back."""
+        """Restore the earlier handlers."""
         before, self._before = self._before, {}
         for number, handler in before.items():
             if signal.getsignal(number) == self._note:

@@ -79,7 +79,7 @@ class TrainingState:
                 ones after a load.
             merge: Merges the states that all ranks had of `dataset`, for a load with another number
                 of ranks or of a loader's workers: `aioflux.data.merge_states`. The rest of the
-                epoch is then distributed anew, and each sample is still read once. The merged state
+                epoch is then shared again, and each sample is still read once. The merged state
                 is loaded into the loader's sampler or dataset, the first that has
                 `load_state_dict`.
             others: Other objects with `state_dict` and `load_state_dict`, of the same structure at
@@ -163,7 +163,7 @@ class TrainingState:
             raise ValueError(
                 f"the checkpoint holds the dataset of {len(saved)} ranks ({saved_form}), and there "
                 f"are {_world_size()} ({form}): build TrainingState(dataset=..., "
-                "merge=aioflux.data.merge_states), which distributes the rest of the epoch anew"
+                "merge=aioflux.data.merge_states), which distributes the rest of the epoch again"
             )
         return dict.fromkeys(saved)
 

@@ -1,4 +1,4 @@
-"""ZStandard: compressed checkpoints, for our own DCP storage and for stock DCP's.
+"""ZStandard: compressed checkpoints, for the DCP storage of aioflux and for that of stock DCP.
 
 StorageWriter(uri, compression=ZStandard())
 

@@ -45,7 +45,7 @@ def ls(
     ],
     *,
     long: Annotated[
-        bool, typer.Option("-l", "--long", help="Show size, time of change and generation.")
+        bool, typer.Option("-l", "--long", help="Show size, modification time and generation.")
     ] = False,
     recursive: Annotated[
         bool, typer.Option("-r", "--recursive", help="List all objects below, not only one level.")
@@ -53,7 +53,7 @@ def ls(
     as_json: Json = False,
     manifest: Annotated[
         str,
-        typer.Option(metavar="URI", help="Save the listing of the one URI to this object."),
+        typer.Option(metavar="URI", help="Save the listing to this object; with one URI only."),
     ] = "",
     endpoint_url: Endpoint = None,
     anonymous: Anonymous = False,

@@ -80,7 +80,7 @@ def serve(
 
     _check_buckets(bucket or [])
     if (certificate is None) != (key is None):
-        raise typer.BadParameter("--certificate and --key go together")
+        raise typer.BadParameter("--certificate and --key must be given together")
     network = Network(
         latency_seconds=latency_ms / 1e3,
         latency_spread=latency_spread,

@@ -97,7 +97,7 @@ class BatchPrefetcher:
     ) -> Samples:
         """Yield the samples of one batch, or the errors of objects.
 
-        `open_stream` reads objects in order and ahead of the consumer. `order` returns the number
+        `open_stream` prefetches objects in order. `order` returns the number
         of the epoch and its listing indices in the order in which they may be read, always the same
         for one number.
         """

@@ -43,7 +43,7 @@ Compose: TypeAlias = Literal["off", "on", "auto"]
 ReadMode: TypeAlias = Literal["off", "on"]
 
 _PERMISSIONS: Final = ("storage.objects.create", "storage.objects.delete")
-"""Permissions that a composed read needs beside those of a direct one."""
+"""Permissions that a composed read needs in addition to those of a direct one."""
 
 _TRIALS: Final[tuple[ReadMode, ...]] = ("off", "on", "off", "on")
 """Modes that `auto` measures, in order: the first of each opens connections, the better counts."""
@@ -53,14 +53,14 @@ _TRIAL_BYTES: Final = 64 * 1024 * 1024
 """Size of one trial at most: it is held whole, so that the consumer's time is not measured."""
 
 _MIN_SPEEDUP: Final = 1.1
-"""How much faster composing must be: it writes to the bucket, and two trials of a second differ by
-a tenth by chance."""
+"""Factor by which composing must be faster: it writes to the bucket, and two trials of a
+second differ by a tenth by chance."""
 
 
 def prepare(store: Store, compose: Compose, *, older_than_seconds: float = 86_400.0) -> Compose:
     """Check whether a dataset can compose, and delete composites that dead processes left.
 
-    Sends nothing for "off"; otherwise asks for the permissions and lists the composites below the
+    Sends nothing for "off"; otherwise requests the permissions and lists the composites below the
     store's own prefix, two requests.
 
     Args:
@@ -136,7 +136,7 @@ def fetch_batches(
         store: Store of the objects.
         metas: Metadata of a listing; with "off" and "auto" keys too, which are read directly.
         compose: Result of `prepare`.
-        max_composite_bytes: Bytes of one composite, at most.
+        max_composite_bytes: Largest size of one composite.
         clock: Measures the trials, in seconds.
 
     Raises:

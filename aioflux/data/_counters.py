@@ -178,7 +178,7 @@ class LoadCounters:
         return all(self._view[row + _STATE] == _ENDED for row in _rows(num_workers))
 
     def clear_shares(self, num_workers: int) -> None:
-        """Forget the shares of all workers, which are read: the next epoch starts anew."""
+        """Forget the shares of all workers, which are read: the next epoch starts from 0."""
         for row in _rows(num_workers):
             self._view[row + _STATE] = _IDLE
 

@@ -41,26 +41,26 @@ __all__ = ["IterableDataset"]
 class IterableDataset(TorchIterableDataset[Item_co]):
     """The objects below a uri as a stream, each read by one worker of one rank.
 
-    Lists once, when it is built, and fetches ahead of the consumer within the limits of
-    `TransferOptions`, across the borders of batches. Reads are pinned to the generations that were
-    listed: an object that was deleted or replaced since is a NotFoundError that names it, also
-    through DataLoader.
+    Lists once, when it is built, and prefetches within the limits of `TransferOptions`, across
+    batches. Reads are pinned to the generations that were listed: an object that was deleted or
+    replaced since raises a NotFoundError that names it, also through DataLoader.
 
     Rank and world_size are, in this order: those given here; those of torch.distributed, if it
     is initialised when an iteration begins; the environment variables RANK and WORLD_SIZE, which
-    torchrun sets; else 0 of 1. All ranks read equally many objects, unless `tail="uneven"`.
+    torchrun sets; else 0 of 1. All ranks read the same number of objects, unless `tail="uneven"`.
 
     With `shuffle=True` all objects are permuted, not only those that are near each other, and each
-    `set_epoch` permutes them anew. Call it before each epoch; it reaches persistent workers, too.
+    `set_epoch` changes the permutation. Call it before each epoch; it reaches persistent
+    workers, too.
 
-    `state_dict` returns at any item what was read, and `load_state_dict` resumes from there, in
-    processes of their own through torchdata's `StatefulDataLoader`. `merge_states` makes one of the
-    states of all ranks and workers, which other numbers of ranks and workers can resume.
+    `state_dict` returns the progress after any item, and `load_state_dict` resumes from it; with
+    worker processes, use torchdata's `StatefulDataLoader`. `merge_states` merges the states of all
+    ranks and workers into one, from which other numbers of ranks and workers can resume.
 
     Objects of size 0 whose key ends with "/" are left out: consoles put them in place of empty
     directories.
 
-    Without a transform the items are `Sample`, which DataLoader's default collate does not know:
+    Without a transform the items are `Sample`, which DataLoader's default collate rejects:
     give a transform that returns tensors, numbers, strings or tuples of these, or `DataLoader(...,
     collate_fn=list)` for lists of samples. With spawn or forkserver workers the transform must
     pickle, as a function at the top of a module does.
@@ -113,34 +113,34 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         """List the objects below `uri`.
 
         Args:
-            uri: As in `aioflux.open_store`; keys are relative to it. Of several uris the objects
-                follow each other; limits hold for each uri by itself.
+            uri: As in `aioflux.open_store`; keys are relative to it. The objects of
+                several uris are in the order of the uris; limits apply to each uri separately.
             transform: Makes an item of a `Sample`, or of a record, in the process that reads it.
             records: Makes the records of an object, each of which is an item then: a function of
                 its `Sample`, or one of `aioflux.data.jsonl()`, `tar()` and `parquet()`. These
                 stream objects larger than `TransferOptions.max_buffered_bytes`.
-            rank: Rank of this process, from 0; goes with `world_size`.
+            rank: Rank of this process, from 0; needs `world_size`.
             world_size: Number of ranks that share the objects.
-            shuffle: Whether all objects are permuted, in each epoch anew; else they are in the
-                order of their keys.
+            shuffle: Whether all objects are permuted, differently in each epoch; else they are
+                in the order of their keys.
             seed: Seed of the permutations and of the shuffle buffer.
             tail: If the objects do not divide evenly among the ranks, "pad" reads the first ones
                 twice, so that each is read and no rank waits for another; "drop" leaves out the
-                last ones; "uneven" lets some ranks read one more, as evaluations need it.
-            shard_by: "bytes" gives ranks and workers alike many bytes, too, which takes seconds at
+                last ones; "uneven" lets some ranks read one more, for evaluation.
+            shard_by: "bytes" also balances bytes among ranks and workers, which takes seconds at
                 the start of an epoch of a million objects.
             ordered: False yields objects as they arrive.
-            shuffle_buffer: Number of records that wait to be mixed, with `records`.
-            progress: Whether rank 0 shows a line on stderr.
+            shuffle_buffer: Size of the shuffle buffer in records; needs `records`.
+            progress: Whether rank 0 shows a progress line on stderr.
             on_error: "skip" logs objects that cannot be read or transformed, counts them in
                 `stats.num_skipped` and goes on; a function of the error and the uri may also raise.
-            compose: "on" composes small objects on the service and reads many at once; "auto"
-                measures both on the first objects, and keeps the faster.
+            compose: "on" composes small objects on the service and reads each composite by one
+                request; "auto" measures reads with and without it, and keeps the faster.
             cache: Local directory that keeps objects between epochs and runs; cached objects are
                 not requested again.
             cache_bytes: Size of the cache, at most; 64 GiB by default.
-            transfer: As in `aioflux.open_store`, like all that follow. Limits hold for each
-                DataLoader worker by itself.
+            transfer: As in `aioflux.open_store`. Limits apply to each DataLoader worker
+                separately.
             retry: As in `aioflux.open_store`.
             timeouts: As in `aioflux.open_store`.
             credentials: As in `aioflux.open_store`.
@@ -149,7 +149,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
 
         Raises:
             NotFoundError: There is no object below `uri`.
-            ValueError: Options do not go together, such as `rank` without `world_size`.
+            ValueError: Options contradict each other, such as `rank` without `world_size`.
         """
         self._sharding = ShardingConfig(
             rank=rank,
@@ -205,14 +205,14 @@ class IterableDataset(TorchIterableDataset[Item_co]):
 
         Args:
             uri: Prefix that the keys are relative to.
-            keys: Keys, read in the generation that they have then; or metadata of a listing, which
-                pins generations. All ranks must give the same.
+            keys: Keys, whose newest generations are read; or metadata of a listing, which pins
+                generations. All ranks must pass the same.
             transform: As for the class.
             records: As for the class.
             options: As for the class.
         """
         dataset = cast("IterableDataset[ItemOfRecord]", cls.__new__(cls))
-        build: Any = IterableDataset.__init__  # of no overload: both may be None
+        build: Any = IterableDataset.__init__  # no overload matches: both may be None
         build(dataset, from_keys(uri, keys), transform=transform, records=records, **options)
         return dataset
 
@@ -227,7 +227,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
     ) -> IterableDataset[ItemOfRecord]:
         """Build a dataset of a listing that `Store.save_manifest` or `aioflux ls` has saved.
 
-        One request, however many objects there are, and the same objects in every process and run.
+        Costs one request for any number of objects; every process and run has the same ones.
 
         Args:
             uri: Uri of the manifest, or of several.
@@ -237,10 +237,10 @@ class IterableDataset(TorchIterableDataset[Item_co]):
 
         Raises:
             NotFoundError: There is no such object, or it lists none.
-            ValueError: It is no manifest, or a damaged one.
+            ValueError: It is not a manifest, or a damaged one.
         """
         dataset = cast("IterableDataset[ItemOfRecord]", cls.__new__(cls))
-        build: Any = IterableDataset.__init__  # of no overload: both may be None
+        build: Any = IterableDataset.__init__  # no overload matches: both may be None
         build(dataset, from_manifests(uri), transform=transform, records=records, **options)
         return dataset
 
@@ -271,7 +271,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         return self._counters.snapshot()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, which orders the objects anew.
+        """Set the epoch of the next iteration, which changes the order of the objects.
 
         Args:
             epoch: From 0. All ranks must set the same.
@@ -280,7 +280,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
 
     def __iter__(self) -> Iterator[Item_co]:
         """Read the share of this worker, or of the rank if there are no workers."""
-        # Before anything is read: StatefulDataLoader asks for the state then.
+        # At once, not at the first item: StatefulDataLoader requests the state before it.
         try:
             plan = self._planner.plan()
         except (RuntimeError, ValueError) as exc:
@@ -289,7 +289,8 @@ class IterableDataset(TorchIterableDataset[Item_co]):
             # Raised here, it would end a persistent worker, and the main process would not get it.
             return _raise_at_first_item(exc)
         self._planner.mark_started()
-        # Its text, with the repr of Reader, decides the order of resumed epochs: never change it.
+        # This text, and so the repr of Reader, determines the order of resumed epochs: never
+        # change it.
         seed = f"{self._sharding.seed} {plan.epoch} {plan.reader} {plan.progress.num_started}"
         reader = EpochReader(self._source, plan.share, plan.progress, self._config, seed=seed)
         self._current = plan, reader
@@ -310,7 +311,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what of the epoch was read, by this worker or by this rank without workers.
+        """Return the progress in the epoch of this worker, or of this rank without workers.
 
         It consists of numbers, strings, lists and dictionaries.
 
@@ -324,10 +325,10 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         return self._planner.state(plan, reader.progress)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume a state with the next iteration of this dataset, and of each worker it gets.
+        """Resume from a state in the next iteration, here or in the workers of a DataLoader.
 
-        The one after that reads a whole epoch again. A state of other numbers of ranks or workers
-        must be `merge_states` of all of theirs.
+        Later iterations read whole epochs. If the numbers of ranks or workers have changed, pass
+        the result of `merge_states`.
 
         Args:
             state: From `state_dict` or `merge_states`.

@@ -55,7 +55,7 @@ def loader(
         batch_size: Items of a batch; None yields items one by one.
         num_workers: Processes that read and transform; 0 for this process itself. By default as
             many as this rank has CPUs, 8 at most.
-        shuffle: For a `MapDataset`: whether its objects are permuted, in each epoch anew; False by
+        shuffle: For a `MapDataset`: whether its objects are permuted again in each epoch; False by
             default.
         seed: Seed of the shuffle, and of the random numbers in workers, which differ from rank to
             rank.

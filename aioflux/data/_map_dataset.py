@@ -50,7 +50,7 @@ class MapDataset(Dataset[Item_co]):
     Objects of size 0 whose key ends with "/" are left out: consoles put them in place of empty
     directories.
 
-    Without a transform the items are `Sample`, which DataLoader's default collate does not know:
+    Without a transform the items are `Sample`, which DataLoader's default collate rejects:
     give a transform that returns tensors, numbers, strings or tuples of these, or `DataLoader(...,
     collate_fn=list)` for lists of samples. With spawn or forkserver workers the transform must
     pickle, as a function at the top of a module does.
@@ -81,7 +81,7 @@ class MapDataset(Dataset[Item_co]):
             transform: Makes an item of a `Sample`, in the process that reads it.
             on_error: "skip" logs objects that cannot be read or transformed, counts them in
                 `stats.num_skipped` and leaves them out of their batch; a function of the error and
-                the uri may also raise. A batch of which nothing is left is an error all the same.
+                the uri may also raise. An empty batch is always an error.
             compose: "on" composes small objects on the service and reads many at once; "auto"
                 measures both on the first objects, and keeps the faster.
             cache: Local directory that keeps objects between epochs and runs; cached objects are
@@ -164,7 +164,7 @@ class MapDataset(Dataset[Item_co]):
 
         Raises:
             NotFoundError: There is no such object, or it lists none.
-            ValueError: It is no manifest, or a damaged one.
+            ValueError: It is not a manifest, or a damaged one.
         """
         dataset: MapDataset[Item] = cast("MapDataset[Item]", cls.__new__(cls))
         MapDataset.__init__(dataset, from_manifests(uri), transform=transform, **options)
@@ -194,7 +194,7 @@ class MapDataset(Dataset[Item_co]):
         """Read the object at `index`; a negative one counts from the end.
 
         Raises:
-            IndexError: There are not so many objects.
+            IndexError: There are fewer objects.
         """
         return self.__getitems__([index])[0]
 
@@ -215,10 +215,10 @@ class MapDataset(Dataset[Item_co]):
         return items
 
     def __iter__(self) -> Iterator[Item_co]:
-        """Read all objects in order, ahead of the consumer.
+        """Read all objects in order, with prefetching.
 
-        Without this, Python would ask for one index after the other until an IndexError, which a
-        transform may raise for reasons of its own.
+        Without this, Python would call `__getitem__` with one index after the other until an
+        IndexError, which a transform may raise for reasons of its own.
 
         Raises:
             StorageError: An object cannot be read, named; with `on_error`, it is left out.

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _BAR_COLUMNS = 20
 _TERMINAL_SECONDS = 0.2
 _LOG_SECONDS = 30.0
-"""Time between two lines if stderr is no terminal, and each line stays."""
+"""Time between two lines if stderr is not a terminal, where each line stays."""
 
 
 class ProgressBar:
@@ -31,7 +31,7 @@ class ProgressBar:
 
     On a terminal one line is redrawn, five times a second at most, as wide as the terminal;
     elsewhere there is a line every 30 seconds and one at the end. Workers that share counters share
-    the line: the first of those that still read draws it, and the last one draws it at its end.
+    the line: the first worker that still reads draws it, and the last one to finish draws it again.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ProgressBar:
         num_workers: int = 0,
         file: TextIO,
     ) -> None:
-        """Draw nothing yet; what has been counted until now is subtracted.
+        """Draw nothing yet; counts from before are subtracted.
 
         Args:
             counters: Counts to show.
@@ -109,7 +109,7 @@ def _columns(file: TextIO) -> int:
     """Return the current width of a terminal; COLUMNS, or 80, if the system reports none."""
     try:
         columns = os.get_terminal_size(file.fileno()).columns
-    except (OSError, ValueError):  # no terminal of the system
+    except (OSError, ValueError):  # not a file of the system, or not a terminal
         columns = 0
     return columns or shutil.get_terminal_size().columns
 
@@ -123,9 +123,9 @@ def render(
     total: int | None,
     width: int | None = None,
 ) -> str:
-    """Return the line of the counts since `before`, so many seconds ago.
+    """Return the line of the counts since `before`, which was `seconds` ago.
 
-    Of a line that is wider than `width` columns, the least important parts are left out.
+    If it is wider than `width` columns, its least important parts are left out.
     """
     num_objects = stats.num_objects - before.num_objects
     num_bytes = stats.num_bytes - before.num_bytes

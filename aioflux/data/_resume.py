@@ -130,8 +130,8 @@ class Phase:
         known = {(each[0], each[1]): Progress.unpack(each[2:]) for each in readers}
         return cls(world_size, num_workers, known)
 
-    def includes(self, reader: Reader) -> bool:
-        """Return whether there are as many ranks and workers as in the reader's job."""
+    def has_numbers_of(self, reader: Reader) -> bool:
+        """Return whether its numbers of ranks and workers are those of the reader."""
         return (self.world_size, self.num_workers) == (reader.world_size, reader.num_workers)
 
     def missing(self) -> list[tuple[int, int]]:
@@ -201,7 +201,7 @@ def plan_share(
     unread = _UnreadPart(order, {})
     for number, phase in enumerate(phases):
         ids = (reader.rank, reader.worker_id)
-        if number == len(phases) - 1 and phase.includes(reader) and ids in phase.readers:
+        if number == len(phases) - 1 and phase.has_numbers_of(reader) and ids in phase.readers:
             _, share = unread.share_of(reader, tail, sizes)
             return tuple(phases[:number]), share, phase.readers[ids]
         if missing := phase.missing():
@@ -217,7 +217,7 @@ def _unread_after(
     tail: Tail,
     sizes: Callable[[torch.Tensor], list[int]] | None,
 ) -> _UnreadPart:
-    """Return what a phase left unread."""
+    """Return the objects and records that a phase left unread."""
     count = len(unread.listing_indices)
     is_unread = torch.ones(count, dtype=torch.bool)
     partial: dict[int, RemainingRecords] = dict(unread.partial)
@@ -257,7 +257,7 @@ def check_state(state: Mapping[str, Any], header: Mapping[str, Any]) -> None:
     """Check that a state is of this dataset: that the entries of `header` are the same.
 
     Raises:
-        ValueError: It is no state, or of other objects or another order.
+        ValueError: It is not a state, or one of other objects or another order.
     """
     if state.get(STATE_KEY) != VERSION:
         raise ValueError(
@@ -296,7 +296,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     most = max((len(each["phases"]) for each in found), default=0)
     found = [each for each in found if len(each["phases"]) == most]
     if not found:
-        raise ValueError("there is no state of a dataset of aioflux in what is to be merged")
+        raise ValueError("none of the states to merge is a state of a dataset of aioflux")
     first = found[0]
     for each in found[1:]:
         for name in first:
@@ -307,8 +307,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             )
             if not same:
                 raise ValueError(
-                    f"states of different runs or times do not merge: {name} is {first[name]!r} "
-                    f"in one and {each.get(name)!r} in another"
+                    f"states of different runs or times cannot be merged: {name} is "
+                    f"{first[name]!r} in one and {each.get(name)!r} in another"
                 )
     if not most:
         return dict(first)
@@ -321,7 +321,7 @@ def _merge_last_phases(states: Sequence[Mapping[str, Any]]) -> Phase:
     for phase in last:
         if (phase.world_size, phase.num_workers) != (last[0].world_size, last[0].num_workers):
             raise ValueError(
-                "states of different times do not merge: one is of "
+                "states of different times cannot be merged: one is of "
                 f"{last[0].world_size} x {last[0].num_workers} ranks and workers, another of "
                 f"{phase.world_size} x {phase.num_workers}"
             )

@@ -43,7 +43,7 @@ class ObjectSampler(Sampler[int]):
 
         Args:
             dataset: Dataset that the indices refer to.
-            shuffle: Whether all objects are permuted, in each epoch anew.
+            shuffle: Whether all objects are permuted, differently in each epoch.
             seed: Seed of the permutations.
             tail: How to treat a number of objects that is no multiple of `world_size`, as in
                 `IterableDataset`.
@@ -52,7 +52,7 @@ class ObjectSampler(Sampler[int]):
             world_size: Number of ranks; goes with `rank`.
 
         Raises:
-            ValueError: `rank` and `world_size` do not go together.
+            ValueError: `rank` and `world_size` contradict each other.
         """
         sharding = ShardingConfig(
             shuffle=shuffle,
@@ -68,7 +68,7 @@ class ObjectSampler(Sampler[int]):
         self._current: tuple[EpochPlan, Progress] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, which orders the objects anew."""
+        """Set the epoch of the next iteration, which changes the order of the objects."""
         self._planner.set_epoch(epoch)
 
     def rank_and_world_size(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Sharding: plain functions of counts and sizes, so that ranks and workers agree without messages.
 
 objects, by epoch_index
-  -> tail: equally many for each rank                         (drop | pad | uneven)
+  -> tail: the same number for each rank                      (drop | pad | uneven)
   -> shared among the ranks, and by each rank among its workers   (count | bytes)
 """
 
@@ -48,9 +48,10 @@ def shard(
     rank reads is independent of the number of workers, and these together read it nearly in order.
 
     By bytes, each `world_size` objects in a row go one to each rank, the largest to the rank that
-    has the fewest bytes so far: ranks have equally many objects, and their bytes differ by no more
-    than the largest object. The workers of a rank share alike. With `tail="uneven"` each object
-    goes to the rank with the fewest bytes so far, so that also the counts may differ.
+    has the fewest bytes so far: ranks have the same number of objects, and their bytes differ by no
+    more than the largest object. The workers of a rank share in the same way. With
+    `tail="uneven"` each object goes to the rank with the fewest bytes so far, so that counts may
+    differ, too.
 
     Args:
         num_objects: Number of objects.

@@ -127,7 +127,7 @@ class Source:
         return self._stores[0].reader.store.transfer
 
     def read(self, listing_indices: Sequence[int], *, is_ordered: bool = True) -> Samples:
-        """Read objects ahead of the consumer, within the limits of `TransferOptions`.
+        """Prefetch objects within the limits of `TransferOptions`.
 
         Args:
             listing_indices: Objects to read.
@@ -144,7 +144,7 @@ class Source:
         )
 
     def _read_stores(self, listing_indices: Sequence[int], is_ordered: bool) -> Samples:
-        """Read from all stores at once, each ahead of the consumer."""
+        """Prefetch from all stores at once."""
 
         def wanted(number: int) -> Iterator[tuple[int, ObjectMeta | str]]:
             for request_index, listing_index in enumerate(listing_indices):

@@ -2,7 +2,7 @@
 
 Objects that the cache lacks are prefetched while those that it has are read, in their order:
 
-    wanted -> lookahead: in the cache? -- no --> requests, ahead of the consumer --+
+    wanted -> lookahead: in the cache? -- no --> requests (prefetch) --------------+
                          |                                                         v
                          +-- yes --> read from the cache in its turn -------> consumer
 """
@@ -53,7 +53,7 @@ class FetchConfig:
     compose: Compose = "off"
     """Whether small objects are composed on the service, and read at once."""
     max_composite_bytes: int = 100_000_000
-    """Bytes of one composite, at most."""
+    """Largest size of one composite."""
     cache: Cache | None = None
     """Disk cache of whole objects."""
     counters: LoadCounters = field(default_factory=LoadCounters)
@@ -87,7 +87,7 @@ class StoreReader:
         self._config = config
 
     def read(self, wanted: Wanted, *, is_ordered: bool = True) -> Samples:
-        """Read objects ahead of the consumer; in order, or as they arrive."""
+        """Prefetch objects; in order, or as they arrive."""
         if self._config.cache is not None:
             return self._read_cached(wanted, self._config.cache)
         return self._read_in_order(wanted) if is_ordered else self._read_as_they_arrive(wanted)

@@ -155,7 +155,7 @@ def test_parameters_are_written_as_plain_tensors() -> None:
     ids=["transposed", "strided", "conjugated", "negated", "meta"],
 )
 def test_what_is_not_as_it_stands_in_memory_is_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"contiguous tensor on the CPU"):
+    with pytest.raises(ValueError, match="unless it is contiguous and on the CPU"):
         encode_tensor(tensor)
 
 

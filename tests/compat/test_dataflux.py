@@ -22,7 +22,10 @@ from hypothesis import strategies as st
 import aioflux
 from aioflux.compat.dataflux import dataflux_iterable_dataset, dataflux_mapstyle_dataset
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, policy_of
-from aioflux.compat.dataflux.dataflux_iterable_dataset import DataFluxIterableDataset, run_of
+from aioflux.compat.dataflux.dataflux_iterable_dataset import (
+    DataFluxIterableDataset,
+    share_of_worker,
+)
 from aioflux.compat.dataflux.dataflux_mapstyle_dataset import DataFluxMapStyleDataset
 from aioflux.testing.gcs_server import Network
 
@@ -520,7 +523,10 @@ def test_a_name_may_join_objects_that_are_composed(bucket: Bucket) -> None:
 
 @given(num_objects=st.integers(0, 200), num_workers=st.integers(1, 50))
 def test_workers_take_runs_that_join_and_differ_by_one(num_objects: int, num_workers: int) -> None:
-    runs = [run_of(num_objects, worker_id=w, num_workers=num_workers) for w in range(num_workers)]
+    runs = [
+        share_of_worker(num_objects, worker_id=w, num_workers=num_workers)
+        for w in range(num_workers)
+    ]
     assert [position for run in runs for position in run] == list(range(num_objects))
     assert max(map(len, runs)) - min(map(len, runs)) <= 1
 

@@ -251,7 +251,7 @@ def test_something_else_is_no_state(bucket: Bucket) -> None:
     bucket.fill(1)
     with pytest.raises(ValueError, match="not a state of a dataset"):
         build(bucket, 0, 1).load_state_dict({"epoch": 1})
-    with pytest.raises(ValueError, match="no state of a dataset"):
+    with pytest.raises(ValueError, match="is a state of a dataset"):
         merge_states([{"epoch": 1}])
 
 

@@ -320,7 +320,7 @@ async def test_a_last_look_that_fails_is_told(scripted: ScriptedService) -> None
     scripted.service.fail("head", REFUSE)
     with pytest.raises(TransientError) as raised:
         await short_of_time(scripted).put("a", LARGE)
-    assert any("could not be found out" in note for note in raised.value.__notes__)
+    assert any("could not be determined" in note for note in raised.value.__notes__)
 
 
 async def test_a_conditional_completion_is_found(scripted: ScriptedService, tmp_path: Path) -> None:
@@ -429,12 +429,12 @@ async def test_a_storm_is_not_made_worse_by_a_look(
     make: Callable[[ScriptedService], Awaitable[ObjectMeta]],
     status: int,
 ) -> None:
-    """The error says that it is not known whether the work was done."""
+    """A note on the error says that the write may have been carried out."""
     scripted.service.fail(operation, *answered(status, times=4))
     with pytest.raises(TransientError) as raised:
         await make(scripted)
     assert (scripted.service.count(operation), scripted.service.count("head")) == (4, 0)
-    assert any("is not known" in note for note in raised.value.__notes__)
+    assert any("may have been carried out" in note for note in raised.value.__notes__)
 
 
 @pytest.mark.parametrize("is_done", [True, False])

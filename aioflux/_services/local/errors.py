@@ -16,7 +16,7 @@ it is mounted `soft`. They are retried."""
 
 
 def error_from_os(error: OSError, what: str, uri: str, *, reading: bool) -> StorageError:
-    """Return our error for an error of the file system."""
+    """Map an error of the file system to an error of this package."""
     said = error.strerror or str(error)
     if isinstance(error, FileNotFoundError) or (
         reading and error.errno in {errno.ENOTDIR, errno.EISDIR}

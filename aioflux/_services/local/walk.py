@@ -49,8 +49,8 @@ def is_temporary(name: str) -> bool:
 def check_key(key: str) -> None:
     """Raise ValueError for a key that is not a path strictly below a directory.
 
-    Such as one that is empty or absolute, has an empty, `.` or `..` segment or a NUL, or is the
-    name of a write in progress, or of a deleted file on NFS.
+    Rejected are keys that are empty or absolute, have an empty, `.` or `..` segment or a NUL, or
+    name a write in progress or a deleted file on NFS.
     """
     if not _is_key(key):
         raise ValueError(
@@ -121,12 +121,12 @@ def _follow(path: str, root: str) -> tuple[str, os.stat_result]:
     real = os.path.realpath(path)
     if not _is_below(real, root):
         raise FileNotFoundError(errno.ENOENT, "the symbolic link leads out of the directory", path)
-    # Of the link, not of its real path, which a circle of links does not have.
+    # The link itself, since a loop of links has no real path.
     return real, os.stat(path)
 
 
 class _Level:
-    """One directory on the way to the current key, and its remaining rows, last first."""
+    """One directory on the path of the current key, and its remaining rows, in reverse order."""
 
     __slots__ = ("base", "real", "rows")
 
@@ -199,10 +199,11 @@ class Walk:
 
         Returns:
             Keys with the status of their files, common prefixes up to the delimiter, and the first
-            key of the next page; empty at the end. A directory that cannot be read ends a page.
+            key of the next page, empty after the last one. A directory that cannot be read ends a
+            page early.
 
         Raises:
-            OSError: A directory cannot be read.
+            OSError: A directory cannot be read, and the page would be empty.
         """
         found: list[tuple[str, os.stat_result]] = []
         prefixes: list[str] = []
@@ -265,7 +266,7 @@ class Walk:
     def _row(
         self, level: _Level, entry: os.DirEntry[str]
     ) -> tuple[str, os.DirEntry[str], str] | None:
-        """Return (name, entry, real path of a link) if it may hold keys; `/` ends directories."""
+        """Return (name, entry, real path of a link), or None; directories end with `/`."""
         name = entry.name
         key = level.base + name
         below = f"{key}/"

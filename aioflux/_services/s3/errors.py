@@ -1,4 +1,4 @@
-"""Error responses of S3, mapped to errors: what differs from `status`. No I/O."""
+"""Errors for the error responses of S3, as far as they differ from `status`. No I/O."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["EXPIRED_CODES", "SKEWED_CODE", "deletion_error", "error_in_success", "service_error"]
 
 EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
-"""The keys have expired."""
+"""Codes for expired keys."""
 SKEWED_CODE = "RequestTimeTooSkewed"
-"""This machine's clock is more than 15 minutes off."""
+"""Code for a clock of this machine that is more than 15 minutes off."""
 
 _TRANSIENT_CODES = {
     "InternalError": 500,
@@ -49,11 +49,11 @@ _HINTS = {
     SKEWED_CODE: "this machine's clock is wrong; set it",
     "InvalidToken": "the session token does not belong to the access key; sign in again",
     "AllAccessDisabled": "the bucket is disabled",
-    "AccountProblem": "the account is not in order",
+    "AccountProblem": "the account has a problem; contact AWS support",
 }
 _DENIED = (
     "check that the credentials in use may do it (s3:GetObject, s3:PutObject, s3:DeleteObject, "
-    "s3:ListBucket; for encrypted objects also the key of KMS), and whether the requester pays; "
+    "s3:ListBucket; for encrypted objects also the KMS key), and whether the requester pays; "
     "without s3:ListBucket, S3 returns this for objects that do not exist, too"
 )
 
@@ -96,7 +96,7 @@ def service_error(
 
 
 def deletion_error(code: str, detail: str, *, uri: str) -> StorageError:
-    """Return the error of one object that a request for many did not delete."""
+    """Return the error of one object that DeleteObjects did not delete."""
     status = _TRANSIENT_CODES.get(code) or _STATUSES.get(code, 400)
     return service_error(
         status, action="delete", uri=uri, code=code, detail=detail, is_conditional=status == 412
@@ -106,7 +106,7 @@ def deletion_error(code: str, detail: str, *, uri: str) -> StorageError:
 def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> StorageError:
     """Return the error in the body of a response with status 200.
 
-    The response to a completion or a copy begins before it is done.
+    S3 starts the response to a completion or a copy before the operation is done.
     Source: docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html.
     """
     code, detail = fields.get("Code", ""), fields.get("Message", "")

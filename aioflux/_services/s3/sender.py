@@ -331,7 +331,7 @@ def _fields(response: ErrorResponse) -> Mapping[str, str]:
 
 
 def _seconds_ahead(date: str) -> float | None:
-    """Return the seconds by which a date is ahead of our clock; None if it is malformed."""
+    """Return the seconds by which a date is ahead of the local clock; None if it is malformed."""
     try:
         return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):

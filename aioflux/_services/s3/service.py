@@ -1,6 +1,6 @@
-"""S3 and servers with its API, all on the data plane.
+"""S3 and servers with its API.
 
-    operation -> `sender`: endpoint, keys, signature, data plane -> decoded response
+    operation -> `sender`: endpoint, keys, signature, HTTP request -> decoded response
 
 Over 500 lines because it is one class with a method for each operation of the contract.
 """
@@ -70,7 +70,7 @@ class S3Service(XMLService):
     )
     _encodes_keys = True
     sender_class: ClassVar[type[S3Sender]] = S3Sender
-    """Sends requests; another service with this API signs by another `S3Sender.new_signer`."""
+    """Sends requests; a subclass may sign them differently, by its own `S3Sender.new_signer`."""
     _sender: S3Sender
     _lister: S3Lister
 
@@ -96,7 +96,7 @@ class S3Service(XMLService):
         )
 
     def _update_trust(self) -> None:
-        """Declare whether ranges are trusted; until the endpoint is known, they are not."""
+        """Set `guarded_transport`, which is False until the endpoint is known."""
         self.capabilities = replace(self.capabilities, guarded_transport=self._sender.is_guarded)
 
     def _note_unsorted(self) -> None:
@@ -138,7 +138,7 @@ class S3Service(XMLService):
         return self._is_amazon or (is_probed and self.capabilities.conditional_delete)
 
     def _is_compared(self, precondition: Precondition) -> bool:
-        """Return whether the server compares a precondition, as far as is known."""
+        """Return whether the server is known to enforce a precondition."""
         can = self.capabilities
         return can.conditional_create if precondition.if_absent else can.conditional_replace
 
@@ -156,10 +156,10 @@ class S3Service(XMLService):
     async def _send_matching(
         self, key: str, generation: str, send: Callable[[bool], Awaitable[Response]]
     ) -> Response:
-        """Send a request with `If-Match`, its ETag in quotes or without, as the endpoint needs it.
+        """Send a request with `If-Match`, its ETag quoted or not, as the endpoint expects it.
 
-        If the endpoint rejects the ETag of the object, the other form is tried, and kept if it is
-        accepted. The argument of `send` is whether the ETag has quotes.
+        If the endpoint rejects the ETag of the object, the other form is tried, and remembered if
+        it is accepted. The argument of `send` is whether the ETag has quotes.
 
         Raises:
             PreconditionFailedError: The object has another generation, or there is none.
@@ -243,7 +243,9 @@ class S3Service(XMLService):
         return self._body(key, headers, etag, response.body, size, checksum)
 
     def _checksum_of_whole(self, key: str, response: Response) -> int | None:
-        """Return the crc32c of a whole object, of the response or verified by another checksum.
+        """Return the crc32c of a whole object: that of the response, or computed.
+
+        It is computed if the bytes match another checksum of the response; None without one.
 
         Raises:
             TransientError: The bytes do not match the other checksum.
@@ -343,7 +345,7 @@ class S3Service(XMLService):
                 self._send_matching(key, generation, send) if pin.etag else send(True)
             )
         except PreconditionFailedError:
-            # S3 returns it for a missing object, too.
+            # S3 returns 412 for a missing object, too.
             await self.head(key)
             raise
         if response.num_bytes:
@@ -404,7 +406,7 @@ class S3Service(XMLService):
                 kind=CONDITIONAL if condition else PLAIN,
             )
         except PreconditionFailedError:
-            # Of the source, or of the destination.
+            # The precondition of the source failed, or that of the destination.
             pinned = f"version:{pin.version}" if pin.version else original.generation
             await self._require_source(source, pinned)
             raise
@@ -426,9 +428,9 @@ class S3Service(XMLService):
         """Check that the source of a copy has not been replaced.
 
         Raises:
-            NotFoundError: It was, and the caller had pinned it.
-            TransientError: It was, and the caller had named it without a generation: the next
-                attempt copies the new object.
+            NotFoundError: It was replaced, and the caller pinned its generation.
+            TransientError: It was replaced, and the caller did not pin it: the next attempt copies
+                the new object.
         """
         try:
             await self.head(source.key, generation=generation)
@@ -476,7 +478,7 @@ class S3Service(XMLService):
 
     def _part_crc32c(self, response: Response, crc32c: int | None) -> int | None:
         checksum = self._checksum_from_headers(response.headers)
-        # Without a checksum in the response, the service has compared that of the request.
+        # A response without a checksum: the service has compared the one of the request.
         return crc32c if checksum is None else checksum
 
     async def put_part_copy(

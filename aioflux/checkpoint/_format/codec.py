@@ -137,7 +137,7 @@ class Codec:
             stored: The bytes from the first slice's `stored_start` to the last's `stored_end`.
             slices: The slices of the frames, by `plan_slices`.
             out: The memory of the whole planned range.
-            plane_size: The number of planes that a frame may have, beside 1.
+            plane_size: The number of planes that a frame may have, besides 1.
 
         Raises:
             CheckpointCorruptError: A frame is damaged; `out` is undefined.

@@ -176,7 +176,7 @@ def decode_frame(stored: _Buffer, out: memoryview, *, plane_size: int = 0) -> No
     Args:
         stored: All bytes of the frame and no more.
         out: Contiguous, writable, and of the size of the memory. Undefined after an error.
-        plane_size: The number of planes that the frame may have, beside 1; 0 allows any.
+        plane_size: The number of planes that the frame may have, besides 1; 0 allows any.
 
     Raises:
         CheckpointCorruptError: The frame is damaged, or is of another size.

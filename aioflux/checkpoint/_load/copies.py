@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _MAX_STRIDED_BYTES: Final = MAX_READ_BYTES // 2
-"""Bytes that one `_StridedCopy` copies, at most."""
+"""Most bytes that one `_StridedCopy` copies."""
 
 
 @dataclass(frozen=True, slots=True)

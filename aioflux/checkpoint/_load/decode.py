@@ -29,10 +29,11 @@ __all__ = ["as_bytes", "copy_item", "default_registry", "find_memory", "load_val
 
 _MAX_RATIO: Final = 1024
 _MIN_BOUND_BYTES: Final = 64 * 1024 * 1024
-"""A value becomes at most so many times, or so many bytes, long when its transforms are undone."""
+"""An item may grow to this multiple of its stored bytes, or to this many bytes if that is more, as
+its transforms are undone."""
 
 _ZIP_BYTES: Final = 64 * 1024
-"""Bytes of a zip beside the tensor in it, at most."""
+"""Upper bound of the zip overhead of a tensor."""
 
 
 def default_registry() -> ExtensionRegistry:
@@ -75,7 +76,7 @@ def find_memory(head: torch.Tensor, target: TensorTarget, uri: str) -> int | Non
 def copy_item(
     data: torch.Tensor, target: TensorTarget, uri: str, registry: ExtensionRegistry
 ) -> None:
-    """Copy a part of a tensor from all bytes of its item.
+    """Copy a part of a tensor from its whole item.
 
     Raises:
         CheckpointCorruptError: The item holds another tensor.
@@ -99,8 +100,8 @@ def _load_tensor(data: torch.Tensor, target: TensorTarget, uri: str) -> torch.Te
     try:
         _require_plain_zip(as_bytes(data))
         tensor = torch.load(io.BytesIO(as_bytes(data)), map_location="cpu", weights_only=True)
-    except Exception as exc:  # of many kinds, for whatever is wrong with the bytes
-        raise _corrupt(uri, target, f"torch.load says {_first_line(exc)}") from exc
+    except Exception as exc:  # of any class, depending on the damage
+        raise _corrupt(uri, target, f"torch.load raised {_first_line(exc)}") from exc
     if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != target.shape.sizes:
         raise _corrupt(uri, target, f"it holds no tensor of {target.shape.sizes}")
     return tensor
@@ -137,7 +138,7 @@ def untransform(
         for extension in extensions:
             stream = extension.transform_from(stream)
         whole = _read_bounded(stream, bound)
-    except Exception as exc:  # of the transform's own kinds
+    except Exception as exc:  # each transform raises its own classes
         raise CheckpointCorruptError(
             f"{uri} is damaged: {name!r} cannot be transformed back: {_first_line(exc)}; load an "
             "earlier checkpoint"
@@ -167,7 +168,7 @@ def load_value(
     """Return the value of an item that holds no tensor.
 
     Raises:
-        CheckpointError: `weights_only`, and it is a pickle of more.
+        CheckpointError: `weights_only` is True, and its pickle has objects of other classes.
         CheckpointCorruptError: It cannot be read.
     """
     try:
@@ -176,12 +177,12 @@ def load_value(
         return torch.load(file, map_location=map_location, weights_only=weights_only)
     except pickle.UnpicklingError as exc:
         raise CheckpointError(
-            f"{name!r} in {uri} is not loaded: its pickle holds what weights_only=True refuses "
-            f"({_first_line(exc)}); nothing of it was run. Pass its classes to "
+            f"{name!r} in {uri} is not loaded: weights_only=True rejects its pickle "
+            f"({_first_line(exc)}); no code in it was run. Pass its classes to "
             "torch.serialization.add_safe_globals, or pass weights_only=False for checkpoints that "
             "you trust as you trust code"
         ) from exc
-    except Exception as exc:  # of many kinds, for whatever is wrong with the bytes
+    except Exception as exc:  # of any class, depending on the damage
         raise CheckpointCorruptError(
             f"{uri} is damaged: {name!r} cannot be read: {_first_line(exc)}; load an earlier "
             "checkpoint"
@@ -191,7 +192,7 @@ def load_value(
 def _require_plain_zip(data: memoryview) -> None:
     """Raise an error if the entries of a zip are compressed, or longer than the zip."""
     if bytes(data[:2]) == b"PK" and not is_stored(io.BytesIO(data), data.nbytes):
-        raise ValueError("its zip is compressed, as torch.save never does")
+        raise ValueError("its zip is compressed, which torch.save never does")
 
 
 def _first_line(error: BaseException) -> str:

@@ -219,7 +219,7 @@ def decode_metadata(data: bytes, *, uri: str, is_partial: bool = False) -> Metad
 
     Raises:
         CheckpointCorruptError: It is damaged, contradicts itself, or holds more than metadata;
-            nothing of it was run.
+            no code in it was run.
     """
     try:
         metadata, _ = run_pickle(data, _MetadataGlobals())

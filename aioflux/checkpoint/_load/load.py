@@ -50,7 +50,7 @@ def load(
     Args:
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
         map_location: Where tensors go, as in `torch.load`.
-        weights_only: Load tensors and plain values and refuse pickles that would run code, which is
+        weights_only: Load tensors and plain values and reject pickles that would run code, which is
             safe with objects that others can write. False loads anything that pickles.
         mmap: Tensors refer to the memory that the bytes were read into. It is writable; a page that
             is written to is copied, and none is freed before all tensors are. False copies each
@@ -63,8 +63,9 @@ def load(
         ChecksumError: Its bytes do not match its checksum, three times, or those of a record do not
             match its CRC-32.
         PreconditionFailedError: It was replaced in each read until the retry policy ended.
-        pickle.UnpicklingError: `weights_only`, and there is more in it. An object that torch.save
-            did not write raises this or another error of `torch.load`, with a note of the uri.
+        pickle.UnpicklingError: `weights_only` is True, and it holds other classes. An object that
+            torch.save did not write raises this or another error of `torch.load`, with a note of
+            the uri.
         ValueError: The uri names no object, or a setting has no effect with it.
         ModuleNotFoundError: torch is not installed.
     """
@@ -144,4 +145,4 @@ def _load_by_reference(file: mmap.mmap, map_location: Any, weights_only: bool) -
     except pickle.UnpicklingError as exc:
         if not is_restricted:
             raise
-        raise _UnsupportedByReferenceError from exc  # nothing of it was run
+        raise _UnsupportedByReferenceError from exc  # no code in it was run

@@ -34,7 +34,7 @@ _REUSED_BYTES: Final = 1024 * 1024
 """Buffers from this size on are used again: fresh memory costs ten times a copy."""
 
 _MAX_DECODED: Final = 4
-"""Reads that are decoded, beside those under way: the network does not wait for them."""
+"""Reads that are decoded, besides those under way: the network does not wait for them."""
 
 
 class DataObjects:

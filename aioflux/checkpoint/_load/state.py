@@ -49,12 +49,12 @@ def load_state(
     It needs neither a state to load into nor a process group: sharded tensors are loaded whole.
     Tied tensors, whose bytes are stored once, are one tensor again. A checkpoint of `Checkpointer`
     has the keys, parameters, ordered dictionaries and counters of the saved state; in other
-    checkpoints, numbers as keys of dictionaries became text.
+    checkpoints, integer keys of dictionaries have become strings.
 
     Args:
         uri: Prefix of the checkpoint, such as `gs://bucket/run-7/step-100`.
         map_location: Device of the tensors; the CPU by default.
-        weights_only: Refuse values whose pickles hold more than tensors and plain values; without
+        weights_only: Reject values whose pickles hold more than tensors and plain values; without
             it, unpickling them runs any code in them.
         verify: Compare the bytes with the checksums of the commit, if there is one.
         extension_registry: Transforms that items of stock DCP may have; by default torch's own and
@@ -64,7 +64,8 @@ def load_state(
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
-        CheckpointCorruptError: It is damaged, or its metadata holds more; nothing was run.
+        CheckpointCorruptError: It is damaged, or its metadata holds objects that are not metadata;
+            no code in it was run.
         CheckpointError: A value is not loaded because of `weights_only`.
         StorageError: It could not be read.
     """
@@ -121,13 +122,13 @@ def _read(
             done=lambda _: None,
             is_verified=verify,
         )
-    ways = checkpoint.metadata.planner_data
+    paths = checkpoint.metadata.planner_data
     containers = checkpoint.commit.extra.get(CONTAINERS, "") if checkpoint.commit else ""
     try:
         _make_parameters(values, checkpoint.metadata, parameter_names(containers))
-        return nest(values, ways if isinstance(ways, dict) else None, containers)
+        return nest(values, paths if isinstance(paths, dict) else None, containers)
     except ValueError as exc:
-        raise checkpoint.corrupt_error(f"its values do not nest: {exc}") from exc
+        raise checkpoint.corrupt_error(f"its values cannot be nested: {exc}") from exc
 
 
 def storage_identity(metadata: Metadata, name: str) -> Any:
@@ -145,7 +146,7 @@ def storage_identity(metadata: Metadata, name: str) -> Any:
 
 
 def _make_parameters(values: dict[str, Any], metadata: Metadata, names: set[str]) -> None:
-    """Replace tensors that were parameters by such; tied ones stay tied."""
+    """Replace tensors that were parameters by parameters; tied ones stay tied."""
     made: dict[int, torch.nn.Parameter] = {}
     for name in names & values.keys():
         value, stored = values[name], metadata.state_dict_metadata[name]
@@ -156,7 +157,7 @@ def _make_parameters(values: dict[str, Any], metadata: Metadata, names: set[str]
 
 
 def as_parameter(tensor: torch.Tensor, stored: TensorStorageMetadata) -> torch.nn.Parameter:
-    """Return a tensor as the saved parameter."""
+    """Return a tensor as a parameter with the saved `requires_grad`, if its dtype allows that."""
     can_learn = tensor.is_floating_point() or tensor.is_complex()
     return torch.nn.Parameter(tensor, requires_grad=can_learn and stored.properties.requires_grad)
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointLocation", "Copied", "copy_checkpoint", "copy_root"]
 
 _MAX_OBJECTS = 4
-"""Objects that are copied at once through here; each holds the pieces that are read ahead."""
+"""Objects that are copied at once through here; each holds prefetched pieces."""
 _MAX_READS = 3
 """Pieces of 8 MiB of one object that are read at once; as many may wait to be written."""
 _MAX_ON_SERVICE = 32
@@ -293,7 +293,7 @@ async def _pieces(
     *,
     is_pinned: bool,
 ) -> AsyncGenerator[memoryview, None]:
-    """Yield the bytes of an object, every block verified, reading some pieces ahead."""
+    """Yield the bytes of an object, every block verified, with some pieces prefetched."""
 
     async def read(piece: tuple[int, int]) -> memoryview:
         start, end = piece

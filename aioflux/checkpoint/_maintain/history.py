@@ -1,4 +1,4 @@
-"""History of saves: one record of the outcome of each, as JSON and CSV beside the steps.
+"""History of saves: one record of the outcome of each, as JSON and CSV next to the steps.
 
     root/.checkpoint-history/record-<time>-<token>.json    one save each, created and never changed
     root/.checkpoint-history/history.json, history.csv     all that were gathered from such records
@@ -83,7 +83,7 @@ class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 1
     """Ranks that saved."""
     error: str = ""
-    """Why it failed."""
+    """Its error."""
 
     @property
     def bytes_per_second(self) -> float:

@@ -27,7 +27,7 @@ class Retention:
     """Every step that this number divides."""
     keep_best: Best | None = None
     """`(metric, "min")` or `(metric, "max")`: the step whose metric is lowest or highest; with a
-    number as third, so many. Of equal ones the newest; steps without the metric do not count."""
+    number N as third, the N best. Ties go to the newest; steps without the metric do not count."""
     ttl_seconds: float | None = None
     """Every step younger than this."""
 

@@ -129,7 +129,7 @@ class Verification:
 
 
 def check_commit(commit: Commit, uri: str) -> list[Problem]:
-    """Return the contradictions in a commit: what no save writes, even if its checksum is right."""
+    """Return the contradictions in a commit, which may be there even if its checksum is right."""
 
     def wrong(what: str) -> Problem:
         return Problem("commit", uri, f"{uri} contradicts itself: {what}")
@@ -141,7 +141,7 @@ def check_commit(commit: Commit, uri: str) -> list[Problem]:
     for stored in commit.objects:
         save = save_of(stored.key)
         if save is None or save[0]:
-            problems.append(wrong(f"{stored.key!r} is no key that a save makes"))
+            problems.append(wrong(f"{stored.key!r} is not a key that a save writes"))
         if any(
             not 0 <= item.offset <= item.offset + item.length <= stored.size
             for item in stored.items
@@ -151,7 +151,7 @@ def check_commit(commit: Commit, uri: str) -> list[Problem]:
 
 
 def check_blocks(stored: StoredObject, uri: str) -> list[Problem]:
-    """Return a problem if the checksums of an object's blocks do not give that of the whole."""
+    """Return a problem if the checksums of an object's blocks do not combine to its own."""
     crcs = struct.unpack(f">{len(stored.block_crcs) // 4}I", stored.block_crcs)
     if join_crc32c(crcs, stored.block_size, stored.size) == stored.crc32c:
         return []
@@ -164,7 +164,7 @@ def check_listed(
 ) -> list[Problem]:
     """Return a problem if an object is not the one that was saved, by its metadata.
 
-    Generations count if `is_pinned`: not if another program copied the checkpoint.
+    Generations are compared if `is_pinned`, which is False for a copy by another program.
     """
     if meta is None:
         return [Problem("missing", uri, f"{uri} is missing")]
@@ -192,14 +192,14 @@ async def verify(
 ) -> Verification:
     """Check that a checkpoint is complete.
 
-    Costs the commit object and one listing; deep, also every byte, with a bounded part of them in
-    memory.
+    Reads the commit object and one listing; with `deep` also every byte, of which a bounded number
+    is in memory.
 
     Args:
         store: A store that holds the checkpoint.
         prefix: The checkpoint's prefix there; empty for the store's own.
-        deep: Read all bytes, and compare the crc32c of every block: the metadata of the service
-            then does not decide.
+        deep: Read all bytes, and compare the crc32c of every block, rather than trust the metadata
+            of the service.
         progress: Called with the number of bytes of each piece that was read, if `deep`.
 
     Raises:
@@ -216,7 +216,7 @@ async def verify(
         return _unreadable(uri, step, "commit", str(exc))
     commit = found.commit
     if commit is None:
-        text = f"{found.meta.uri} holds no commit of aioflux: there is nothing to verify by"
+        text = f"{found.meta.uri} holds no commit of aioflux, so there is nothing to verify against"
         return _unreadable(uri, step, "foreign", text)
     problems = check_commit(commit, found.meta.uri)
     if None not in {step, commit.step} and step != commit.step:
@@ -312,7 +312,7 @@ def plan_pieces(stored: StoredObject) -> list[tuple[int, int]]:
 
 
 async def verify_steps(store: Store, steps: Sequence[int]) -> list[Verification]:
-    """Verify many steps, without those that are not committed."""
+    """Verify many steps; those that are not committed are left out."""
 
     async def one(step: int) -> Verification:
         # Commit objects can be large: they are not kept.
@@ -325,12 +325,12 @@ async def verify_steps(store: Store, steps: Sequence[int]) -> list[Verification]
 async def newest_first(
     store: Store, *, deep: bool = False, repeats: bool = False
 ) -> AsyncGenerator[Verification, None]:
-    """Verify the steps from the newest on, each when it is requested.
+    """Verify the steps, newest first, each when it is requested.
 
     Steps that are not committed are left out: a save is under way there, or was killed.
 
     With `repeats` it lists again at the end, and verifies new steps and those that were not
-    committed: a run that keeps few steps may have removed all that were.
+    committed: retention may have removed all steps that were listed first.
     """
     known: set[int] = set()
     seen: set[int] = set()

@@ -3,7 +3,7 @@
     every rank:   data object -> manifest in the bucket -> wait for the outcome
     coordinator:  data object -> all manifests -> commit object -> manifests and old steps deleted
 
-The ranks communicate through the bucket (`manifests`), not by collectives: this runs beside
+The ranks communicate through the bucket (`manifests`), not by collectives: this runs during
 training, in another process if it has to outlive the trainer. A rank that is gone is noticed by its
 missing heartbeats (`heartbeat`), and without them after `commit_seconds`.
 """

@@ -33,7 +33,7 @@ _log = logging.getLogger("aioflux")
 
 
 class Coordinator:
-    """The coordinator's part of one save, beside its own upload."""
+    """The coordinator's part of one save, in addition to its own upload."""
 
     def __init__(self, manifests: Manifests) -> None:
         self._manifests = manifests

@@ -25,7 +25,7 @@ _SIGNAL_CHECK_SECONDS = 0.5
 
 
 class SaveHandle:
-    """A save that is staged, and is uploaded and committed beside the training.
+    """A save that is staged, and is uploaded and committed during training.
 
     It may be dropped: an error that was not read from it is raised by the next save, or by `close`.
 
@@ -140,7 +140,7 @@ class SaveHandle:
         return self._cancel is not None
 
     def advance(self, num_bytes: int) -> None:
-        """Count bytes that were passed to the upload; 0 starts anew, for another attempt."""
+        """Count bytes that were passed to the upload; 0 resets the count, for another attempt."""
         self._num_sent = self._num_sent + num_bytes if num_bytes else 0
 
     def end(self, outcome: SaveResult | BaseException) -> None:
@@ -166,7 +166,7 @@ class SaveHandle:
         return error
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the outcome for so many seconds, without reading it.
+        """Wait for the outcome for some seconds, without reading it.
 
         It wakes from time to time: a signal that comes just before a thread blocks would not
         interrupt it.
@@ -181,7 +181,7 @@ class SaveHandle:
             raise TimeoutError(self._describe_state())
 
     def _describe_state(self) -> str:
-        """Return how far it is, for a TimeoutError."""
+        """Return a description of its progress, for a TimeoutError."""
         seconds = time.monotonic() - self._started
         rank = f" on rank {self._rank} of {self._world_size}" if self._world_size > 1 else ""
         if self.progress < 1.0:

@@ -1,6 +1,6 @@
 """Heartbeats: objects by which the ranks of a long save show that they are alive.
 
-    every rank:  <save id>/rank-00001.beat, written anew every `heartbeat_seconds`, not before the
+    every rank:  <save id>/rank-00001.beat, rewritten every `heartbeat_seconds`, not before the
                  first of these has passed: a short save writes none
     observers:   the listing of manifests, which they poll anyway, has the generations of beats
 

@@ -1,7 +1,7 @@
 """Tensors and objects as torch.save writes them, without a copy of the tensor.
 
 A tensor becomes a zip archive of STORED entries: the bytes before and after its own are computed
-once for all tensors of one dtype and shape, and its own stay where they are.
+once for all tensors of one dtype and shape, and its own are not copied.
 
     [local headers, data.pkl, ..., padding to 64 | bytes of the tensor | version, id, directory]
      ^ start of the item                         ^ data_start
@@ -46,7 +46,7 @@ _ROOT: Final = "archive/"
 """Prefix of all names in an archive that torch.save writes to a file object."""
 
 TENSOR_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-"""Classes of tensors that are their elements alone."""
+"""Tensor classes without state besides their elements."""
 
 _TYPED: Final = {
     torch.float64: torch.DoubleStorage,
@@ -74,7 +74,7 @@ _EXTRA: Final = struct.Struct("<HH")
 
 _UTF8_NAMES: Final = 0x0800
 _VERSION64: Final = 45
-"""Version of the zip format that knows sizes of 64 bits."""
+"""Version of the zip format that supports 64-bit sizes."""
 
 _SIZES64: Final = 0x0001
 _PADDING: Final = 0x4246
@@ -106,14 +106,14 @@ class _Entry:
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is its elements in memory alone: dense, and of no subclass."""
+    """Return whether a tensor has nothing but elements in memory: dense, and not of a subclass."""
     return (
         tensor.layout is torch.strided and not tensor.is_quantized and type(tensor) in TENSOR_TYPES
     )
 
 
 def check_storable(name: str, tensor: torch.Tensor) -> None:
-    """Raise an error for a tensor that could be saved and never loaded.
+    """Raise an error for a tensor that could be saved but never loaded.
 
     Raises:
         TypeError: It is sparse, nested or quantized; the message names it.
@@ -132,7 +132,7 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
 
 
 def encode_subclass(name: str, tensor: torch.Tensor) -> bytes:
-    """Return what torch.save writes of a tensor of a subclass, after a check that it loads.
+    """Return the torch.save bytes of a tensor subclass, after a check that loads accept it.
 
     Raises:
         TypeError: A load would reject its classes; the message names it.
@@ -140,7 +140,7 @@ def encode_subclass(name: str, tensor: torch.Tensor) -> bytes:
     data = encode_object(tensor)
     if refused := torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data)):
         raise TypeError(
-            f"{name!r} is a {type(tensor).__name__}, and loads refuse {', '.join(sorted(refused))} "
+            f"{name!r} is a {type(tensor).__name__}, and loads reject {', '.join(sorted(refused))} "
             "in it: allow them by torch.serialization.add_safe_globals, at the save and at loads, "
             "or save a plain tensor"
         )
@@ -148,7 +148,7 @@ def encode_subclass(name: str, tensor: torch.Tensor) -> bytes:
 
 
 def find_ties(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
-    """Return the tensors that share the memory of an earlier one: their numbers to its.
+    """Map the index of each tensor that shares the memory of an earlier one to the earlier index.
 
     The same memory means the same elements in the same order. Views that overlap are not tied.
     """
@@ -173,22 +173,22 @@ def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def encode_tensor(tensor: torch.Tensor) -> EncodedItem:
-    """Return what torch.save would write of a tensor; its memory is referenced, not copied.
+    """Return the torch.save bytes of a tensor; its memory is referenced, not copied.
 
     Args:
-        tensor: On the CPU, contiguous, and without a pending conjugation or negation. A view of a
-            larger storage will do: only its own elements are part of the item.
+        tensor: On the CPU, contiguous, and without a pending conjugation or negation. It may be a
+            view of a larger storage: only its own elements are part of the item.
 
     Raises:
-        ValueError: The tensor is not such a one.
+        ValueError: The tensor is not of this kind.
     """
     if not has_plain_memory(tensor):
         data = encode_object(tensor)
         return EncodedItem((data,), len(data))
     if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise ValueError(
-            "only a contiguous tensor on the CPU is encoded without a copy; call .cpu(), "
-            f".resolve_conj(), .resolve_neg() and .contiguous() first, not on {tensor.device}"
+            f"a tensor on {tensor.device} cannot be encoded without a copy unless it is contiguous "
+            "and on the CPU; call .cpu(), .resolve_conj(), .resolve_neg() and .contiguous() first"
         )
     envelope = _envelope(tensor.dtype, tensor.shape)
     before, after, size = envelope.before, envelope.after, tensor.nbytes
@@ -198,7 +198,7 @@ def encode_tensor(tensor: torch.Tensor) -> EncodedItem:
 
 
 def encode_object(obj: Any) -> bytes:
-    """Return what torch.save writes of any object."""
+    """Return the torch.save bytes of any object."""
     buffer = io.BytesIO()
     torch.save(obj, buffer)
     return buffer.getvalue()
@@ -229,7 +229,7 @@ def _envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> _Envelope:
 
     start = len(before) + num_bytes
     after = bytearray()
-    # torch.save hashes names and checksums of all entries for the log of torch.load. This one
+    # torch.save hashes names and checksums of all entries for the log of torch.load. This id
     # depends on dtype and shape alone.
     identity = b"%040d" % zlib.crc32(pickled)
     for name, data in (("version", b"3\n"), (".data/serialization_id", identity)):
@@ -238,7 +238,7 @@ def _envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> _Envelope:
     return _Envelope(bytes(before), bytes(after))
 
 
-class _StorageStandIn:
+class _StoragePlaceholder:
     """Replaces the storage of the tensor while it is pickled."""
 
 
@@ -250,11 +250,11 @@ class _TensorPickler(pickle.Pickler):
         self._storage = ("storage", kind, "0", "cpu", num_elements)
 
     def persistent_id(self, obj: object) -> object:
-        return self._storage if isinstance(obj, _StorageStandIn) else None
+        return self._storage if isinstance(obj, _StoragePlaceholder) else None
 
 
 class _Rebuilt:
-    """Pickles as a call of the function that torch.load builds the tensor with."""
+    """Pickles as a call of the function with which torch.load builds the tensor."""
 
     def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
         self._call = function, arguments
@@ -265,9 +265,9 @@ class _Rebuilt:
 
 def _pickle(dtype: torch.dtype, shape: tuple[int, ...], numel: int) -> bytes:
     """Return the bytes of data.pkl."""
-    # Called with its types in brackets, an OrderedDict would carry them into the pickle.
+    # Not OrderedDict[str, Any](), whose type arguments would be pickled, too.
     hooks: OrderedDict[str, Any] = OrderedDict()
-    geometry = (_StorageStandIn(), 0, tuple(shape), _strides(shape), False, hooks)
+    geometry = (_StoragePlaceholder(), 0, tuple(shape), _strides(shape), False, hooks)
     kind: Any = _TYPED.get(dtype)
     if kind is not None:
         rebuilt = _Rebuilt(_rebuild_tensor_v2, geometry)
@@ -280,7 +280,7 @@ def _pickle(dtype: torch.dtype, shape: tuple[int, ...], numel: int) -> bytes:
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor, which torch counts with lengths of 1 at least."""
+    """Return the strides of a contiguous tensor; as in torch, a length of 0 counts as 1."""
     strides, step = list[int](), 1
     for length in reversed(shape):
         strides.append(step)

@@ -74,7 +74,7 @@ class GlobalSavePlan:
     orders: tuple[tuple[bytes, ...], ...]
     """The pickled indices of the items of each rank, in the order in which they are written."""
     extra: Mapping[str, str] = field(default_factory=dict)
-    """What the metadata lacks of the state, for the commit."""
+    """Parts of the state that the metadata lacks, for the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Job:
     staged_seconds: float
     """Time for which the training was held up, in seconds."""
     failure: str = ""
-    """Why it could not be staged: then it fails, on all ranks."""
+    """Message if it could not be staged; then the save fails on all ranks."""
     is_urgent: bool = False
     """It does not wait for the saves before it."""
     attempt: int = 0
@@ -165,6 +165,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[StoredObject, ...] = ()
     """The objects that it uploaded."""
     error: str = ""
-    """Why the save failed."""
+    """The error of the save."""
     is_unknown: bool = False
-    """The step may be committed all the same: nothing is removed."""
+    """The step may have been committed: nothing is removed."""

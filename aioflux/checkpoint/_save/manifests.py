@@ -3,7 +3,7 @@
     <save id>/rank-00001.json     the objects that a rank uploaded, or why it failed
     <save id>/rank-00000.json     only if the save failed: why, by the coordinator
 
-There is no collective: uploads run beside training, and in a process that outlives the trainer.
+There is no collective: uploads run during training, and in a process that outlives the trainer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """copy_all: memory copied by a few threads that start once for all tensors.
 
-torch starts its threads anew for each tensor and waits for the slowest of them. On two busy cores a
+torch starts new threads for each tensor and waits for the slowest of them. On two busy cores a
 copy of 148 tensors of 2 MB took 500 to 2,600 ms that way, and 70 to 100 ms with the threads here.
 """
 

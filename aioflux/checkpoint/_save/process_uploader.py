@@ -111,7 +111,7 @@ class ProcessUploader:
                 raise
 
     def _resubmit_or_end(self, number: int, handle: SaveHandle, error: BaseException) -> None:
-        """Have a job sent anew that may not have arrived, or end a save that was not recorded."""
+        """Send a job again that may not have arrived, or end a save that was not recorded."""
         if number in self._pending and self._child is not None:
             self._child.process.kill()
             return

@@ -347,9 +347,9 @@ def _warn_of_refusal(name: str, data: bytes) -> None:
         refused = ["what is pickled in an unusual way"]
     if refused:
         warnings.warn(
-            f"the state's {name!r} holds {', '.join(sorted(refused))}, which a load refuses that "
-            "may not run code: save a number, text or tensor instead, or allow it to loads by "
-            "torch.serialization.add_safe_globals or weights_only=False",
+            f"the state's {name!r} holds {', '.join(sorted(refused))}, which a load with "
+            "weights_only=True rejects: save a number, text or tensor instead, or allow it to "
+            "loads by torch.serialization.add_safe_globals or weights_only=False",
             UserWarning,
             stacklevel=2,
         )

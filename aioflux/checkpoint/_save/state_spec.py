@@ -229,7 +229,7 @@ class _RankReport:
 
     plan: SavePlan
     containers: str = ""
-    """What the plan lacks of dictionaries, by `describe_containers`."""
+    """Types of containers, which the plan lacks, by `describe_containers`."""
     ties: dict[str, str] = field(default_factory=dict)
     """Names of tensors that are tied to an earlier one, with the name of that."""
     failure: str = ""

@@ -1,9 +1,9 @@
 """The steps below a root, and their commit objects.
 
-    root/step-00000100/.metadata                       a commit object makes the step exist
+    root/step-00000100/.metadata                       the commit object; the step exists with it
     root/step-00000100/<save_id>/__0_0.distcp          a data object of the commit
 
-Nothing is unpickled here: the commit is JSON after the pickle.
+Nothing is unpickled here: the commit is the JSON that follows the pickle.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ MAX_IN_FLIGHT = 64
 
 
 class CommitObject(NamedTuple):
-    """A commit object, read."""
+    """A commit object and its content."""
 
     meta: ObjectMeta
-    """Its metadata; the generation pins a removal."""
+    """Its metadata; its generation is the precondition of a removal."""
     data: bytes
     """Its bytes."""
     commit: Commit | None
     """The decoded commit; None if another program wrote it, or if it is damaged."""
     problem: CheckpointCorruptError | None = None
-    """Why it cannot be read, if it is damaged."""
+    """The error, if it is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,9 +91,9 @@ class StepSummary:
     generation: str = ""
     """Generation of the commit object."""
     problem: str = ""
-    """Why the commit object cannot be read; then all but step and uri is unknown."""
+    """Message, if the commit object cannot be read; then only step and uri are set."""
     is_ours: bool = True
-    """False if another program wrote it, which is a problem, too."""
+    """False if another program wrote it; then `problem` is set, too."""
 
 
 def as_prefix(prefix: str) -> str:
@@ -147,7 +147,7 @@ async def list_steps(store: Store) -> list[int]:
 
 
 def _decode(meta: ObjectMeta, data: bytes) -> CommitObject:
-    """Decode a commit object, in the layout of its key."""
+    """Decode a commit object in the layout that its key implies."""
     decode = decode_index if meta.key.endswith(INDEX_KEY) else decode_commit
     try:
         return CommitObject(meta, data, decode(data, uri=meta.uri)[1])

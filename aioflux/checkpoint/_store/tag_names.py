@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 __all__ = ["is_tag", "part_name", "quote_name", "step_of", "tag_of"]
 
 _SAFE: Final = " !#$&'()+,;=@[]^{}~"
-"""Characters that every service and every disk allows in names, beside letters, digits, `-._`."""
+"""Characters that every service and every disk allows in names, besides letters, digits, `-._`."""
 
 _MAX_BYTES: Final = 200
 """Disks allow names of 255 bytes, and keys add a prefix to the name."""

@@ -1,7 +1,7 @@
 """The plan of data objects: which item goes to which object, and what each rank receives. Pure.
 
-In the layout of safetensors each tensor is whole in one object. Tensors that one rank holds whole
-go to objects of that rank. Those that are sharded are put together by the coordinator: large
+In the safetensors layout no tensor is split over objects. A tensor that one rank holds whole goes
+to an object of that rank. Sharded tensors are put together by the coordinator: large
 tensors whose parts are rows are composed on the service, others are read and written again.
 """
 
@@ -47,7 +47,7 @@ class WriteKind(Enum):
     WHOLE = "whole"
     """Its rank writes the object."""
     COMPOSED = "composed"
-    """The service composes the object of rows."""
+    """The service composes the object from rows."""
     ASSEMBLED = "assembled"
     """The coordinator reads the parts, and writes the object."""
 
@@ -61,7 +61,7 @@ class ItemPlacement(NamedTuple):
     offset: int = 0
     """First byte of the part in a composed object."""
     block_size: int = 0
-    """Bytes in each block of a composed object that is verified alone."""
+    """Bytes of a block of a composed object; each block has its own checksum."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class RankLayout:
 
 @dataclass
 class RankPlacement:
-    """The storage data of a rank's plan, from the coordinator to the rank.
+    """The storage data of a rank's plan, sent by the coordinator to the rank.
 
-    A planner that caches its plans returns the same one, with this in it, for every save. So each
-    use derives a new save id from the number of uses, which is the same on all ranks.
+    A planner that caches plans returns the same plan, with this in it, for every save. So each use
+    derives a new save id from the number of uses, which is the same on all ranks.
     """
 
     save_id: str
     """Save id of the first save."""
     rank: int
     layout: RankLayout | None = None
-    """In the layout of safetensors only."""
+    """None in the layout of DCP."""
     num_uses: int = 0
     """Saves that used it in this process."""
 
@@ -109,7 +109,7 @@ def item_bytes(item: WriteItem) -> int:
 def plan_objects(items: Sequence[WriteItem], num_objects: int) -> list[list[WriteItem]]:
     """Spread items over at most `num_objects` objects of about the same size, none empty.
 
-    Values that are no tensors come first in an object. Tensors keep the order of the plan, which
+    Values that are not tensors come first in an object. Tensors keep the order of the plan, which
     is that of the state: items that are loaded together are stored together.
     """
     order = {id(item): number for number, item in enumerate(items)}
@@ -138,7 +138,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def tensor_of(item: WriteItem) -> TensorSpec:
-    """Return the whole tensor of an item, which may be a part of it."""
+    """Return the spec of the whole tensor that an item is, or is a part of."""
     data = item.tensor_data
     assert data is not None
     return TensorSpec(item.index.fqn, _dtype_name(data.properties.dtype), tuple(data.size))
@@ -155,7 +155,7 @@ def plan_ranks(plans: Sequence[Sequence[WriteItem]], objects_per_rank: int) -> l
     placements: list[dict[MetadataIndex, ItemPlacement]] = [{} for _ in plans]
     parts: dict[str, list[tuple[int, WriteItem]]] = {}
     num_objects = 0
-    # By name: one rank may hold all rows of a sharded tensor, and the others parts without rows.
+    # By name: one rank may hold all rows of a sharded tensor, and the others empty parts.
     cut = {
         item.index.fqn
         for items in plans

@@ -3,8 +3,8 @@
     rank r   rows -> an object of their own          | coordinator: compose(header, rows, rows, ...)
              any other part -> parts of rank r       | coordinator: reads parts, writes the tensor
 
-Composing takes no byte through the coordinator. Each rank reports the crc32c of its rows by block
-of the composed object, so that the checksums of these blocks are known without reading them.
+When rows are composed, no byte passes through the coordinator. Each rank reports the crc32c of its
+rows by block of the composed object, so the checksums of these blocks are known without a read.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class UploadedPart:
     start: int = 0
     """First byte of the part in that object."""
     checksums: tuple[RangeChecksum, ...] = ()
-    """Of a part that the service composes."""
+    """Checksums of the part by block, if the service composes it."""
 
 
 async def finish_objects(
@@ -94,7 +94,7 @@ async def finish_objects(
                 stored = await _assemble(store, reader, key, layout, own, rank)
         except Exception as exc:
             raise CheckpointError(
-                f"rank {rank} could not put {store.uri}{key} together from what the ranks "
+                f"rank {rank} could not write {store.uri}{key} from the parts that the ranks "
                 f"uploaded: {type(exc).__name__}: {exc}"
             ) from exc
         sizes = {part.tensor.name: part.tensor.num_bytes for part in own}
@@ -110,7 +110,7 @@ async def finish_objects(
 async def _compose(
     store: Store, key: str, layout: ObjectLayout, parts: Sequence[UploadedPart], rank: int
 ) -> StoredObject:
-    """Compose an object of its header and the rows of all ranks."""
+    """Compose an object from its header and the rows of all ranks."""
     prefix = f"{parts[0].save_id}/{key}"
     header = await write_object(store, f"{prefix}.header", [layout.header], rank=rank)
     rows = sorted(
@@ -122,8 +122,8 @@ async def _compose(
         placement = part.placement
         if placement.offset != digest.size or placement.block_size != digest.block_size:
             raise CheckpointError(
-                f"{part.tensor.name!r} has a part at byte {placement.offset}, and {digest.size} "
-                "was next; save again with a planner that caches no plans"
+                f"{part.tensor.name!r} has a part at byte {placement.offset}, expected at "
+                f"{digest.size}; save again with a planner that does not cache plans"
             )
         for each in part.checksums:
             digest.add(each)

@@ -2,7 +2,7 @@
 
     planner.resolve_data -> CPU, contiguous -> zip in pieces -> write_object, several at once
 
-Items are resolved in threads, a bounded batch ahead of the upload.
+Items are resolved in threads, one bounded batch after the other.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ PICKLE_PROTOCOL: Final = 4
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_ITEMS: Final = 256
-"""Bytes or items that one call of a thread resolves, which costs about 100 us itself."""
+"""Most bytes and items that one call in a thread resolves; a call itself costs about 100 us."""
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Smaller pieces are copied together: that costs less than a write of each."""
+"""Smaller pieces are joined: the copy costs less than a write of each."""
 
 _ITEM_BYTES: Final = 2048
-"""About the bytes of a zip beside the tensor in it."""
+"""Approximate zip overhead of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class UploadedItem:
     save_id: str
     """Name of the save."""
     stored: StoredObject | None = None
-    """Its object, with the first item of each."""
+    """Its object; set for the first item of each object only."""
 
 
 def describe(error: BaseException) -> str:
-    """Return the class and message of an error, which may itself not pickle."""
+    """Return the class and message of an error, in place of an error that may not pickle."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -126,8 +126,8 @@ def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
         raise CheckpointError(f"{name!r} of the state could not be read: {describe(exc)}") from exc
     if not isinstance(data, io.BytesIO) or item.type != WriteItemType.BYTE_IO:
         raise CheckpointError(
-            f"{name!r} of the state is planned as {item.type.name}, and the planner gives a "
-            f"{type(data).__name__}; its resolve_data must give a tensor, or io.BytesIO for BYTE_IO"
+            f"{name!r} of the state is planned as {item.type.name}, and the planner returns "
+            f"a {type(data).__name__}; resolve_data must return a tensor, or io.BytesIO for BYTE_IO"
         )
     return data.getbuffer()
 
@@ -149,7 +149,7 @@ class RankUpload:
 async def _pieces(
     upload: RankUpload, packer: Packer, items: Sequence[WriteItem]
 ) -> AsyncGenerator[bytes | memoryview]:
-    """Yield the bytes of one object; a few items are resolved ahead."""
+    """Yield the bytes of one object; items are resolved in batches."""
     for batch in batches(items):
         if upload.codec is None:
             for piece in await asyncio.to_thread(_pack, upload.planner, packer, batch):
@@ -191,7 +191,7 @@ def _encode(planner: SavePlanner, items: Iterable[WriteItem]) -> list[EncodedIte
 
 
 def find_tied_items(planner: SavePlanner, items: Sequence[WriteItem]) -> dict[int, int]:
-    """Return the items whose tensors share the memory of an earlier item: index -> index of that.
+    """Map the index of each item that shares the memory of an earlier one to the earlier index.
 
     Only of stock planners: another one may create tensors in each call, at reused addresses.
     """
@@ -214,7 +214,7 @@ def tied_result(item: WriteItem, first: WriteResult) -> WriteResult:
 
 
 def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Yield batches of items, each for one call of a thread."""
+    """Yield batches of items, each for one call in a thread."""
     batch: list[WriteItem] = []
     num_bytes = 0
     for item in items:
@@ -257,7 +257,7 @@ async def upload_objects(
     *,
     cleanup_seconds: float,
 ) -> list[WriteResult]:
-    """Write the objects of one rank at once, each by its key; if one fails, all are deleted.
+    """Write the objects of one rank concurrently, by key; if one fails, all are deleted.
 
     Raises:
         CheckpointError: The first that could not be written, with rank and key.
@@ -286,9 +286,9 @@ async def _delete(store: Store, keys: Iterable[str], seconds: float) -> str:
         async with asyncio.timeout(seconds):
             errors = (await store.delete_many(keys)).errors
     except (AiofluxError, TimeoutError) as exc:
-        return f"uploaded objects may be left, `aioflux clean` finds them: {describe(exc)}"
+        return f"uploaded objects may be left; `aioflux clean` deletes them: {describe(exc)}"
     if errors:
-        return f"{', '.join(errors)} could not be deleted; `aioflux clean` finds them"
+        return f"{', '.join(errors)} could not be deleted; `aioflux clean` deletes them"
     return ""
 
 

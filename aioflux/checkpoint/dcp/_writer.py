@@ -114,7 +114,7 @@ class StorageWriter(dcp_storage.StorageWriter):
                 need this class in their registry of extensions.
             layout: "dcp" for `FileSystemReader`. "safetensors" for the safetensors library and
                 Hugging Face's: each tensor whole in one object, with an index; values that this
-                format cannot hold are stored beside it as in "dcp".
+                format cannot hold are stored next to it as in "dcp".
             mode: "overwrite" replaces the checkpoint of this uri once the new one is whole,
                 "create" fails if there is one.
             step: Training step, for the commit object.
@@ -132,7 +132,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         if layout not in {"dcp", "safetensors"}:
             raise ValueError(f'layout must be "dcp" or "safetensors", not {layout!r}')
         if layout == "safetensors" and compression is not None:
-            raise ValueError("readers of safetensors know no compression; leave it out")
+            raise ValueError("readers of safetensors do not support compression; omit it")
         self.objects_per_rank = objects_per_rank
         self.layout: Literal["dcp", "safetensors"] = layout
         self.compression = compression
@@ -371,7 +371,7 @@ class StorageWriter(dcp_storage.StorageWriter):
                 context.store, key, data, commit, context.replaces, has_leftovers=has_leftovers
             )
         except AiofluxError as exc:
-            # After a TransientError it may be committed all the same, now or in a moment.
+            # After a TransientError it may be committed, now or in a moment.
             if not isinstance(exc, TransientError):
                 await delete_failed(self._unfinished_of(context))
             raise

@@ -71,7 +71,7 @@ async def _gather(calls: Sequence[Awaitable[Any]]) -> list[Any]:
 
 
 class StoreObjects:
-    """Objects of one store: read pinned and verified, written whole or not at all."""
+    """Objects of one store: reads are pinned and verified, writes are whole or not at all."""
 
     def __init__(self, store: Store, *, no_clobber: bool = False) -> None:
         self.store = store
@@ -121,7 +121,7 @@ class StoreObjects:
 
 
 def _attributes(job: CopyJob) -> dict[str, Any]:
-    """Return the content type and metadata that a copy takes along.
+    """Return the content type and metadata of the copy.
 
     Raises:
         StorageError: The object has a content encoding, which the copy would lose.
@@ -149,7 +149,7 @@ class StandardStreams:
     """Standard input as a source, standard output as a target."""
 
     async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
-        """Not called: the size of a stream is unknown, so that it counts as large."""
+        """Not called: the size of a stream is unknown, so it counts as large."""
         raise NotImplementedError(jobs)
 
     async def pieces(self, job: CopyJob) -> AsyncGenerator[Buffer, None]:

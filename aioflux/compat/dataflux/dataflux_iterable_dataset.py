@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
 @dataclass
 class Config:
-    """Options of a `DataFluxIterableDataset`, by their old names and with their old defaults.
+    """Options of a `DataFluxIterableDataset`, with the names and defaults of the old class.
 
     See `dataflux_mapstyle_dataset.Config`, which is accepted, too.
     """
@@ -45,7 +45,7 @@ class Config:
     disable_compose: bool = False
     """Sets `max_composite_object_size` to 0."""
     list_retry_config: Any = DEFAULT_POLICY
-    """When a failed request of the listing is sent again; the old class ignored it."""
+    """Retry policy of the listing; the old class ignored it."""
     download_retry_config: Any = DEFAULT_POLICY
     """The same for downloads."""
 
@@ -58,11 +58,11 @@ class DataFluxIterableDataset(BucketDataset, IterableDataset[Any]):
     """The objects of a bucket as a stream of items that `data_format_fn` makes of their bytes.
 
     It differs from the old class as `DataFluxMapStyleDataset` does, and in this: objects are
-    prefetched, in order, across the borders of batches; the shares of workers differ by one object
-    at most; an iteration that ends early leaves no composites; Ctrl-C is handled by the program,
-    whose handler the old class replaced by one that ended it with success.
+    prefetched, in order, across batches; the shares of workers differ by one object at most; an
+    iteration that ends early leaves no composites; Ctrl-C calls the handler of the program, which
+    the old class replaced by one that exited with status 0.
 
-    As in the old class, each DataLoader worker reads one run of the objects, and **every rank reads
+    As in the old class, each DataLoader worker reads consecutive objects, and **every rank reads
     all of them**: give each its share by `dataset.objects = dataset.objects[rank::world_size]`, or
     use `aioflux.data.IterableDataset`, which shares them among ranks by itself.
     """
@@ -78,11 +78,11 @@ class DataFluxIterableDataset(BucketDataset, IterableDataset[Any]):
         worker = get_worker_info()
         share = range(self._num_objects)
         if worker is not None:
-            share = run_of(len(share), worker_id=worker.id, num_workers=worker.num_workers)
+            share = share_of_worker(len(share), worker_id=worker.id, num_workers=worker.num_workers)
         return self._items(share)
 
 
-def run_of(num_objects: int, *, worker_id: int, num_workers: int) -> range:
-    """Return the indices that one of several workers reads: one run, as long as the others."""
+def share_of_worker(num_objects: int, *, worker_id: int, num_workers: int) -> range:
+    """Return the consecutive indices of one worker; numbers of indices differ by one at most."""
     start, end = (num_objects * number // num_workers for number in (worker_id, worker_id + 1))
     return range(start, end)

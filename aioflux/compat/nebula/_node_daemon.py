@@ -1,4 +1,4 @@
-"""NodeDaemon: keeps what the trainers of a node have saved in memory, and saves it to storage.
+"""NodeDaemon: keeps the saves of a node's trainers in memory, and uploads them to storage.
 
 trainers --(requests, shared memory)--> node daemon --(uploads)--> local disk, bucket
 trainers <--(shared memory)--
@@ -155,7 +155,7 @@ class NodeDaemon:
         )
 
     async def changed(self, seconds: float) -> None:
-        """Wait until something changes, at most this long."""
+        """Wait until `notify` is called, at most this long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -306,8 +306,8 @@ class NodeDaemon:
             self._complete(version, save_id or self._new_save_id())
         elif self.memory.find(tag) is None:
             raise CheckpointError(
-                f"{tag!r} has nothing to commit: no part was saved, or the node daemon died since; "
-                "save again"
+                f"{tag!r} has nothing to commit: no part was saved, or the node daemon "
+                "has died since; save again"
             )
         return True
 

@@ -31,7 +31,7 @@ _POLL_SECONDS: Final = 0.5
 """Interval at which the clock is checked."""
 
 _EMPTY_LINGER_SECONDS: Final = 5.0
-"""How long it runs with empty memory."""
+"""Time for which it runs with empty memory."""
 
 
 async def accept_trainers(listening: socket.socket, daemon: NodeDaemon) -> None:

@@ -58,9 +58,9 @@ class Settings:
     budget_bytes: int = 0
     """Limit of the memory of a node, in bytes."""
     commit_seconds: float = 600.0
-    """How long ranks and nodes wait for each other."""
+    """Time for which ranks and nodes wait for each other."""
     linger_seconds: float = _LINGER_SECONDS
-    """How long memory is kept after the last trainer disconnects."""
+    """Time for which memory is kept after the last trainer disconnects."""
     server: str = ""
     """Endpoint of `store`; empty for the default of the service."""
 

@@ -67,7 +67,7 @@ class S3FileLister(IterDataPipe[str]):
         options: As in `aioflux.open_store`.
 
     Raises:
-        ValueError: Settings do not go together.
+        ValueError: Settings contradict each other.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class S3FileLoader(IterDataPipe[tuple[str, Any]]):
         options: As in `aioflux.open_store`. `transfer` limits the requests in flight.
 
     Raises:
-        ValueError: Settings do not go together.
+        ValueError: Settings contradict each other.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""S3FileSaver: objects written as they come, `.save_files_by_s3()`."""
+"""S3FileSaver: writes objects as they arrive, `.save_files_by_s3()`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MODES = {"wb": "overwrite", "xb": "create"}
 class S3FileSaver(IterDataPipe[str]):
     """Writes each `(name, data)` as an object, and yields its url when it is stored.
 
-    Many are in flight at once, within `transfer`, so urls come in the order in which objects are
-    stored. An object appears whole or not at all; the first that cannot be written ends the
-    iteration, named. For checkpoints use `aioflux.checkpoint`.
+    Many are in flight at once, within the limits of `transfer`, so urls come in the order in which
+    objects are stored. An object appears whole or not at all; the first that cannot be written ends
+    the iteration with an error that names it. For checkpoints use `aioflux.checkpoint`.
 
     Args:
         source_datapipe: Pairs of a name and bytes, or an open binary file.
@@ -40,7 +40,7 @@ class S3FileSaver(IterDataPipe[str]):
         options: As in `aioflux.open_store`.
 
     Raises:
-        ValueError: Settings do not go together.
+        ValueError: Settings contradict each other.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def read_entry(path: str, meta: ObjectMeta) -> bytes | None:
     """Return the object's bytes, verified, and update their time of use.
 
     Returns:
-        None if the path is no file.
+        None if the path is not a file.
 
     Raises:
         DamagedError: It is of another object, or not whole.

@@ -37,7 +37,7 @@ def attach(
     """Let an engine of DeepSpeed save checkpoints to uris and load them, on every rank.
 
     Call it after `deepspeed.initialize`, before the first save. `save_checkpoint`,
-    `load_checkpoint` and `save_16bit_model` then take uris, beside directories.
+    `load_checkpoint` and `save_16bit_model` then take uris, besides directories.
 
     Args:
         engine: First return value of `deepspeed.initialize`.

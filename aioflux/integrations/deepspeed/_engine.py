@@ -1,7 +1,7 @@
 """The checkpoint engine that DeepSpeed 0.19 calls.
 
     create(tag) on all ranks -> save(part), several times -> commit on all ranks -> `latest` moves
-    decoupled:                  copy, upload beside training -> commit when all ranks have finished
+    decoupled:                  copy, upload during training -> commit when all ranks have finished
 
 The engine is no subclass of DeepSpeed's: it needs no DeepSpeed to be imported, which takes seconds.
 """
@@ -160,7 +160,7 @@ class AiofluxCheckpointEngine:
         self._current = _PendingCheckpoint(info, uri, job)
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Store one part, or copy it to be stored beside the training.
+        """Store one part, or copy it to be stored during training.
 
         Args:
             state_dict: Any state that torch.save accepts.

@@ -1,7 +1,8 @@
 """Blocking methods of an fsspec filesystem, over the bridge in place of fsspec's own thread.
 
 fsspec's `sync` does not cancel a coroutine when Ctrl-C ends the wait for it, and its thread does
-not run in a forked child. The bridge cancels, and starts anew.
+not run in a forked child. The bridge cancels the coroutine, and
+starts a new thread in the child.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     Args:
         asynchronous: Whether the user awaits the coroutines; makes no difference here.
         loop: Run blocking calls on this loop, which another thread runs.
-        batch_size: Files that `put`, `get` and `copy` transfer at once, at most.
+        batch_size: Most files that `put`, `get` and `copy` transfer at once.
         storage_options: `credentials`, `endpoint_url`, `transfer`, `retry`, `timeouts`,
             `ssl_context` and `progress`, as `aioflux.open_store`; policies may be mappings.
             `default_block_size` is that of `open`. Options of gcsfs, s3fs and adlfs that name
@@ -275,7 +275,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     ) -> Any:
         """Open an object as a file: "r", "w", "x" (must be new) and "a", as text or binary ("b").
 
-        Appending reads the object and writes it anew; it fails if the object is replaced meanwhile.
+        Appending reads and rewrites the object; it fails if the object is replaced meanwhile.
 
         Args:
             path: The object.

@@ -204,7 +204,7 @@ def _of_s3fs(given: Mapping[str, Any]) -> dict[str, Any]:
             "Certificates are ssl_context="
         )
     if bool(keys[0]) != bool(keys[1]) or (keys[2] and not keys[0]):
-        raise TypeError("key= and secret= go together, and token= goes with both")
+        raise TypeError("key= and secret= must be given together, and token= only with both")
     access: dict[str, Any] = {
         "anonymous": bool(given.get("anon")),
         "profile": given.get("profile") or "",

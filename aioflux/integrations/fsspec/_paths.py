@@ -69,7 +69,7 @@ def split_path(scheme: str, path: str) -> ObjectPath:
         if not bucket:
             wanted = "account/container/prefix" if scheme == "az" else "bucket/prefix"
             raise ValueError(
-                f"{path!r} names no bucket, and buckets are not listed; write {wanted}"
+                f"{path!r} names no bucket, and buckets cannot be listed; write {wanted}"
             )
         store_uri, key = split_at_bucket(Location(scheme, bucket, key))
         path = f"{bucket}/{key}"

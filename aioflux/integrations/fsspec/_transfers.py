@@ -49,7 +49,7 @@ class Callback(Protocol):
         """Report the size in bytes."""
 
     def relative_update(self, inc: int = 1) -> Any:
-        """Report that so many more bytes have moved."""
+        """Report the number of bytes that were transferred since the last call."""
 
 
 class LargeTransferSlots:

@@ -44,7 +44,7 @@ class AiofluxCheckpointIO(CheckpointIO):
     """Stores checkpoints in a bucket: `Trainer(plugins=[AiofluxCheckpointIO()])`.
 
     A checkpoint is one object, in the format of torch.save. It appears whole or not at all, an
-    older one of its name stays until then, and its checksum is compared with the service's, on
+    older one of the same name stays until then, and its checksum is compared with the service's, on
     saving and on loading. Paths without a scheme are local files.
 
     With `background=True`, saving takes as long as copying the checkpoint in host memory; a thread
@@ -60,7 +60,7 @@ class AiofluxCheckpointIO(CheckpointIO):
     def __init__(
         self, *, background: bool = False, max_pending: int = 1, **options: Unpack[StoreOptions]
     ) -> None:
-        """Choose how checkpoints are stored; sends nothing yet.
+        """Set how checkpoints are stored; sends no request.
 
         Args:
             background: Return from a save when the checkpoint is copied in host memory.
@@ -122,8 +122,8 @@ class AiofluxCheckpointIO(CheckpointIO):
                 plugin; `trainer.save_checkpoint` passes it on.
 
         Raises:
-            StorageError: It could not be stored, or, in the background, an earlier one.
-            TypeError: `storage_options` is no mapping of these.
+            StorageError: It could not be stored; in the background, an earlier one could not.
+            TypeError: `storage_options` is not a mapping of these.
         """
         uri = to_uri(path)
         options = self.merge_options(storage_options, _WRITE)
@@ -156,8 +156,8 @@ class AiofluxCheckpointIO(CheckpointIO):
         map_location = "cpu" if map_location is None else map_location
         if uri.startswith(("http://", "https://")):
             return TorchCheckpointIO().load_checkpoint(uri, map_location, weights_only)
-        # An accelerator has its own copy, and the mapping is freed. An optimizer in host memory
-        # would keep its tensors, and with them the mapping of the whole checkpoint.
+        # With an accelerator, tensors are copied to it and the mapping is freed. Without one, an
+        # optimizer would keep its tensors, and with them the mapping of the whole checkpoint.
         is_mapped = torch.accelerator.is_available()
         loaded: dict[str, Any]
         if has_other_ranks() and not uri.startswith("file://"):
@@ -181,7 +181,8 @@ class AiofluxCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: Path) -> None:
         """Remove a checkpoint of one object or several; a missing one is no error.
 
-        In the background it waits for the save before it, and stays if that failed.
+        In the background, the removal waits for the save before it; if that failed, the checkpoint
+        is kept.
         """
         uri = to_uri(path)
         if self._background is None:
@@ -227,7 +228,7 @@ class AiofluxCheckpointIO(CheckpointIO):
         """Return the options of stores with those of one save.
 
         Raises:
-            TypeError: It is no mapping of these.
+            TypeError: `storage_options` is not a mapping of known options.
         """
         if storage_options is None:
             return {**self.options}

@@ -97,7 +97,7 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         state = super().state_dict()
         if self._next_last_path:
             # A copy of this checkpoint becomes the last one. It has to contain its own name, or the
-            # resumed run takes it for that of another run, and saves beside it.
+            # resumed run takes it for that of another run, and saves next to it.
             state["last_model_path"] = self._next_last_path
         return state
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MemoryPool", "SerializedCopy"]
 
 _SLAB_BYTES: Final = 32 * 1024 * 1024
-"""Small beside a checkpoint, large beside the cost of an allocation."""
+"""Small compared with a checkpoint, large compared with the cost of an allocation."""
 
 
 class MemoryPool:

@@ -4,10 +4,10 @@
     other ranks    wait for the lock, open that memory, release the lock
 
 Lightning loads a checkpoint on every rank. Object storage serves many hosts at once, but the ranks
-of one host share its link, and would each hold a copy. The ranks use no collective, which would
-hang if some do not load, and no file on a disk, which would be as slow as the disk. The memory is
-freed with the last process that maps it; a killed process leaves two files of a few bytes in the
-temporary directory. A rank that starts after the others have finished downloads again.
+of one host share its network link, and would each hold a copy. The ranks use no collective, which
+would hang if some do not load, and no file on a disk, which would be as slow as the disk. The
+memory is freed with the last process that maps it; a killed process leaves two files of a few bytes
+in the temporary directory. A rank that starts after the others have finished downloads again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def load_shared(
 
     Raises:
         NotFoundError: There is no such object.
-        ChecksumError: Its bytes do not match its checksum, three times.
+        ChecksumError: Its bytes do not match its checksum, in three attempts.
     """
     with shared_download(uri, options) as path:
         with open(path, "rb") as file:
@@ -81,8 +81,8 @@ def shared_download(uri: str, options: StoreOptions) -> Iterator[str]:
     identity = f"{uri} {options.get('endpoint_url')}"
     lock = directory / hashlib.sha256(identity.encode()).hexdigest()
     with ExitStack() as stack:
-        # Held until the memory is open: the first rank waits for this lock at the end, because the
-        # others may not have run yet when its own lock has woken them.
+        # Held until the memory is open: the first rank waits for this lock before it closes the
+        # memory, which the ranks that its other lock has woken may not have opened yet.
         queue = stack.enter_context(_opened(lock.with_suffix(".queue")))
         fcntl.flock(queue, fcntl.LOCK_SH)
         descriptor, is_first = stack.enter_context(_locked(lock))

@@ -92,7 +92,7 @@ class _BucketCheckpoints(ParallelStrategy):
 
         Raises:
             CheckpointError: It could not be saved, or an earlier one in the background.
-            TypeError: `storage_options` is no mapping of these.
+            TypeError: `storage_options` is not a mapping of these.
         """
         uri = self.broadcast(to_uri(filepath))
         if not self._saves_shards:

@@ -16,7 +16,7 @@ class BufferPool:
     """Memory of one server, which keeps unused blocks between `start` and `stop`.
 
     Args:
-        max_idle_bytes: Size of the kept blocks together, at most.
+        max_idle_bytes: Largest total size of the idle blocks.
     """
 
     def __init__(self, *, max_idle_bytes: int = 1 << 30) -> None:

@@ -1,6 +1,6 @@
 """Plans of sending one response: steps of sends, waits and cuts.
 
-The connection runs the steps with `loop.call_later`; nothing here knows a clock or a socket.
+The connection runs the steps with `loop.call_later`; nothing here uses a clock or a socket.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SLICE_BYTES = 16 << 20  # views cost nothing: 8 MiB whole went out 1.3 times as fast as by 1 MiB
+SLICE_BYTES = 16 << 20  # 8 MiB in one slice were sent 1.3 times as fast as in slices of 1 MiB
 BEFORE_HEAD = -1
 _PACED_SECONDS = 0.01
 _LINK_BYTES = 64 << 10  # sent by one response before another goes on
@@ -104,7 +104,7 @@ def _spread(start: int, end: int, plan: Delivery) -> Iterator[Step]:
 def shift_delivery(plan: Delivery, start: int, body_start: int) -> Delivery:
     """Return the delivery of one response of a batch with positions in the whole body.
 
-    The part of the response begins at `start`, and its body at `body_start`.
+    The part that holds the response begins at `start`, and the body in it at `body_start`.
     """
     cut_at, stall_at = plan.cut_at, plan.stall_at
     if cut_at is not None and cut_at <= BEFORE_HEAD:

@@ -4,14 +4,14 @@
     root/generations                           no generation up to this is used again
     root/data/ID                               bytes, see FileBlobs
     root/buckets/HASH/bucket.json              a bucket exists from here on
-    root/buckets/HASH/objects/HASH.json        an object: its name, metadata and leaves of bytes
+    root/buckets/HASH/objects/HASH.json        an object: its name, metadata and files of bytes
     root/uploads/ID/upload.json, N.json        an open multipart upload and its parts
     root/sessions/ID.json                      a resumable upload with its received bytes
     root/new/                                  records being written
 
 HASH is the SHA-256 of a name, so that no name can lead out of the directory. Bytes are written
 before the record that names them and deleted after it has gone: whenever the process dies, each
-record names whole bytes, and bytes without a record are swept at the next start. A server that
+record names complete bytes, and bytes without a record are deleted at the next start. A server that
 dies while it completes an upload leaves the object, the open upload, or both.
 """
 
@@ -64,7 +64,7 @@ class FileJournal(Journal):
         self._unlock = weakref.finalize(self, _unlock, _lock(root), os.getpid())
 
     def open(self) -> None:
-        """See base class; a closed one raises: another server may use the directory."""
+        """See base class; raises if it was closed, as another server may use the directory."""
         if not self._unlock.alive:
             raise RuntimeError(f"the server of {self._root} was stopped: create a new one")
 
@@ -124,7 +124,7 @@ class FileJournal(Journal):
         self._unlink(self._session(upload))
 
     def reserve_generations(self, generation: int) -> None:
-        """See base class: reserves those of a second at once."""
+        """See base class; reserves the generations of one second at a time."""
         if generation > self._reserved:
             self._reserved = generation + _RESERVED_US
             self._write(self._root / "generations", self._reserved)
@@ -144,7 +144,7 @@ class FileJournal(Journal):
         return self._root / "sessions" / f"{upload.upload_id}.json"
 
     def _write(self, path: Path, document: object) -> None:
-        """Put a record in place, atomically."""
+        """Write a record atomically."""
         self.open()
         new = self._root / "new" / uuid.uuid4().hex
         with new.open("xb") as file:
@@ -185,7 +185,7 @@ def open_state(root: Path, *, fsync: bool = False) -> State:
     Raises:
         RuntimeError: Another server uses the directory.
         OSError: Bytes that a record names are missing.
-        msgspec.DecodeError: A record is damaged: by a loss of power, for one.
+        msgspec.DecodeError: A record is damaged, for example by a loss of power.
     """
     journal = FileJournal(root, fsync=fsync)
     blobs = FileBlobs(root / "data", fsync=fsync)
@@ -250,7 +250,7 @@ def _read_multipart(directory: Path, blobs: FileBlobs) -> MultipartUpload:
 
 
 def _read_resumable(path: Path, blobs: FileBlobs) -> ResumableUpload:
-    """Read a resumable upload; its checksums continue those of its bytes."""
+    """Read a resumable upload; its digest is computed from the received bytes."""
     document = _read(path)
     pieces = [blobs.open([name]) for name in document.pop("leaves")]
     digest = Digest(with_md5=document.pop("has_md5"))

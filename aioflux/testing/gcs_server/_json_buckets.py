@@ -87,7 +87,7 @@ def delete_bucket(state: State, request: Request) -> Response:
 def test_permissions(state: State, request: Request) -> Response:
     """Return the requested permissions, without those that a test has denied.
 
-    The server knows no identities.
+    The server has no identities.
     """
     state.bucket(request.params["bucket"])
     permissions = request.query_list("permissions")

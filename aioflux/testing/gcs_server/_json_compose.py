@@ -69,7 +69,7 @@ def compose_object(state: State, request: Request) -> Response:
 
 
 def _component(state: State, bucket: str, row: Any) -> ObjectRecord:
-    """Return a source in the body; else 400, 404 or 412."""
+    """Return a source that the body names, or raise 400, 404 or 412."""
     name = row.get("name") if isinstance(row, dict) else None
     if not isinstance(name, str) or not name:
         raise APIError(400, "required", "Required: name of each source component")
@@ -83,7 +83,7 @@ def _component(state: State, bucket: str, row: Any) -> ObjectRecord:
 
 
 def _object_in(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Read an object in the body; null, like nothing, is an empty one."""
+    """Return a JSON object in the body; null or a missing one is empty."""
     value = holder.get(name)
     if value is not None and not isinstance(value, dict):
         raise invalid(f"Invalid value for: {name} is not an object")
@@ -91,7 +91,7 @@ def _object_in(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _integer_in(holder: Mapping[str, Any], name: str) -> int | None:
-    """Read a number, or a number as text; null, like nothing, is None."""
+    """Return a number, which may be text; null or a missing one is None."""
     value = holder.get(name)
     return None if value is None else integer({name: str(value)}, name)
 
@@ -153,7 +153,7 @@ def move_object(state: State, request: Request) -> Response:
 
 
 def _copied(state: State, request: Request) -> ObjectRecord:
-    """Return the object to copy; else 400, 404, 304 or 412."""
+    """Return the object to copy, or raise 400, 404, 304 or 412."""
     query, params = request.query, request.params
     return state.get(
         params["bucket"],
@@ -164,7 +164,7 @@ def _copied(state: State, request: Request) -> ObjectRecord:
 
 
 def _destination(state: State, request: Request) -> tuple[str, str]:
-    """Return the bucket and name to write, whose preconditions hold; else 400, 404 or 412."""
+    """Return the bucket and name to write; raise 400, 404 or 412, also for preconditions."""
     params = request.params
     bucket = params.get("destination_bucket", params["bucket"])
     name = params["destination"]

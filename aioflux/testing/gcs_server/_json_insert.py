@@ -59,7 +59,7 @@ def reject_upload(state: State, request: Request) -> Response:
 
 
 def name_for(request: Request, resource: Mapping[str, Any]) -> str:
-    """Return the name of the object to write, from the query or the metadata, which agree."""
+    """Return the name of the object to write, from the query or the metadata; both must agree."""
     queried, described = request.query.get("name"), resource.get("name")
     if queried and described and queried != described:
         raise invalid(f"Value '{described}' in content does not agree with value '{queried}'.")
@@ -76,8 +76,8 @@ def attributes_for(
 ) -> Attributes:
     """Return the attributes of the object to write.
 
-    The content encoding in the query precedes the metadata's, and the content type of the metadata
-    that of the bytes.
+    The content encoding in the query takes precedence over that in the metadata; the content type
+    in the metadata takes precedence over that of the bytes.
     """
     attributes = from_resource(resource)
     content_encoding = check_text("contentEncoding", request.query.get("contentEncoding"))

@@ -64,7 +64,7 @@ class Network:
 
 
 class TokenBucket:
-    """Tokens that arrive at a rate and are kept up to a burst. It knows no clock."""
+    """Tokens that arrive at a rate and are kept up to a burst. It uses no clock."""
 
     def __init__(self, per_second: float, burst: float) -> None:
         self._per_second = per_second

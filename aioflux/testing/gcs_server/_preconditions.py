@@ -25,7 +25,7 @@ class Preconditions:
     metageneration_not: int | None = None
 
     def check(self, record: ObjectRecord | Bucket | None) -> None:
-        """Check the preconditions on the live object or bucket, if there is one; else 412 or 304.
+        """Check the preconditions on the live object or bucket, or None; raise 412 or 304.
 
         A `NotMatch` that fails is 304 whatever the method
         (cloud.google.com/storage/docs/request-preconditions).
@@ -84,9 +84,10 @@ def has_http_conditions(headers: Mapping[str, str]) -> bool:
 
 
 def check_http_conditions(headers: Mapping[str, str], etag: str, updated_us: int) -> None:
-    """Check the conditions of a read in the order of the RFC; an unreadable date is none.
+    """Check the conditions of a read in the order of the RFC; an unreadable date is ignored.
 
-    The ETag is that of the called API. A current copy of the caller's is a 304, else it is a 412.
+    Raises 304 if the copy of the caller is current, and 412 if another condition fails. ETags
+    differ between the APIs; `etag` is that of the called one.
     """
     updated = updated_us // 1_000_000
     if "if-match" in headers:

@@ -119,7 +119,7 @@ def _patch_metadata(old: Mapping[str, str], changes: Any) -> Mapping[str, str]:
 
 
 def read_text(resource: Mapping[str, Any], name: str) -> str | None:
-    """Read a field of text; null, like nothing, is None, and another type is a 400."""
+    """Return a field of text; null or a missing one is None, and another type is a 400."""
     value = resource.get(name)
     if value is not None and not isinstance(value, str):
         raise invalid(f"Invalid value for: {name} is not a string")

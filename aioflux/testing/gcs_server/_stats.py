@@ -23,7 +23,7 @@ class OperationStats:
     requests: int = 0
     """Requests received."""
     statuses: Counter[int] = field(default_factory=Counter)
-    """Responses by status; 0 counts those whose connection ended instead."""
+    """Responses by status; 0 counts requests whose connection ended without a response."""
     bytes_in: int = 0
     """Bytes of request bodies, as received."""
     bytes_out: int = 0
@@ -44,7 +44,7 @@ class Stats(Hook):
     """Counters of a server. Any thread may read them.
 
     A response is counted before its last byte is sent: a client that has received it finds it here.
-    Requests of no operation are not counted, and those of a batch count under their own operation.
+    Requests that match no operation are not counted; those of a batch count under their own.
 
     Args:
         app: The application whose connections and uploads are counted too.
@@ -132,7 +132,7 @@ class Stats(Hook):
             entry.bytes_in += size
             entry.in_flight += 1
             self._in_flight += 1
-            if entry.in_flight > entry.peak_in_flight:  # a call of max() costs three of these
+            if entry.in_flight > entry.peak_in_flight:  # max() would cost three times as much
                 entry.peak_in_flight = entry.in_flight
             if self._in_flight > self._peak_in_flight:
                 self._peak_in_flight = self._in_flight
@@ -151,5 +151,5 @@ class Stats(Hook):
             self._in_flight -= 1
 
     def _entry(self, name: str) -> OperationStats:
-        """Return the counters of an operation, new ones for the first request."""
+        """Return the counters of an operation, created at its first request."""
         return self._operations.setdefault(name, OperationStats())

@@ -78,7 +78,7 @@ class SuiteCapabilities:
     max_compose_sources: int = 32
     """Sources of one compose."""
     page_size: int = 5000
-    """Objects in one page of a listing, at most."""
+    """Most objects in one page of a listing."""
 
 
 class SuiteBase(ABC):

@@ -355,7 +355,7 @@ def test_invalid_paths_of_values_are_damage(server: GCSServer) -> None:
     metadata.planner_data = {"a": ("x", 2**40)}
     forged = encode_commit(pickle.dumps(metadata), commit)
     server.put("bucket", "run/step-1/.metadata", forged)
-    with pytest.raises(CheckpointCorruptError, match="do not nest"):
+    with pytest.raises(CheckpointCorruptError, match="cannot be nested"):
         load_state(URI)
 
 

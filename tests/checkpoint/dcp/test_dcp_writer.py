@@ -681,7 +681,7 @@ def test_a_writer_pickles_with_its_settings(server: GCSServer, tmp_path: Path) -
 
 
 def test_a_writer_carries_no_credentials_to_another_process() -> None:
-    with pytest.raises(TypeError, match="credentials are never carried along"):
+    with pytest.raises(TypeError, match="holds credentials and does not pickle"):
         pickle.dumps(StorageWriter(URI, credentials=lambda: "token"))
 
 

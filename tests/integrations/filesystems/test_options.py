@@ -164,8 +164,8 @@ def test_keys_as_options_read_and_write(seaweedfs: SeaweedFS, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"key": "k"}, "key= and secret= go together"),
-        ({"token": "t"}, "key= and secret= go together"),
+        ({"key": "k"}, "key= and secret= must be given together"),
+        ({"token": "t"}, "key= and secret= must be given together"),
         ({"client_kwargs": {"verify": False}}, "client_kwargs has 'verify'"),
         ({"config_kwargs": {}}, "instead of config_kwargs= give"),
         ({"anon": True, "credentials": aioflux.S3Access()}, "give credentials= or anon=, and not"),
