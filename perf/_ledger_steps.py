@@ -1,8 +1,8 @@
 """What each step of a GET costs: the same reads again and again, each time with one step more.
 
 From the floor, a loop of `recv_into` on one warm socket, up to `Store.get_many`. All variants run
-in one process on one loop, in turn, each on warm connections of its own; what is told is CPU time.
-Each goes through the seam of a room: the heads of `_http`, `Pool`, `Service`, `Session`, `Store`.
+in one process on one loop, in turn, each on warm connections of its own; CPU time is reported. Each
+goes through the seam of a package: the heads of `_http`, `Pool`, `Service`, `Session`, `Store`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How contenders find the servers of `s3` and `az`: schemes, accounts and keys.
 
-The keys open nothing but a server of this room, on this machine. They are found as those of users
+The keys open only servers of these measurements, on this machine. They are found as those of users
 are: in the environment, which `sign_in` writes before a contender's library is imported.
 """
 
@@ -37,7 +37,7 @@ ACCOUNT_KEY = (  # Azurite's own, which its documentation tells
 
 
 def connection_string(url: str) -> str:
-    """Return what the clients of Azure are given for a server of this room."""
+    """Return what the clients of Azure are given for a server of these measurements."""
     return (
         f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={ACCOUNT_KEY};"
         f"BlobEndpoint={url}/{ACCOUNT};"

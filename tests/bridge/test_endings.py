@@ -175,7 +175,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_clean_up(server: GCSServer, name:
     assert server.stats.open_uploads == 0
 
 
-def test_ctrl_c_that_nobody_catches_ends_the_process(server: GCSServer) -> None:
+def test_ctrl_c_that_no_one_catches_ends_the_process(server: GCSServer) -> None:
     """With the traceback of the call and the status of the signal; uploads are aborted."""
     watch = Watch()
     server.app.hooks = (watch, *server.app.hooks)

@@ -46,7 +46,7 @@ def test_no_more_items_are_taken_than_may_wait_for_their_use() -> None:
     assert source.threads == {threading.get_ident()}
 
 
-def test_more_are_asked_for_while_half_of_them_are_left() -> None:
+def test_more_are_requested_while_half_of_them_are_left() -> None:
     source = Counted(1000)
     feed = _bridge.Feed(source, max_ahead=10)
 

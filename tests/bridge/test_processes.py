@@ -248,7 +248,7 @@ say("done")
 
 
 @pytest.mark.parametrize("face", [REFUSED_BLOCKING, REFUSED_AWAITING], ids=["blocking", "awaiting"])
-def test_a_child_is_told_that_what_is_open_is_its_parents(server: GCSServer, face: str) -> None:
+def test_a_child_cannot_use_what_its_parent_opened(server: GCSServer, face: str) -> None:
     """At once; the parent goes on, and the bytes are its own."""
     server.put("bucket", "p/large", b"L" * (6 << 20))
     server.put("bucket", "p/other", b"O" * 100_000)

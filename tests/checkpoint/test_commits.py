@@ -48,7 +48,7 @@ async def test_a_step_reads_as_it_was_saved(store) -> None:
 
 
 @pytest.mark.parametrize("root", ["memory://bucket", "memory://bucket/run", "file:///a%25b"])
-async def test_uris_of_objects_are_those_that_the_store_tells(root, tmp_path) -> None:
+async def test_uris_of_objects_are_those_that_the_store_reports(root, tmp_path) -> None:
     """Also below a bucket itself, and where a name on disk holds a percent sign."""
     uri = root.replace("file:///", f"file://{tmp_path}/")
     async with open_store(uri) as store:
@@ -88,7 +88,7 @@ async def test_of_two_layouts_the_newer_counts(store) -> None:
     assert (await read_commit(store, step_prefix(1))).commit == newer.commit
 
 
-async def test_a_summary_tells_of_broken_steps_too(store) -> None:
+async def test_a_summary_lists_broken_steps_too(store) -> None:
     saved = await save_step(store, 1, metrics={"loss": 2.0}, created=5.0)
     broken = await save_step(store, 2)
     data = bytearray(await store.get(broken.meta.key))

@@ -169,7 +169,9 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], says: str
         ZStandard(**settings)
 
 
-def test_a_missing_zstandard_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_zstandard_is_reported_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'aioflux\[compression\]'"):
         ZStandard()

@@ -257,7 +257,7 @@ async def test_another_save_that_commits_meanwhile_stays(bucket, server) -> None
     assert await bucket.get("b/.metadata") == data
 
 
-async def test_a_damaged_checkpoint_is_replaced_where_that_is_asked_for(bucket) -> None:
+async def test_a_damaged_checkpoint_is_replaced_where_that_is_requested(bucket) -> None:
     saved = await save(bucket, "a/")
     await bucket.put("b/.metadata", (await bucket.get(saved.meta.key))[:-1])
     with pytest.raises(CheckpointError, match="stays"):

@@ -174,7 +174,7 @@ def test_a_part_of_memory_that_is_unlike_the_samples_comes_back() -> None:
     seed=st.integers(0, 2**32),
     how=st.sampled_from(("flip", "set", "cut", "insert", "swap", "grow")),
 )
-def test_damage_is_told(kind: str, seed: int, how: str) -> None:
+def test_damage_is_reported(kind: str, seed: int, how: str) -> None:
     raw = memory(kind)[:5000]
     (frame,) = encode(raw, plane_size=ELEMENT_SIZES.get(kind, 1))
     damaged = damage(frame, random.Random(seed), how)
@@ -319,7 +319,7 @@ def test_a_forged_frame_is_refused_without_its_memory(frame: bytearray) -> None:
     assert peak < 2 * len(out) + 200_000
 
 
-def test_a_frame_of_other_planes_than_its_table_tells_is_refused() -> None:
+def test_a_frame_of_other_planes_than_its_table_reports_is_refused() -> None:
     (frame,) = encode(memory("fp32"), plane_size=4)
     with pytest.raises(CheckpointCorruptError, match="4 planes, and 2"):
         decode(frame, SIZE, plane_size=2)

@@ -29,7 +29,7 @@ def filled(pool: BufferPool, letter: bytes, size: int = SIZE) -> memoryview:
 
 
 @pytest.mark.parametrize("size", [1, 4 * MIB - 1, 4 * MIB, SIZE])
-def test_memory_is_owned_and_of_the_size_asked(pool, size):
+def test_memory_is_owned_and_of_the_size_requested(pool, size):
     memory = pool.allocate(size)
     assert len(memory) == size
     assert is_owned(memory)

@@ -97,7 +97,7 @@ def test_only_an_empty_bucket_is_deleted(server, call):
     assert call("GET", PATH).status == 404
 
 
-def test_every_permission_that_is_asked_for_is_granted(call):
+def test_every_permission_that_is_requested_is_granted(call):
     query = "permissions=storage.objects.get&permissions=storage.objects.list"
     response = read(call("GET", f"{PATH}/iam/testPermissions?{query}"))
     assert response["permissions"] == ["storage.objects.get", "storage.objects.list"]

@@ -119,7 +119,7 @@ def test_a_token_of_a_prefix_survives_the_end_of_the_prefix(filled, call):
     assert listing(call, delimiter="/", pageToken=token)["prefixes"] == ["c/", "\u732b/"]
 
 
-def test_a_page_has_1000_entries_unless_told(server, call):
+def test_a_page_has_1000_entries_by_default(server, call):
     for number in range(1001):
         server.put("bucket", f"{number:04}", b"")
     page = listing(call, fields="items/name,nextPageToken")

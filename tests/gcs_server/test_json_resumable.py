@@ -80,7 +80,7 @@ def test_a_new_session_has_no_range(call):
     assert "Range" not in response.headers
 
 
-def test_a_status_query_tells_what_is_persisted(call):
+def test_a_status_query_reports_what_is_persisted(call):
     session = start(call)
     put(call, session, 0, 2 * STEP, len(DATA))
     assert status(call, session).headers["Range"] == f"bytes=0-{2 * STEP - 1}"

@@ -161,7 +161,7 @@ def test_tokens_taken_in_advance_is_paid_back(amounts):
     assert waits[-1] == pytest.approx(max(0.0, (sum(amounts) - 50.0) / 100.0))
 
 
-def test_shared_link_is_asked_before_each_slice():
+def test_a_shared_link_delays_each_slice():
     asked: list[int] = []
 
     def link(size: int) -> float:

@@ -117,7 +117,7 @@ def test_garbage_is_400_after_the_answers_before_it(server):
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.0\r\n", b"HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"])
-def test_connection_is_closed_when_asked(server, head):
+def test_connection_is_closed_on_request(server, head):
     with socket.create_connection((server.host, server.port), timeout=60) as sock:
         sock.sendall(b"GET /storage/v1/b/bucket " + head + b"\r\n")
         received = b""

@@ -82,7 +82,7 @@ def test_the_root_lists_buckets(server, call):
 # --- objects ------------------------------------------------------------------------------
 
 
-def test_a_row_tells_what_a_head_tells(filled, call):
+def test_a_row_reports_what_a_head_reports(filled, call):
     """Size, generation, metageneration, ETag and storage class agree."""
     head, listing = call("HEAD", "/bucket/a").headers, call("GET", "/bucket?prefix=a")
     pairs = {

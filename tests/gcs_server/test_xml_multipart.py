@@ -103,7 +103,7 @@ def test_an_upload_belongs_to_its_object(call):
     assert code(put(call, upload_id, 1, b"x")) == (404, "NoSuchUpload")
 
 
-def test_a_part_tells_its_checksums(call):
+def test_a_part_reports_its_checksums(call):
     """ETag is the MD5 in hex, and x-goog-hash has crc32c and MD5."""
     response = put(call, begin(call), 1, b"data")
     assert response.headers["ETag"] == f'"{hashlib.md5(b"data").hexdigest()}"'

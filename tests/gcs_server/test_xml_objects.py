@@ -40,7 +40,7 @@ def base64_md5(data: bytes) -> str:
 # --- headers ------------------------------------------------------------------------------
 
 
-def test_a_read_tells_all_that_gcs_tells(call):
+def test_a_read_reports_all_that_gcs_reports(call):
     """GET and HEAD name generation, checksums, attributes and how the object is stored."""
     put = call(
         "PUT",

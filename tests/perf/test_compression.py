@@ -60,7 +60,7 @@ def test_a_state_is_saved_and_loaded(how: str) -> None:
             assert (told.stored_bytes < 0.7 * MIB) == (how == "compressed")
 
 
-def test_weights_have_the_size_that_is_asked_for() -> None:
+def test_weights_have_the_size_that_is_requested() -> None:
     for kind in ("bf16", "fp32"):
         assert num_bytes_of(weights_of(kind, 33 * MIB)) == 33 * MIB
 

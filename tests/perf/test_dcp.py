@@ -34,7 +34,7 @@ def test_every_contender_moves_all_bytes(name: str, server: Server) -> None:
             assert told["num_bytes"] == 1 << 20
 
 
-def test_ours_tells_what_it_reads(server: Server) -> None:
+def test_ours_reports_what_it_reads(server: Server) -> None:
     (match, *_) = SCENARIOS["dcp-load-1"].toy().matches()
     told = measure(replace(match.ours.work, url=server.url))
     assert 1.0 <= told["stored_bytes"] / told["num_bytes"] < 1.1

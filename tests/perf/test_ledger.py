@@ -51,7 +51,7 @@ def test_a_step_costs_what_it_adds_to_the_one_before() -> None:
     assert lines[3].endswith("| 2.0 | 5.0 |")
 
 
-def test_a_growth_tells_medians_of_each_point() -> None:
+def test_a_growth_reports_medians_of_each_point() -> None:
     def row(cpu: float, peak: int) -> dict[str, object]:
         return {
             "work": {"size_bytes": 1024, "in_flight": 64},

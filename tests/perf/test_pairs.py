@@ -146,7 +146,7 @@ def test_each_side_has_its_own_server(tmp_path: Path) -> None:
     assert pair.ours.work.server_pids == (os.getpid(),)
 
 
-def test_sample_tells_what_it_took(tmp_path: Path) -> None:
+def test_sample_reports_what_it_took(tmp_path: Path) -> None:
     (pair,) = played(tmp_path, "steady", "hungry")
     assert pair.ours.result is not None
     assert pair.ours.result.seconds >= 0.05
@@ -224,7 +224,7 @@ def test_error_is_that_of_the_last_traceback(text: str, expected: str) -> None:
     assert last_error(text) == expected
 
 
-def test_contender_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_contender_ends_when_no_one_waits_for_it(tmp_path: Path) -> None:
     script = tmp_path / "stand_ins.py"
     script.write_text(STAND_INS)
     done = subprocess.run(
@@ -274,7 +274,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_work_is_done_at_once_where_nobody_asks_to_wait(tmp_path: Path) -> None:
+def test_work_is_done_at_once_where_no_one_asks_to_wait(tmp_path: Path) -> None:
     script = tmp_path / "stand_ins.py"
     script.write_text(STAND_INS)
     done = subprocess.run(

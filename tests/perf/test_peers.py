@@ -158,7 +158,7 @@ def test_the_operations_are_all_that_there_are(peer: str) -> None:
     assert {name for name in names if hasattr(module, name)} == OPERATIONS[peer]
 
 
-def test_a_failure_of_wrk_is_told() -> None:
+def test_a_failure_of_wrk_is_reported() -> None:
     told = "  100 requests in 1.01s, 1.00MB read\n"
     assert completed(told) == 100
     with pytest.raises(RuntimeError, match="Non-2xx"):

@@ -43,7 +43,7 @@ FAILED = Row(
 )
 
 
-def test_row_of_a_figure_tells_it_where_ratios_stand() -> None:
+def test_row_of_a_figure_reports_it_where_ratios_stand() -> None:
     row = Row(
         scenario="list-10",
         case="requests",
@@ -56,7 +56,7 @@ def test_row_of_a_figure_tells_it_where_ratios_stand() -> None:
     assert cells(row)[:7] == ("list-10 (requests)", "-", "-", "-", "1", "<= 1", "met")
 
 
-def test_row_tells_everything_of_both_sides() -> None:
+def test_row_reports_everything_of_both_sides() -> None:
     assert dict(zip(HEADINGS, cells(ROW), strict=True)) == {
         "scenario": "get-1KiB",
         "against": "obstore",
@@ -71,7 +71,7 @@ def test_row_tells_everything_of_both_sides() -> None:
     }
 
 
-def test_large_objects_are_told_in_bytes_per_second() -> None:
+def test_large_objects_are_reported_in_bytes_per_second() -> None:
     row = Row(
         scenario="object-1GiB",
         case="",
@@ -83,7 +83,7 @@ def test_large_objects_are_told_in_bytes_per_second() -> None:
     assert cells(row)[7] == "1,432k / -"
 
 
-def test_memory_is_told_instead_of_a_ratio() -> None:
+def test_memory_is_reported_instead_of_a_ratio() -> None:
     row = Row(
         scenario="get-into",
         case="memory above idle",

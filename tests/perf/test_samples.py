@@ -132,7 +132,7 @@ def test_median_of_nothing_is_nothing() -> None:
     assert median_of([]) is None
 
 
-def test_median_tells_cpu_per_object_and_the_highest_peak() -> None:
+def test_median_reports_cpu_per_object_and_the_highest_peak() -> None:
     middle = median_of([result(1, cpu=cpu, peak=peak) for cpu, peak in ((1, 7), (2, 9), (6, 8))])
     assert middle is not None
     assert middle.cpu_us == pytest.approx(20_000)

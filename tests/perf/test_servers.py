@@ -232,7 +232,7 @@ def test_latency_comes_before_the_first_byte(kind: Any) -> None:
         assert time.monotonic() - begun >= 0.1
 
 
-def test_faults_are_as_frequent_as_they_are_asked_for() -> None:
+def test_faults_are_as_frequent_as_they_are_requested() -> None:
     spec = ServerSpec(fault_rate=0.2, objects=((1000, 1),))
     met = {"ok": 0, "503": 0, "reset": 0}
     with open_server(spec) as server:

@@ -91,7 +91,7 @@ def test_each_range_of_a_set_is_listed(
     assert names(server, **query) == KEYS[first:end]
 
 
-def test_pages_are_as_long_as_they_are_asked_to_be(server: Server) -> None:
+def test_pages_are_as_long_as_they_are_requested_to_be(server: Server) -> None:
     for asked, expected in ((None, 1000), (7, 7), (5000, COUNT)):
         size = "" if asked is None else f"&maxResults={asked}"
         url = f"{server.url}/storage/v1/b/{BUCKET}/o?prefix={PREFIX}{size}&fields=items(name)"

@@ -111,7 +111,7 @@ def checksum(data: bytes) -> str:
     return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
 
 
-async def test_wrong_bytes_are_read_again_and_told_in_the_end() -> None:
+async def test_wrong_bytes_are_read_again_and_reported_in_the_end() -> None:
     """With a crc32c as with an MD5."""
     wrong = answer(200, b"hellO", etag=f'"{ETAG}"', x_amz_checksum_crc32c=CRC32C)
     right = hello(x_amz_checksum_crc32c=CRC32C)

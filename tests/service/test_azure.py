@@ -212,7 +212,7 @@ async def test_a_copy_that_takes_its_time_is_waited_for() -> None:
         ),
     ],
 )
-async def test_a_copy_that_does_not_end_well_is_told(
+async def test_a_copy_that_does_not_end_well_is_reported(
     last: bytes, error: type[Exception], says: str
 ) -> None:
     source = ok(b"", b'ETag: "0x1"')
@@ -267,7 +267,7 @@ async def test_what_a_killed_process_left_is_found_and_cleaned(place: AzurePlace
         assert [meta.key for meta in await store.list_all()] == ["d/empty"]
 
 
-async def test_an_upload_of_somebody_else_is_left_alone(
+async def test_an_upload_of_another_client_is_left_alone(
     azurite: Azurite, place: AzurePlace
 ) -> None:
     """Blocks of a key can be dropped together only."""
@@ -599,7 +599,7 @@ def batch_answer(*statuses: int) -> bytes:
     return ok(body, b"Content-Type: multipart/mixed; boundary=b", status=b"202 Accepted")
 
 
-async def test_deletes_whose_token_was_refused_are_asked_again_with_another() -> None:
+async def test_deletes_whose_token_was_refused_are_retried_with_another() -> None:
     """It may expire between a batch and the requests in it; only once, as for any request."""
     tokens = (f"planted.access.{number}" for number in itertools.count())
     bodies: list[bytes] = []
@@ -626,7 +626,7 @@ async def test_deletes_whose_token_was_refused_are_asked_again_with_another() ->
     assert first != second
 
 
-async def test_deletes_that_are_asked_again_in_vain_may_be_done() -> None:
+async def test_deletes_that_are_retried_without_success_may_be_done() -> None:
     """What the first batch has deleted is not missing when all are asked for once more."""
 
     async def script(peer: Peer) -> None:

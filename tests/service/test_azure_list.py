@@ -100,7 +100,7 @@ def listed(*names: str, prefixes: Sequence[str] = (), marker: str = "") -> Liste
     return ListedPage([ListedBlob(name, 1, "e", "", kind) for name in names], [*prefixes], marker)
 
 
-def test_a_page_is_cut_to_what_was_asked_for() -> None:
+def test_a_page_is_cut_to_what_was_requested() -> None:
     found = listed("p/c", "p/a", "p/b", marker="next")
     cut = listing.in_range(found, prefix="p/", start="p/b", end="")
     assert (names(cut), cut.next_marker) == (["p/b", "p/c"], "next")

@@ -61,7 +61,7 @@ def test_preconditions_are_etags() -> None:
             wire.match_header(none)
 
 
-def test_an_object_is_told_what_it_is() -> None:
+def test_an_object_is_described_by_its_headers() -> None:
     assert wire.object_headers("", None) == [
         (b"x-ms-blob-content-type", b"application/octet-stream")
     ]
@@ -111,11 +111,13 @@ def test_metadata_is_read_from_headers() -> None:
         ({b"x-ms-meta-hdi_isfolder": b"True"}, True),
     ],
 )
-def test_directories_are_told_from_objects(headers: dict[bytes, bytes], expected: bool) -> None:
+def test_directories_are_distinguished_from_objects(
+    headers: dict[bytes, bytes], expected: bool
+) -> None:
     assert wire.is_directory(headers) is expected
 
 
-def test_the_md5_of_the_whole_is_told_by_one_header_or_the_other() -> None:
+def test_the_md5_of_the_whole_is_in_one_header_or_the_other() -> None:
     told = base64.b64encode(bytes(range(16)))
     assert wire.md5_of({b"content-md5": told}, is_part=False) == bytes(range(16))
     assert wire.md5_of({b"content-md5": told}, is_part=True) is None
@@ -126,7 +128,7 @@ def test_the_md5_of_the_whole_is_told_by_one_header_or_the_other() -> None:
 
 
 @given(now=st.integers(0, 2**32 - 1), random=st.binary(min_size=12, max_size=12))
-def test_an_upload_is_told_by_its_blocks(now: int, random: bytes) -> None:
+def test_an_upload_is_recognized_by_its_blocks(now: int, random: bytes) -> None:
     upload_id = wire.new_upload_id(now, random)
     assert wire.upload_initiated(upload_id).timestamp() == now
     ids = [wire.block_id(upload_id, number) for number in (1, 17, 50_000)]
@@ -138,7 +140,7 @@ def test_an_upload_is_told_by_its_blocks(now: int, random: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "not base64!", base64.b64encode(b"block-000001").decode()])
-def test_blocks_of_others_are_nobodys(text: str) -> None:
+def test_blocks_of_others_belong_to_no_upload(text: str) -> None:
     assert wire.parse_block_id(text) is None
 
 
@@ -251,7 +253,7 @@ ANSWERS = (
 
 
 @pytest.mark.parametrize("told", [b"multipart/mixed; boundary=x", b'Multipart/Mixed; Boundary="x"'])
-def test_answers_of_a_batch_are_told_by_number(told: bytes) -> None:
+def test_responses_of_a_batch_are_matched_by_number(told: bytes) -> None:
     found = batch.parse_batch(told, ANSWERS)
     assert found[0] == (202, {b"x-ms-version": b"1"}, b"")
     assert found[1] == (404, {b"x-ms-error-code": b"BlobNotFound"}, b"<Error/>")
@@ -300,7 +302,7 @@ TOLD = {b"etag": b'"0x8D"', b"x-ms-request-id": b"1"}
         (204, None, 0, 0, 5, "", "is not a response to a read"),
     ],
 )
-def test_an_answer_is_what_was_asked_for_or_refused(
+def test_a_response_is_what_was_requested_or_refused(
     status: int,
     part: bytes | None,
     num_bytes: int,
@@ -325,7 +327,7 @@ def test_a_range_that_holds_the_whole_object_has_its_size() -> None:
 
 
 @pytest.mark.parametrize("missing", TOLD)
-def test_an_answer_of_somebody_else_is_refused(missing: bytes) -> None:
+def test_a_response_of_another_server_is_rejected(missing: bytes) -> None:
     headers = {name: value for name, value in TOLD.items() if name != missing}
     with pytest.raises(ValueError, match="it is not from Azure"):
         reading.object_size(ReadRequest("a"), Response(200, Headers(headers), b"", 5))
@@ -341,7 +343,9 @@ def test_an_answer_of_somebody_else_is_refused(missing: bytes) -> None:
         (b"", 5, None),
     ],
 )
-def test_the_size_may_be_told_past_the_end(told: bytes, start: int, expected: int | None) -> None:
+def test_the_size_may_be_reported_past_the_end(
+    told: bytes, start: int, expected: int | None
+) -> None:
     assert reading.size_past_the_end({b"content-range": told}, start=start) == expected
 
 

@@ -171,7 +171,7 @@ async def test_an_answer_that_is_damaged_each_time_is_final_soon(
     assert 2 <= relay.num_requests <= 6
 
 
-async def test_a_web_server_is_told_from_a_service_at_once(server: GCSServer) -> None:
+async def test_a_web_server_is_distinguished_from_a_service_at_once(server: GCSServer) -> None:
     """The message is that of one attempt: the address, and what is there."""
     relay = Relay(server.url, page)
     async with relayed(relay) as store:

@@ -37,9 +37,7 @@ each_operation = pytest.mark.parametrize("operation", OPERATIONS)
 
 
 @each_operation
-async def test_a_busy_service_is_asked_again_when_it_says(
-    server: GCSServer, operation: str
-) -> None:
+async def test_a_busy_service_is_retried_when_it_says(server: GCSServer, operation: str) -> None:
     async with opened(server.url) as service:
         with (
             server.faults.inject("*", status=503, retry_after=7),
@@ -61,7 +59,7 @@ async def test_what_is_forbidden_is_not_asked_again(server: GCSServer, operation
 
 
 @each_operation
-async def test_a_connection_that_ends_is_asked_again(server: GCSServer, operation: str) -> None:
+async def test_a_connection_that_ends_is_retried(server: GCSServer, operation: str) -> None:
     async with opened(server.url) as service:
         with (
             server.faults.inject("*", reset=True),
@@ -71,7 +69,7 @@ async def test_a_connection_that_ends_is_asked_again(server: GCSServer, operatio
 
 
 @each_operation
-async def test_a_server_that_is_not_there_is_asked_again(operation: str) -> None:
+async def test_a_server_that_is_not_there_is_retried(operation: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -89,9 +87,7 @@ GARBLED = {
 
 @pytest.mark.parametrize("operation", GARBLED)
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b"<Error><Code>Oops</Code></Error>"])
-async def test_an_answer_that_says_something_else_is_asked_again(
-    operation: str, body: bytes
-) -> None:
+async def test_a_response_that_says_something_else_is_retried(operation: str, body: bytes) -> None:
     async with answering(body) as url, opened(url) as service:
         with pytest.raises(TransientError, match="gs://bucket/p/"):
             await GARBLED[operation](service)
@@ -127,7 +123,7 @@ async def test_a_range_past_the_end_is_empty(server: GCSServer) -> None:
         assert (bytes(body.data), body.size) == (b"", 10)
 
 
-async def test_a_body_tells_what_it_is_a_part_of(server: GCSServer) -> None:
+async def test_a_body_reports_what_it_is_a_part_of(server: GCSServer) -> None:
     async with opened(server.url) as service:
         head = await service.head("a")
         body = await service.get(ReadRequest("a", start=2, end=5))
@@ -195,7 +191,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-async def test_a_page_that_was_not_asked_for_is_an_error(page: str) -> None:
+async def test_a_page_that_was_not_requested_is_an_error(page: str) -> None:
     async with answering(PAGES[page]) as url, opened(url) as service:
         with pytest.raises(
             StorageError, match=r"could not list gs://bucket/p/: the page"
@@ -216,7 +212,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("page", DAMAGED)
-async def test_a_damaged_page_is_asked_for_again(page: str) -> None:
+async def test_a_damaged_page_is_requested_again(page: str) -> None:
     async with answering(DAMAGED[page]) as url, opened(url) as service:
         with pytest.raises(TransientError, match="gs://bucket/p/"):
             await service.list_page(ListRequest(""))
@@ -242,7 +238,7 @@ async def test_metadata_of_another_object_is_an_error(body: bytes) -> None:
         b'{"name":"p/a","crc32c":"AAAA"}',
     ],
 )
-async def test_damaged_metadata_is_asked_for_again(body: bytes) -> None:
+async def test_damaged_metadata_is_requested_again(body: bytes) -> None:
     async with answering(body) as url, opened(url) as service:
         with pytest.raises(TransientError, match="gs://bucket/p/a"):
             await service.head("a")
@@ -287,7 +283,7 @@ async def test_a_copy_is_of_the_generation_that_was_seen(server: GCSServer) -> N
             await service.copy(Source(key="a"), "b", precondition=Precondition(if_absent=True))
 
 
-async def test_a_composite_is_what_it_was_told_to_be(server: GCSServer) -> None:
+async def test_a_composite_has_the_requested_fields(server: GCSServer) -> None:
     async with opened(server.url) as service:
         await service.compose(
             WriteRequest("c", content_type="text/csv", metadata={"rows": "1"}), [Source(key="a")]

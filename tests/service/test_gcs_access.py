@@ -81,7 +81,7 @@ async def test_a_token_that_is_refused_is_renewed_once(server: GCSServer, operat
 
 
 @each_operation
-async def test_a_provider_is_asked_again(server: GCSServer, operation: str) -> None:
+async def test_a_provider_is_retried(server: GCSServer, operation: str) -> None:
     hook = accepting("new")
     server.app.hooks += (hook,)
     async with opened(server.url, credentials=lambda: "new" if hook.tokens else "old") as service:
@@ -136,9 +136,7 @@ async def test_many_refusals_at_once_make_for_one_renewal(server: GCSServer) -> 
 
 
 @each_operation
-async def test_a_token_endpoint_that_is_away_is_asked_again(
-    server: GCSServer, operation: str
-) -> None:
+async def test_a_token_endpoint_that_is_away_is_retried(server: GCSServer, operation: str) -> None:
     from google.auth import exceptions
 
     class Away(Refreshing):
@@ -179,7 +177,9 @@ async def test_a_redirect_is_not_followed(operation: str, status: int) -> None:
 
 
 @each_operation
-async def test_a_certificate_of_nobody_is_refused(tls_server: GCSServer, operation: str) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_rejected(
+    tls_server: GCSServer, operation: str
+) -> None:
     async with opened(tls_server.url) as service:
         with pytest.raises(
             StorageError, match=r"gs://bucket/.*ssl_context=.*SSL_CERT_FILE"

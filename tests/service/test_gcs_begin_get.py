@@ -67,7 +67,7 @@ async def test_it_reads_what_get_reads(
         assert told(body) == told(expected)
 
 
-async def test_of_an_empty_object_it_tells_the_size_where_the_answer_does(
+async def test_of_an_empty_object_it_reports_the_size_where_the_response_does(
     server: GCSServer,
 ) -> None:
     async with opened(server.url) as service:
@@ -117,7 +117,7 @@ async def test_a_connection_that_was_closed_meanwhile_is_no_failure(server: GCSS
         await warm(service)
 
 
-async def test_one_that_is_dropped_is_told_nothing(server: GCSServer) -> None:
+async def test_a_dropped_read_gets_no_outcome(server: GCSServer) -> None:
     async with opened(server.url) as service:
         await warm(service)
         read = begin(service, "a")
@@ -191,7 +191,7 @@ async def test_a_new_token_is_sent_as_soon_as_there_is_one(server: GCSServer) ->
     assert hook.tokens == ["Bearer one", "Bearer one", "Bearer one+", "Bearer one+"]
 
 
-async def test_a_token_of_a_coroutine_function_is_asked_for_by_a_coroutine(
+async def test_a_token_of_a_coroutine_function_is_requested_by_a_coroutine(
     server: GCSServer,
 ) -> None:
     async def provide() -> str:

@@ -99,7 +99,7 @@ def test_pages_of_one_kind_are_expected_to_go_on() -> None:
         {"contentType": "image/png", "storageClass": "STANDARD", "metadata": {"a": "b"}},
     ],
 )
-def test_one_of_another_kind_than_expected_is_told_as_it_is(other: dict[str, Any]) -> None:
+def test_one_of_another_kind_than_expected_is_reported_as_it_is(other: dict[str, Any]) -> None:
     items = [*alike(3), {"name": "z", **other}]
     body = msgspec.json.encode({"kind": "storage#objects", "items": items})
     page = listing.decode_page(body, expected=("image/png", "", "STANDARD", ()))

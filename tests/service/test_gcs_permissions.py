@@ -25,7 +25,7 @@ def server() -> Iterator[GCSServer]:
         yield running
 
 
-async def test_missing_permissions_come_in_the_order_that_they_were_asked_in(
+async def test_missing_permissions_come_in_the_order_that_they_were_requested_in(
     server: GCSServer,
 ) -> None:
     server.state.denied_permissions |= {NAMES[0], NAMES[2]}
@@ -47,7 +47,9 @@ async def test_a_bucket_that_is_not_there_has_none(server: GCSServer) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"<html>", b'{"permissions": ["a"]}'], ids=repr)
-async def test_an_answer_that_tells_no_permissions_is_none(server: GCSServer, body: bytes) -> None:
+async def test_a_response_that_reports_no_permissions_is_none(
+    server: GCSServer, body: bytes
+) -> None:
     server.app.hooks += (Answering(lambda _: Response(body=body)),)
     async with opened(server.url) as service:
         with pytest.raises(TransientError, match="has no permissions"):

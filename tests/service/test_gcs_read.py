@@ -43,7 +43,7 @@ def test_an_answer_without_a_generation_is_not_of_cloud_storage() -> None:
 
 
 @given(st.binary(max_size=30), st.integers(0, 40), st.one_of(st.none(), st.integers(1, 50)))
-def test_the_part_that_was_asked_for_is_believed(
+def test_the_part_that_was_requested_is_believed(
     data: bytes, start: int, length: int | None
 ) -> None:
     end = None if length is None else start + length
@@ -176,7 +176,7 @@ def test_stored_bytes_are_believed(headers: dict[bytes, bytes]) -> None:
         (b"10", None),
     ],
 )
-def test_a_416_is_believed_where_it_tells_a_size_that_explains_it(
+def test_a_416_is_believed_where_it_reports_a_size_that_explains_it(
     value: bytes, size: int | None
 ) -> None:
     assert size_from_unsatisfied({b"content-range": value}, start=20) == size
@@ -251,7 +251,7 @@ async def test_a_pinned_read_of_a_replaced_object_says_so(server: GCSServer, rea
             await calls[read]()
 
 
-async def test_a_damaged_checksum_is_asked_for_again() -> None:
+async def test_a_damaged_checksum_is_requested_again() -> None:
     answer = answering(ok(b"0123", b"x-goog-generation: 7\r\nx-goog-hash: crc32c=!!!!"))
     async with (
         serving(answer) as (_, origin),
@@ -293,7 +293,7 @@ async def test_metadata_that_comes_with_the_bytes_is_that_of_head(server: GCSSer
         assert dict(head.metadata) == dict(meta.metadata) == metadata
 
 
-async def test_an_empty_answer_keeps_the_checksum_that_it_tells() -> None:
+async def test_an_empty_response_keeps_the_checksum_that_it_reports() -> None:
     """So that a body which was lost whole is not taken for an empty object."""
     answer = answering(ok(b"", b"x-goog-generation: 7\r\nx-goog-hash: crc32c=AAAAAQ=="))
     async with serving(answer) as (_, origin):
@@ -316,7 +316,7 @@ async def test_an_answer_longer_than_any_is_refused_and_not_allocated(operation:
             await OPERATIONS[operation](service)
 
 
-async def test_a_stalled_answer_about_metadata_is_asked_for_again_soon(
+async def test_a_stalled_response_about_metadata_is_requested_again_soon(
     server: GCSServer,
 ) -> None:
     timeouts = aioflux.Timeouts(progress_seconds=0.3, idle_seconds=600.0)

@@ -85,7 +85,7 @@ def test_an_empty_page_is_a_page() -> None:
         (b"", ""),
     ],
 )
-def test_an_error_body_tells_its_message(body: bytes, message: str) -> None:
+def test_an_error_body_reports_its_message(body: bytes, message: str) -> None:
     assert wire.decode_error(body) == message
 
 
@@ -170,7 +170,7 @@ def test_a_page_is_believed_where_it_is_sorted_below_its_prefix(
         (lambda: check(page("a", token="t"), token="t"), "same one again"),
     ],
 )
-def test_a_page_that_was_not_asked_for_is_refused(call: Callable[[], None], says: str) -> None:
+def test_a_page_that_was_not_requested_is_refused(call: Callable[[], None], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()
 

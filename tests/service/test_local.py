@@ -190,7 +190,7 @@ async def test_a_delimiter_groups_keys(service: Service) -> None:
     assert [name for _, prefixes in pages for name in prefixes] == ["b/", "c/"]
 
 
-async def test_a_listing_starts_and_ends_where_it_is_told(service: Service) -> None:
+async def test_a_listing_starts_and_ends_at_its_offsets(service: Service) -> None:
     for at in range(10):
         await put(service, f"d{at}/k")
     page = await service.list_page(ListRequest("d", start_offset="d3", end_offset="d6/k"))

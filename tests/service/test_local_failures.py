@@ -101,7 +101,7 @@ async def test_what_may_not_be_read(root: Path, service: Service) -> None:
     assert everything(root) == ["a", "d", "d/b"]
 
 
-async def test_a_listing_tells_what_comes_before_what_may_not_be_read(
+async def test_a_listing_reports_what_comes_before_what_may_not_be_read(
     root: Path, service: Service
 ) -> None:
     for key in ("a", "b/c", "d/e", "f"):

@@ -96,7 +96,7 @@ async def test_a_stale_handle_of_a_generation_is_its_end(
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ETIMEDOUT])
-async def test_a_server_that_stays_away_is_told_as_such(
+async def test_a_server_that_stays_away_is_reported_as_such(
     tmp_path: Path, fail: Callable[..., Failing], number: int
 ) -> None:
     (tmp_path / "a").write_bytes(b"1")

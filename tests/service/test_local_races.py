@@ -249,7 +249,7 @@ def test_locks_do_not_pile_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_an_object_in_the_way_is_told_from_a_condition(tmp_path: Path) -> None:
+async def test_an_object_in_the_way_is_distinguished_from_a_condition(tmp_path: Path) -> None:
     service = open_service(tmp_path.as_uri())
     await service.put(WriteRequest("a"), b"1", crc32c=None)
     create_only = Precondition(if_absent=True)

@@ -82,7 +82,7 @@ async def test_what_was_never_sent_was_not_done(
     assert not raised.value.maybe_done
 
 
-async def test_a_broken_body_tells_its_generation(server: GCSServer) -> None:
+async def test_a_broken_body_reports_its_generation(server: GCSServer) -> None:
     generation = server.put("bucket", "a", bytes(1 << 20))
     async with opened(server.url) as service:
         server.faults.add("objects.media", truncate_at=1000)
@@ -92,7 +92,7 @@ async def test_a_broken_body_tells_its_generation(server: GCSServer) -> None:
     assert raised.value.num_bytes_received == 1000
 
 
-async def test_a_part_tells_what_the_service_holds(server: GCSServer) -> None:
+async def test_a_part_reports_what_the_service_holds(server: GCSServer) -> None:
     async with opened(server.url) as service:
         upload_id = await service.initiate_upload(WriteRequest("b"))
         part = await service.put_part("b", upload_id, 1, (b"12", b"3"), offset=0, crc32c=None)

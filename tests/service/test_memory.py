@@ -72,7 +72,7 @@ async def test_a_delimiter_groups_keys_over_pages(service: Service) -> None:
     assert sorted(names) == ["a", "b/", "c/", "f", "g/"]
 
 
-async def test_a_listing_starts_and_ends_where_it_is_told(service: Service) -> None:
+async def test_a_listing_starts_and_ends_at_its_offsets(service: Service) -> None:
     for at in range(10):
         await service.put(WriteRequest(f"d{at}"), b"", crc32c=None)
     page = await service.list_page(ListRequest("d", start_offset="d3", end_offset="d6"))

@@ -62,11 +62,11 @@ def test_fields_are_read_with_and_without_namespaces() -> None:
         (b"", ("", "")),
     ],
 )
-def test_an_error_body_tells_code_and_words(body: bytes, expected: tuple[str, str]) -> None:
+def test_an_error_body_reports_code_and_words(body: bytes, expected: tuple[str, str]) -> None:
     assert multipart.parse_error(body) == expected
 
 
-def test_a_page_of_uploads_tells_where_the_next_begins() -> None:
+def test_a_page_of_uploads_reports_where_the_next_begins() -> None:
     uploads, key_marker, id_marker = multipart.parse_uploads(LISTING)
     begun = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
     assert uploads == [

@@ -21,7 +21,7 @@ from tests.service.opening import open_service, service_config
         ("https://proxy.example", None, ("https://proxy.example", False)),
     ],
 )
-def test_an_emulator_is_asked_without_credentials(
+def test_requests_to_an_emulator_have_no_credentials(
     given: str | None, environment: str | None, expected: tuple[str, bool]
 ) -> None:
     environ = {} if environment is None else {"STORAGE_EMULATOR_HOST": environment}

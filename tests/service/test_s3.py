@@ -60,7 +60,7 @@ CRC32C = "mnG7TA=="
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_a_busy_service_is_asked_again_when_it_says(operation: str) -> None:
+async def test_a_busy_service_is_retried_when_it_says(operation: str) -> None:
     async with asking(service_error(503, "SlowDown", Retry_After="7")) as (service, _):
         with pytest.raises(TransientError) as error:
             await OPERATIONS[operation](service)
@@ -113,7 +113,7 @@ async def test_a_page_that_stands_in_for_every_answer_is_not_believed(operation:
 # --- keys, regions and clocks ------------------------------------------------------------------
 
 
-async def test_a_request_goes_to_the_region_that_a_refusal_tells() -> None:
+async def test_a_request_goes_to_the_region_that_a_refusal_reports() -> None:
     told = service_error(400, "AuthorizationHeaderMalformed", fields="<Region>eu-west-3</Region>")
     async with asking(told, hello()) as (service, asked):
         assert bytes((await service.get(ReadRequest("a"))).data) == b"hello"
@@ -206,7 +206,7 @@ async def test_a_region_is_not_guessed_while_the_answer_may_come(status: int) ->
     ],
 )
 @pytest.mark.usefixtures("no_region")
-async def test_the_region_of_a_bucket_on_aws_is_asked_for(told: bytes, region: str) -> None:
+async def test_the_region_of_a_bucket_on_aws_is_looked_up(told: bytes, region: str) -> None:
     """Without keys, once, and of AWS itself."""
     async with asking(told, hello(), kind=ServiceOfAWS) as (service, asked):
         await service.get(ReadRequest("a"))
@@ -326,7 +326,7 @@ async def test_a_generation_that_is_none_is_refused(generation: str) -> None:
     assert not asked
 
 
-async def test_bytes_that_do_not_match_the_entity_tag_are_asked_for_again() -> None:
+async def test_bytes_that_do_not_match_the_entity_tag_are_requested_again() -> None:
     async with asking(answer(200, b"hellO", etag=f'"{ETAG}"')) as (service, _):
         with pytest.raises(TransientError, match="do not match the checksum"):
             await service.get(ReadRequest("a"))
@@ -376,7 +376,7 @@ async def test_a_range_past_the_end_is_empty() -> None:
     assert (bytes(body.data), body.size) == (b"", 5)
 
 
-async def test_a_range_past_the_end_that_tells_no_size_is_looked_at() -> None:
+async def test_a_range_past_the_end_that_reports_no_size_is_looked_at() -> None:
     looked = hello(content_length="5")[: -len(b"hello")]
     async with asking(service_error(416, "InvalidRange"), looked) as (service, asked):
         assert (await service.get(ReadRequest("a", start=7, end=9))).size == 5
@@ -415,7 +415,7 @@ async def test_a_condition_that_does_not_hold(status: int, code: str) -> None:
             await service.put(WriteRequest("a", wanted), b"", crc32c=None)
 
 
-async def test_a_conflict_is_asked_again_but_not_for_a_completion() -> None:
+async def test_a_conflict_is_retried_but_not_for_a_completion() -> None:
     """A completion that met one has lost its upload."""
     conflict = service_error(409, "ConditionalRequestConflict")
     absent = Precondition(if_absent=True)
@@ -586,7 +586,7 @@ async def test_a_closed_service_says_so() -> None:
 # --- many at once ------------------------------------------------------------------------------
 
 
-async def test_one_request_deletes_many_and_tells_each_that_stays() -> None:
+async def test_one_request_deletes_many_and_reports_each_that_stays() -> None:
     told = (
         "<DeleteResult><Error><Key>p/b</Key><Code>AccessDenied</Code></Error>"
         "<Error><Key>p/c&amp;</Key><Code>SlowDown</Code></Error>"
@@ -681,7 +681,7 @@ async def test_a_profile_may_tell_an_endpoint_without_tls(
 
 
 @pytest.mark.parametrize("body", ["", "<Error><Code>SlowDown</Code></Error>", "<x/>"])
-async def test_an_answer_that_tells_nothing_of_deletions_is_asked_for_again(body: str) -> None:
+async def test_a_response_that_reports_nothing_of_deletions_is_requested_again(body: str) -> None:
     async with asking(answer(200, body)) as (service, _):
         with pytest.raises(TransientError) as error:
             await service.delete_page([Source(key="a")])
@@ -868,7 +868,7 @@ async def test_a_listing_of_uploads_ends_after_many_empty_pages() -> None:
     assert len(seen) == MAX_EMPTY_PAGES
 
 
-async def test_one_level_is_told_by_prefixes() -> None:
+async def test_one_level_is_listed_by_prefixes() -> None:
     async with asking(listed("p/a", prefixes=("p/b%2F", "p/c%2F"))) as (service, asked):
         page = await service.list_page(ListRequest("", delimiter="/"))
     assert page.prefixes == ["b/", "c/"]
@@ -886,7 +886,7 @@ async def test_one_level_is_told_by_prefixes() -> None:
         f"<ListBucketResult>{LARGE_IN_OTHER_ORDER}</ListBucketResult>",
     ],
 )
-async def test_a_damaged_page_is_asked_for_again(body: str) -> None:
+async def test_a_damaged_page_is_requested_again(body: str) -> None:
     async with asking(answer(200, body)) as (service, _):
         with pytest.raises(TransientError, match="not a listing"):
             await service.list_page(ListRequest(""))

@@ -74,12 +74,12 @@ def test_china_has_hosts_of_its_own() -> None:
         ("b", {"region": "x.evil.com/"}, "not the name of a region"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(bucket: str, settings: dict[str, str], why: str) -> None:
+def test_invalid_requests_are_rejected(bucket: str, settings: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         sites.endpoint_of(bucket, **{"region": "eu-west-3", **settings})
 
 
-def test_a_region_that_is_told_must_look_like_one() -> None:
+def test_a_region_that_is_reported_must_look_like_one() -> None:
     assert sites.region_from_response({b"x-amz-bucket-region": b"eu-west-3"}, {}) == "eu-west-3"
     assert sites.region_from_response({}, {"Region": "eu-west-3"}) == "eu-west-3"
     assert sites.region_from_response({b"x-amz-bucket-region": b"evil.com/"}, {}) == ""
@@ -103,14 +103,14 @@ def test_a_generation_is_entity_tag_and_size(text: str, pin: wire.Pin) -> None:
     assert wire.parse_pin(text) == pin
 
 
-def test_an_entity_tag_alone_matches_what_is_told_with_its_size() -> None:
+def test_an_entity_tag_alone_matches_what_is_reported_with_its_size() -> None:
     assert wire.is_same_generation("abc", "abc/5")
     assert not wire.is_same_generation("abc/5", "abd/5")
     assert not wire.is_same_generation("", "")
     assert wire.generation_of("", 5) == ""
 
 
-def test_a_size_that_differs_is_told() -> None:
+def test_a_size_that_differs_is_reported() -> None:
     wire.require_size(wire.Pin("a"), 5)
     with pytest.raises(ValueError, match="the object has 5 bytes, not 6"):
         wire.require_size(wire.Pin("a", 6), 5)
@@ -217,7 +217,7 @@ def test_an_answer_that_is_another_is_refused(
         (1, None, PIN, b"bytes=1-"),
     ],
 )
-def test_the_whole_is_asked_for_without_a_range(
+def test_the_whole_is_requested_without_a_range(
     start: int, end: int | None, pin: wire.Pin, expected: bytes
 ) -> None:
     assert reading.byte_range(start, end, pin) == expected
@@ -230,7 +230,7 @@ def test_a_size_past_the_end_must_be_possible() -> None:
     assert size({}, b"", start=4) is None
 
 
-def test_the_head_of_a_broken_body_tells_its_generation() -> None:
+def test_the_head_of_a_broken_body_reports_its_generation() -> None:
     part = {**TOLD, b"content-range": b"bytes 2-4/5"}
     assert reading.generation_from_head(part) == f"{ETAG}/5"
     assert reading.generation_from_head({**TOLD, b"content-length": b"5"}) == f"{ETAG}/5"
@@ -287,7 +287,7 @@ def test_all_keys_from_one_on_come_after_what_is_sent(wanted: str, other: str) -
 @example(wanted="a ")
 @example(wanted="a!")
 @example(wanted="a\U00010000")
-def test_what_a_listing_starts_after_can_be_told_in_xml(wanted: str) -> None:
+def test_what_a_listing_starts_after_can_be_reported_in_xml(wanted: str) -> None:
     """Some servers repeat it as it is."""
     if can_be_xml(wanted):
         assert can_be_xml(listing.after(wanted))
@@ -365,7 +365,7 @@ def test_an_error_in_a_success_is_what_it_is_elsewhere(code: str, kind: type[Exc
     assert isinstance(error, kind)
 
 
-def test_a_token_that_is_none_is_told_as_one() -> None:
+def test_a_token_that_is_none_is_reported_as_one() -> None:
     error = service_error(400, action="read", uri="s3://b/k", code="InvalidToken")
     assert isinstance(error, PermissionDeniedError)
     assert "session token" in str(error)

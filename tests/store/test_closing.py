@@ -163,7 +163,7 @@ async def test_a_writer_whose_store_was_closed_does_not_end_as_if_it_had_written
     assert server.stats.open_uploads == 0
 
 
-async def test_a_large_put_whose_store_is_closed_is_told_so(server):
+async def test_a_large_put_whose_store_is_closed_raises(server):
     options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
     store = aioflux.open_store("gs://bucket/e", endpoint_url=server.url, transfer=options)
     with server.faults.inject("multipart.part", delay_seconds=1e3):

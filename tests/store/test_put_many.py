@@ -37,7 +37,7 @@ def silence(quick_collection: None) -> Iterator[None]:
     assert [str(each.message) for each in caught] == []
 
 
-async def test_nobody_iterates(uri: str) -> None:
+async def test_put_many_without_iteration_warns(uri: str) -> None:
     async with aioflux.open_store(uri) as store:
         with pytest.warns(RuntimeWarning, match=NEVER) as caught:
             store.put_many(PAIRS)
@@ -45,7 +45,7 @@ async def test_nobody_iterates(uri: str) -> None:
         assert not await store.list_all()
 
 
-def test_nobody_iterates_the_blocking_one(uri: str) -> None:
+def test_the_blocking_put_many_without_iteration_warns(uri: str) -> None:
     with aioflux.sync.open_store(uri) as store:
         with pytest.warns(RuntimeWarning, match=NEVER) as caught:
             store.put_many(PAIRS)
@@ -78,7 +78,7 @@ def test_a_blocking_one_that_was_begun_says_nothing(uri: str) -> None:
 
 
 @pytest.mark.usefixtures("silence")
-async def test_reads_that_nobody_iterates_say_nothing(uri: str) -> None:
+async def test_reads_without_iteration_do_not_warn(uri: str) -> None:
     async with aioflux.open_store(uri) as store:
         store.get_many(["a"])
         store.list()

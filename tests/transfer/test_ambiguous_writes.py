@@ -164,7 +164,7 @@ def age_uploads(scripted: ScriptedService, seconds: float, ids: Iterable[str]) -
     times=st.lists(st.floats(0, 60), min_size=4, max_size=12),
     others=st.lists(st.floats(-1e3, 1e3), max_size=5),
 )
-def test_the_services_own_clock_tells_what_was_begun_meanwhile(
+def test_the_services_own_clock_reports_what_was_begun_meanwhile(
     skew: float, times: list[float], others: list[float]
 ) -> None:
     """Only within a tick of an attempt that was lost, wherever the service's clock stands."""
@@ -283,7 +283,9 @@ async def test_a_completion_that_cannot_be_known_says_so(
     assert scripted.is_clean()
 
 
-async def test_an_upload_that_somebody_aborted_is_not_found(scripted: ScriptedService) -> None:
+async def test_an_upload_that_another_client_aborted_is_not_found(
+    scripted: ScriptedService,
+) -> None:
     scripted.service.fail("complete_upload", REFUSE, gone())
     with pytest.raises(NotFoundError, match="gone"):
         await scripted.store.put("a", LARGE)
@@ -315,7 +317,7 @@ async def test_an_upload_of_what_was_there_before_is_ended(scripted: ScriptedSer
 
 
 @pytest.mark.usefixtures("clock")
-async def test_a_last_look_that_fails_is_told(scripted: ScriptedService) -> None:
+async def test_a_last_look_that_fails_is_reported(scripted: ScriptedService) -> None:
     scripted.service.fail("complete_upload", Fault(kind="hang"))
     scripted.service.fail("head", REFUSE)
     with pytest.raises(TransientError) as raised:
@@ -724,7 +726,7 @@ async def test_a_compose_that_was_done_is_not_repeated(
     [{"metadata": {"k": "v"}}, {"content_type": "text/plain"}],
     ids=["metadata", "content type"],
 )
-async def test_a_compose_is_repeated_where_what_is_there_is_not_as_asked(
+async def test_a_compose_is_repeated_where_what_is_there_is_not_as_requested(
     scripted: ScriptedService, attributes: dict[str, Any]
 ) -> None:
     scripted.put("c", b"12")

@@ -93,7 +93,7 @@ async def test_it_removes_what_is_below_the_prefix_and_nothing_else(store) -> No
     assert left.key == "b/6"
 
 
-async def test_a_dry_run_tells_the_same_and_removes_nothing(store) -> None:
+async def test_a_dry_run_reports_the_same_and_removes_nothing(store) -> None:
     before = await keys(store)
     told = await store.clean(older_than_seconds=0, dry_run=True)
     assert await keys(store) == before

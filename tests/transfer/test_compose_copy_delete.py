@@ -41,7 +41,7 @@ async def test_an_append_is_never_made_twice(scripted: ScriptedService, fault: o
     assert meta.size == 2
 
 
-async def test_an_append_that_somebody_else_made_meanwhile_is_not_ours(
+async def test_an_append_that_another_client_made_meanwhile_is_not_ours(
     scripted: ScriptedService,
 ) -> None:
     scripted.service.fail("compose", REFUSE)
@@ -128,7 +128,7 @@ async def test_deleting_many_goes_on_after_a_failure(scripted: ScriptedService) 
     assert scripted.is_clean()
 
 
-async def test_a_page_that_fails_is_asked_again(scripted: ScriptedService) -> None:
+async def test_a_page_that_fails_is_retried(scripted: ScriptedService) -> None:
     for at in range(2500):
         scripted.put(f"p/{at:04}", b"")
     scripted.service.fail("list_page", REFUSE, None, LOSE, REFUSE)

@@ -237,7 +237,9 @@ async def test_a_composite_of_other_bytes_is_no_data(scripted: ScriptedService) 
     assert composites(scripted) == []
 
 
-async def test_a_composite_that_somebody_sweeps_is_done_without(scripted: ScriptedService) -> None:
+async def test_a_composite_that_another_client_sweeps_is_done_without(
+    scripted: ScriptedService,
+) -> None:
     metas = filled(scripted, 32)
     inner = scripted.service.compose
 
@@ -457,7 +459,7 @@ async def test_an_error_of_the_consumer_leaves_nothing(scripted: ScriptedService
     await reach_quiet(scripted, before)
 
 
-async def test_closing_the_store_ends_a_read_that_nobody_ends(scripted: ScriptedService) -> None:
+async def test_closing_the_store_ends_a_read_that_no_one_ends(scripted: ScriptedService) -> None:
     hang = Fault(kind="hang")
     scripted.service.fail("get", hang)
     reading = asyncio.create_task(read(scripted, filled(scripted, 200)))

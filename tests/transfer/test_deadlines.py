@@ -87,7 +87,7 @@ def catching_timers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle
     return made
 
 
-async def test_who_is_late_is_ended_and_told_so_once() -> None:
+async def test_a_late_task_is_ended_once_with_an_error() -> None:
     deadlines = Deadlines(SECONDS, clock=loop_time)
     call = Call(deadlines)
     async with asyncio.timeout(SOON):
@@ -182,7 +182,7 @@ async def test_tasks_and_runners_are_watched_together() -> None:
     assert call.is_expired
 
 
-async def test_a_closed_timer_ends_nobody() -> None:
+async def test_a_closed_timer_ends_no_task() -> None:
     deadlines = Deadlines(SECONDS, clock=loop_time)
     runner = Watched(deadlines)
     deadlines.close()

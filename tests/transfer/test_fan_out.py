@@ -253,7 +253,7 @@ async def test_gather_keeps_the_order() -> None:
     assert await gather(work(item) for item in range(5)) == [0, 1, 2, 3, 4]
 
 
-async def test_a_worker_that_is_cancelled_while_it_waits_for_room_is_told() -> None:
+async def test_a_worker_that_is_cancelled_while_it_waits_for_room_is_reported() -> None:
     gate = Gate()
     before = asyncio.all_tasks()
     batches = bounded_batches(gate, range(9), max_in_flight=1)

@@ -92,7 +92,7 @@ async def test_a_broken_body_is_resumed_where_it_stopped(
     [(MIB, [0, 0, 0]), (MIB + 1, [0, 1200, 1500])],
     ids=["a small object", "a large one"],
 )
-async def test_only_the_rest_of_a_large_broken_body_is_asked_for(
+async def test_only_the_rest_of_a_large_broken_body_is_requested(
     scripted: ScriptedService, size: int, begins: list[int]
 ) -> None:
     data = pattern(size)

@@ -212,7 +212,7 @@ async def test_an_object_that_is_replaced_often_is_read_after_a_pause(
     assert clock.now > begun
 
 
-async def test_of_large_objects_the_size_is_asked_for_first(scripted: ScriptedService) -> None:
+async def test_of_large_objects_the_size_is_requested_first(scripted: ScriptedService) -> None:
     for at in range(6):
         scripted.put(f"{at}", pattern(3000))
     store = scripted.new_store(max_in_flight_bytes=4000)
@@ -269,7 +269,7 @@ async def test_who_waits_passes_in_the_order_of_the_items() -> None:
     assert order == [3, 1, 2]
 
 
-async def test_the_next_to_be_given_out_waits_for_nobody() -> None:
+async def test_the_next_item_in_order_does_not_wait_for_the_budget() -> None:
     budget, order = PrefetchBudget(100, ordered=True), []
     first, second = budget.reserve(0), budget.reserve(1)
     await first.acquire(10)

@@ -500,7 +500,7 @@ BREAKS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", BREAKS)
 @pytest.mark.parametrize("call", CALLS)
-async def test_only_the_missing_bytes_are_asked_for_again(
+async def test_only_the_missing_bytes_are_requested_again(
     server: GCSServer, call: str, kind: str
 ) -> None:
     async with opened(server, progress_seconds=0.3 if kind == "stall" else 100) as store:
@@ -571,7 +571,7 @@ async def test_an_empty_object_that_is_filled_while_it_is_read_is_read_anew(
 # --- streams -------------------------------------------------------------------------------
 
 
-async def test_a_reader_that_nobody_reads_from_fetches_no_more_than_its_window(
+async def test_an_idle_reader_fetches_no_more_than_its_window(
     server: GCSServer,
 ) -> None:
     server.put("bucket", "large", bytes(64 * MIB))
@@ -661,7 +661,7 @@ async def test_a_reader_that_is_left_early_confirms_what_it_gave(plain: Scripted
     assert plain.is_clean()
 
 
-async def test_a_reader_that_cannot_confirm_tells_and_does_not_fail(
+async def test_a_reader_that_cannot_confirm_reports_and_does_not_fail(
     plain: ScriptedService, caplog: pytest.LogCaptureFixture
 ) -> None:
     meta = plain.put("a", LONG)

@@ -43,7 +43,7 @@ async def as_s3(store: aioflux.Store, **declared: Any) -> Service:
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-async def test_a_large_object_is_compared_with_what_head_tells(*, guarded: bool) -> None:
+async def test_a_large_object_is_compared_with_what_head_reports(*, guarded: bool) -> None:
     data = bytes(300 * KIB)
     async with aioflux.open_store("memory://told/a", transfer=OPTIONS) as store:
         await store.put("a", data)

@@ -105,7 +105,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_the_budget_is_never_overdrawn_and_nobody_is_forgotten(
+def test_the_budget_is_never_overdrawn_and_no_one_is_forgotten(
     steps: list[tuple[str, int]],
 ) -> None:
     asyncio.run(play(steps))
@@ -193,7 +193,7 @@ async def test_successes_grow_the_limit_back_to_what_the_user_set() -> None:
     assert limit.limit == 64
 
 
-async def test_a_cut_limit_lets_nobody_in_before_enough_have_left() -> None:
+async def test_a_cut_limit_lets_no_one_in_before_enough_have_left() -> None:
     limit, order = AdaptiveLimit(4), []
     for _ in range(4):
         await limit.acquire()
@@ -252,7 +252,7 @@ async def test_a_place_freed_as_the_first_in_line_gives_up_goes_to_the_next() ->
         max_size=60,
     )
 )
-def test_no_more_than_the_limit_hold_a_place_and_nobody_is_forgotten(
+def test_no_more_than_the_limit_hold_a_place_and_no_one_is_forgotten(
     steps: list[tuple[str, int]],
 ) -> None:
     asyncio.run(play_places(steps))

@@ -127,7 +127,7 @@ class Gauge:
         scripted.service.list_page = list_page
 
 
-async def test_a_listing_is_sorted_and_complete_and_asked_for_at_once(
+async def test_a_listing_is_sorted_and_complete_and_requested_at_once(
     scripted: ScriptedService,
 ) -> None:
     keys = filled(scripted)
@@ -332,7 +332,7 @@ async def test_one_level_is_whole_while_others_come_and_go(scripted: ScriptedSer
     assert {key.removesuffix("x") for key in stays} <= set(found)
 
 
-async def test_a_beginning_that_comes_again_with_the_next_page_is_told_once(
+async def test_a_beginning_that_comes_again_with_the_next_page_is_reported_once(
     scripted: ScriptedService,
 ) -> None:
     meta = scripted.put("x", b"")

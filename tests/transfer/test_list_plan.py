@@ -110,7 +110,7 @@ def test_every_key_is_listed_once_and_in_order(
 
 
 @pytest.mark.parametrize("name", ["common prefix", "dense digits", "hexadecimal", "late", "nested"])
-def test_a_large_listing_is_asked_for_at_once(name: str) -> None:
+def test_a_large_listing_is_requested_at_once(name: str) -> None:
     """Of 16 that may ask, at least 12 do at some moment."""
     _, num_most = listed(Source(ADVERSARIAL[name], 100), max_in_flight=16, choose=lambda _: 0)
     assert num_most >= 12
@@ -206,7 +206,7 @@ def test_a_level_whose_keys_end_everywhere(letters: str, page_size: int) -> None
 
 @pytest.mark.parametrize("width", [0, 5])
 @pytest.mark.parametrize("below", [1, 20])
-def test_a_large_level_is_asked_for_at_once(width: int, below: int) -> None:
+def test_a_large_level_is_requested_at_once(width: int, below: int) -> None:
     """No range begins behind a delimiter: of what it stands for, another range would tell again."""
     keys = {f"a/{at:0{width}}/{each}" for at in range(5_000) for each in range(below)}
     source = Level(keys, "a/", "/", 100)
@@ -299,7 +299,7 @@ def test_a_gallop_goes_far_quickly() -> None:
     assert points == ["train/0005", "train/001", "train/01", "train/1", "train0", "u"]
 
 
-def test_keys_before_the_range_that_was_asked_for_are_rejected() -> None:
+def test_keys_before_the_range_that_was_requested_are_rejected() -> None:
     plan = ListingPlan("", max_in_flight=4, page_size=1000, delimiter="")
     [request] = plan.next_requests(may_prefetch=True)[:1]
     request.range.start = "m"

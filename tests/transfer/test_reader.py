@@ -61,7 +61,7 @@ async def reach(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_it_fetches_no_more_than_its_window_while_nobody_reads(
+async def test_an_idle_reader_fetches_no_more_than_its_window(
     scripted: ScriptedService,
 ) -> None:
     step = PART
@@ -127,7 +127,7 @@ async def test_wrong_bytes_are_an_error_before_the_end(scripted: ScriptedService
 
 
 @pytest.mark.parametrize("size", [10_000, 999], ids=["ten ranges", "one range"])
-async def test_wrong_bytes_that_nobody_has_yet_are_read_again(
+async def test_wrong_bytes_that_no_one_has_yet_are_read_again(
     scripted: ScriptedService, size: int
 ) -> None:
     meta = scripted.put("a", DATA[:size])

@@ -98,7 +98,7 @@ async def test_delays_double_up_to_the_maximum() -> None:
     assert time.slept == [0.5, 1.0, 1.5]
 
 
-async def test_the_service_is_given_the_time_that_it_asked_for() -> None:
+async def test_the_service_is_given_the_time_that_it_requested() -> None:
     time = Time()
     attempt, _ = failing(TransientError("busy", retry_after_seconds=7.0))
     await with_retry(attempt, POLICY, clock=time.clock, sleep=time.sleep, jitter=lambda: 0.25)
@@ -162,7 +162,7 @@ async def test_the_deadline_ends_an_attempt_under_way_and_names_the_object() -> 
 
 
 @pytest.mark.usefixtures("clock")
-async def test_the_deadline_tells_the_last_failure_where_there_was_one() -> None:
+async def test_the_deadline_reports_the_last_failure_where_there_was_one() -> None:
     async def attempt(number: int) -> None:
         if number == 1:
             raise TransientError("busy", uri="gs://b/k")
@@ -173,7 +173,7 @@ async def test_the_deadline_tells_the_last_failure_where_there_was_one() -> None
         await with_retry(attempt, policy, clock=loop_time)
 
 
-async def test_a_timeout_of_somebody_else_is_not_the_deadline() -> None:
+async def test_a_timeout_of_another_client_is_not_the_deadline() -> None:
     attempt, _ = failing(TimeoutError("somebody else's"))
     with pytest.raises(TimeoutError, match="somebody else's"):
         await with_retry(attempt, POLICY, clock=loop_time)

@@ -64,7 +64,7 @@ async def test_a_listed_size_that_is_wrong_is_never_a_short_read(
     assert scripted.is_clean()
 
 
-async def test_a_size_that_a_look_before_the_read_told_wrong_is_an_error(
+async def test_a_size_that_a_look_before_the_read_reported_wrong_is_an_error(
     scripted: ScriptedService,
 ) -> None:
     wrong = replace(scripted.put("a", DATA), size=1500)
@@ -91,7 +91,7 @@ def answer_sizes(scripted: ScriptedService, *sizes: int, generation: str | None 
 
 
 @pytest.mark.parametrize("read", READS)
-async def test_one_answer_with_another_size_is_asked_for_again(
+async def test_one_response_with_another_size_is_requested_again(
     scripted: ScriptedService, read: Any
 ) -> None:
     meta = scripted.put("a", DATA)

@@ -505,7 +505,7 @@ async def test_an_empty_object_costs_no_third_request(
     assert reading.is_clean()
 
 
-async def test_an_answer_that_tells_too_little_is_asked_for_again(fake: FakeService) -> None:
+async def test_a_response_that_reports_too_little_is_requested_again(fake: FakeService) -> None:
     stored = filled(fake, "a")
     reading = Reading(fake.open(), ["a"])
     await settle()
@@ -788,7 +788,7 @@ async def test_the_deadline_of_a_retry_began_with_its_first_attempt(fake: FakeSe
     assert reading.is_clean()
 
 
-async def test_an_error_that_nobody_expects_fails_the_item(fake: FakeService) -> None:
+async def test_an_error_that_no_one_expects_fails_the_item(fake: FakeService) -> None:
     filled(fake, "a")
     reading = Reading(fake.open(), ["a"])
     await settle()

@@ -26,7 +26,7 @@ def opened(server: GCSServer) -> aioflux.Store:
 KEYS = [f"{at:03}" for at in range(40)]
 
 
-async def test_workers_that_somebody_else_cancels_end_the_iteration(server: GCSServer) -> None:
+async def test_workers_that_another_client_cancels_end_the_iteration(server: GCSServer) -> None:
     async with opened(server) as store:
         _ = [key async for key, _ in store.get_many(KEYS)]
         me = asyncio.current_task()
@@ -54,7 +54,7 @@ async def test_workers_that_somebody_else_cancels_end_the_iteration(server: GCSS
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), GeneratorExit()])
-async def test_keys_that_fail_are_not_asked_for_again(
+async def test_keys_that_fail_are_not_requested_again(
     server: GCSServer, error: BaseException
 ) -> None:
     num_asked = 0

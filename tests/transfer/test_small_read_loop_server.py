@@ -167,7 +167,7 @@ async def test_the_delay_of_a_retry_after_is_kept(plain_server: GCSServer) -> No
         assert (stats.num_retries, stats.num_failures, stats.num_throttled) == (1, 1, 1)
 
 
-async def test_an_object_that_is_not_there_is_asked_for_once(server: GCSServer) -> None:
+async def test_an_object_that_is_not_there_is_requested_once(server: GCSServer) -> None:
     stored = filled(server, 6)
     async with opened(server) as store:
         before = store.stats.num_requests
@@ -195,7 +195,7 @@ def close_connections(server: GCSServer) -> None:
         time.sleep(0.001)
 
 
-async def test_connections_that_were_closed_meanwhile_cost_nobody_an_attempt(
+async def test_connections_that_were_closed_meanwhile_cost_no_one_an_attempt(
     server: GCSServer,
 ) -> None:
     stored = filled(server, 40)

@@ -96,7 +96,7 @@ async def test_every_step_may_fail_once(
 
 
 @SIZES
-async def test_a_lost_answer_is_not_taken_for_somebody_elses_object(
+async def test_a_lost_response_is_not_taken_for_another_clients_object(
     scripted: ScriptedService, data: bytes
 ) -> None:
     scripted.put("a", b"somebody else's")
@@ -457,7 +457,9 @@ async def test_every_part_travels_with_its_crc32c(scripted: ScriptedService) -> 
     assert sorted(map(str, sent)) == sorted(str(crc32c(part)) for part in parts)
 
 
-async def test_a_damaged_object_that_cannot_be_removed_is_told(scripted: ScriptedService) -> None:
+async def test_a_damaged_object_that_cannot_be_removed_is_reported(
+    scripted: ScriptedService,
+) -> None:
     corrupt(scripted)
     scripted.service.fail("delete", *[REFUSE] * 4)
     with pytest.raises(ChecksumError) as raised:
@@ -504,7 +506,7 @@ class Forgetful(FlakyService):
         return ObjectMeta(key=request.key, uri=self.uri(request.key), size=size)
 
 
-async def test_parts_grow_and_the_memory_bound_holds_or_is_told(
+async def test_parts_grow_and_the_memory_bound_holds_or_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """901 parts of 5 MiB, then of 10: twice what the writer may hold."""

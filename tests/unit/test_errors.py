@@ -55,7 +55,7 @@ def test_one_message_builds_it(error: type[_errors.AiofluxError]) -> None:
 
 @pytest.mark.parametrize("uri", ["gs://b/k", 'gs://b/a "b"\u2028c: d, \n'], ids=["plain", "odd"])
 @pytest.mark.parametrize("status", [404, None])
-def test_a_traceback_carries_fields_where_it_is_told_to(uri: str, status: int | None) -> None:
+def test_a_traceback_carries_fields_if_requested(uri: str, status: int | None) -> None:
     """Of several errors the last one, which is the one that was raised."""
     error = _errors.NotFoundError("gone", uri=uri, status=status)
     error.carry_fields()

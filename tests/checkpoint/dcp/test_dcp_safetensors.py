@@ -152,7 +152,7 @@ def test_what_safetensors_cannot_hold_lies_beside_it(server: GCSServer, tmp_path
         assert_equal(torch.load(place), state[name])
 
 
-def test_the_metadata_tells_where_the_bytes_lie(server: GCSServer) -> None:
+def test_the_metadata_reports_where_the_bytes_lie(server: GCSServer) -> None:
     state = state_of_all_kinds()
     metadata = save(state, writer(objects_per_rank=2))
     _, commit = index_of(server)

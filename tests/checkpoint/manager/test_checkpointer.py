@@ -278,7 +278,7 @@ class TestFailures:
             checkpointer.close()
         assert "step-00000002" in caplog.text
 
-    def test_in_the_log_when_nobody_is_there(
+    def test_in_the_log_without_a_terminal(
         self, broken: Checkpointer, caplog: pytest.LogCaptureFixture
     ) -> None:
         dropped = Checkpointer(URI, retry=FAST, timeouts=SLOW)
@@ -307,9 +307,7 @@ class TestFailures:
         assert not checkpointer.save(1, {}).num_bytes
 
     @pytest.mark.clouds("gs")
-    def test_a_busy_service_is_asked_again(
-        self, checkpointer: Checkpointer, server: GCSServer
-    ) -> None:
+    def test_a_busy_service_is_retried(self, checkpointer: Checkpointer, server: GCSServer) -> None:
         server.faults.add(WRITE, key=DATA, status=503, times=1)
         checkpointer.save(1, state_of(1))
         assert checkpointer.history()[-1].num_retries >= 1
@@ -342,7 +340,7 @@ class TestFailures:
         assert len(keys()) <= len(before) + 1
 
 
-def test_what_a_load_will_refuse_is_told_at_the_first_save(checkpointer: Checkpointer) -> None:
+def test_what_a_load_will_refuse_is_reported_at_the_first_save(checkpointer: Checkpointer) -> None:
     state = {"a": torch.ones(2), "options": Namespace(lr=1), "names": ["x"]}
     with pytest.warns(UserWarning, match=r"'options' holds argparse\.Namespace"):
         checkpointer.save(1, state)

@@ -96,7 +96,7 @@ def test_a_checkpointer_says_at_once_that_saving_is_refused(
     assert keys(moto, uri) == before
 
 
-def test_of_concurrent_saves_of_one_step_none_is_told_that_it_is_saved(
+def test_no_lost_one_of_concurrent_saves_of_a_step_succeeds(
     ignoring_server: ConditionsGateway, moto: Moto, uri: str
 ) -> None:
     """And nothing of them is left."""

@@ -395,7 +395,7 @@ def test_text_keys_choose_what_is_loaded(checkpointer: Checkpointer) -> None:
     ],
     ids=["missing", "size", "tensor", "dict"],
 )
-def test_a_state_that_does_not_fit_is_told_with_the_checkpoint(
+def test_a_state_that_does_not_fit_is_reported_with_the_checkpoint(
     checkpointer: Checkpointer, into: Any, says: str
 ) -> None:
     checkpointer.save(3, {"model": {"a": torch.ones(2)}})

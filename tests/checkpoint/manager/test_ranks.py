@@ -237,7 +237,7 @@ def test_a_state_that_cannot_be_copied_on_one_rank(two: Ranks, server: GCSServer
     two.call("close")
 
 
-def test_ranks_at_different_steps_are_told(two: Ranks, uri: str) -> None:
+def test_ranks_at_different_steps_are_reported(two: Ranks, uri: str) -> None:
     two.call("open", uri=uri)
     for step, each in enumerate(two.all):
         each.send("save", step=step)

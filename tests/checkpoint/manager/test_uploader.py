@@ -185,7 +185,7 @@ def test_memory_of_another_process_is_refused() -> None:
         Checkpointer("memory://here/run", staging="process")
 
 
-def test_a_store_that_does_not_pickle_is_told_of_at_once() -> None:
+def test_a_store_that_does_not_pickle_is_an_error_at_once() -> None:
     with pytest.raises(TypeError, match="holds credentials and does not pickle"):
         Checkpointer(URI, staging="process", credentials=lambda: "token")
 

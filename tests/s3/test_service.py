@@ -1,19 +1,19 @@
-"""What is of `s3://` alone: uploads, batch deletes, public buckets, checksums; and the command."""
+"""Uploads, batch deletes, public buckets and checksums of `s3://`, and the command."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import aioflux
 from aioflux import TransferOptions
+from aioflux.testing.faults import Fault, FlakyStore
 from tests.command import run_command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aioflux._services.base import ReadRequest
     from tests.s3.conftest import Prefix
 
 MIB = 1024 * 1024
@@ -29,7 +29,7 @@ async def test_clean_ends_the_uploads_of_the_dead(prefix: Prefix) -> None:
         assert (await store.clean(older_than_seconds=0)).aborted == ()
 
 
-async def test_many_are_deleted_and_what_was_missing_is_told(prefix: Prefix) -> None:
+async def test_many_are_deleted_and_what_was_missing_is_reported(prefix: Prefix) -> None:
     objects = prefix.fill(25)
     async with aioflux.open_store(prefix.uri) as store:
         metas = await store.list_all()
@@ -42,7 +42,7 @@ async def test_many_are_deleted_and_what_was_missing_is_told(prefix: Prefix) -> 
     assert prefix.keys() == ["003"]
 
 
-async def test_anybody_reads_a_public_bucket(prefix: Prefix) -> None:
+async def test_anonymous_reads_of_a_public_bucket(prefix: Prefix) -> None:
     key = f"{prefix.name}/a"
     prefix.server.door().put_object(Bucket="public", Key=key, Body=b"1")
     anybody = aioflux.S3Access(anonymous=True)
@@ -99,23 +99,26 @@ async def test_a_large_object_is_verified_without_being_read_twice(prefix: Prefi
 
 @pytest.mark.parametrize("checksums", [True, False])
 async def test_wrong_bytes_of_a_large_object_are_noticed(
-    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, *, checksums: bool
+    prefix: Prefix, *, checksums: bool
 ) -> None:
-    """By the checksum that `head` tells, or by reading twice."""
+    """By the checksum that `head` returns, or by reading twice."""
     options = TransferOptions(range_size_bytes=MIB)
     data = bytes(3 * MIB)
     access = aioflux.S3Access(checksums=checksums)
-    async with aioflux.open_store(prefix.uri, transfer=options, credentials=access) as store:
+    faults = iter([None, Fault(kind="flip")])
+
+    def draw(operation: str) -> Fault | None:
+        return next(faults, None) if operation == "get" else None
+
+    async with FlakyStore(
+        prefix.uri,
+        draw=draw,
+        transfer=options,
+        retry=aioflux.RetryPolicy(),
+        timeouts=aioflux.Timeouts(),
+        credentials=access,
+    ) as store:
         await store.put("a", data)
         [meta] = await store.list_all()
-        session = store._sessions.current()
-        plain, wrong = session.service.get, iter([True])
-
-        async def flipped(request: ReadRequest, **settings: Any) -> Any:
-            body = await plain(request, **settings)
-            if request.start and next(wrong, False):
-                memoryview(body.data)[0] = 1
-            return body
-
-        monkeypatch.setattr(session.service, "get", flipped)
         assert await store.get(meta) == data
+        assert next(faults, None) is None
