@@ -538,9 +538,10 @@ def test_processes_together_stay_near_the_bound(tmp_path: Path) -> None:
     for worker in workers:
         worker.kill()
         worker.join()
-    # What each has under way while another measures: one object, and the room that it has taken.
-    under_way = FOOTER_BYTES + len(content_of(299)) + max_bytes // 1024
-    assert 0 < max(sizes) <= max_bytes + num_workers * under_way
+    # An eviction may miss two objects of each other process: one that is written while it measures,
+    # and one that is reserved between its last sum and the new ledger.
+    missed = 2 * (FOOTER_BYTES + len(content_of(299)) + max_bytes // 1024)
+    assert 0 < max(sizes) <= max_bytes + (num_workers - 1) * missed
 
 
 def stopped_bytes(directory: Path) -> int:
