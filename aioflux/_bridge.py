@@ -588,7 +588,8 @@ def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], p
         outcome = begin(close())
         # Not longer: the collector may run while this thread holds a lock that the loop needs, such
         # as that of a future that it waits for. The end of the process waits for the rest.
-        seconds = longest_cleanup_of_all().interrupted_seconds
+        times = longest_cleanup_of_all()
+        seconds = max(times.interrupted_seconds, times.composite_wait_seconds)
         if concurrent.futures.wait([outcome], timeout=seconds).done:
             outcome.result()
 

@@ -352,8 +352,8 @@ def test_an_iteration_in_a_cycle_is_closed_once(
 
 def test_a_dropped_iteration_waits_for_a_limited_time() -> None:
     """The collector may drop one while this thread holds a lock that the loop needs."""
-    timeouts = Timeouts(cleanup=CleanupTimeouts(interrupted_seconds=0.1))
-    with sync.open_store("memory://dropped", timeouts=timeouts) as store:
+    cleanup = CleanupTimeouts(interrupted_seconds=0.1, composite_wait_seconds=0.1)
+    with sync.open_store("memory://dropped", timeouts=Timeouts(cleanup=cleanup)) as store:
         for key in "abc":
             store.put(key, b"1")
         pages = store.list_pages(page_size=1)

@@ -263,6 +263,21 @@ async def test_a_step_that_cannot_be_removed_is_reported_and_keeps_no_other(stor
 
 
 @pytest.mark.clouds("gs")
+async def test_a_damaged_step_that_is_saved_again_meanwhile_stays(store, server) -> None:
+    saved = await save_step(store, 1)
+    key = f"run/{saved.meta.key}"
+    good = server.get("bucket", key)
+    damaged = bytearray(good)
+    damaged[-30] ^= 1
+    server.put("bucket", key, bytes(damaged))
+    await save_step(store, 2)
+    BeforeDelete(server, {key: lambda: server.put("bucket", key, good)})
+    result = prune(store, keep_last=1)
+    assert [type(error) for error in result.errors.values()] == [PreconditionFailedError]
+    assert steps(store) == [1, 2]
+
+
+@pytest.mark.clouds("gs")
 async def test_prune_looks_no_closer_than_it_must(store, server) -> None:
     for step in range(1, 21):
         await save_step(store, step, num_objects=1, size=10)

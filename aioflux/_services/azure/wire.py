@@ -61,7 +61,6 @@ _META_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ETAG = re.compile(r"[!#-~]+")
 _MAX_NAME = 1024
 _MARK = b"aioflux-"
-_UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 _BLOCK = re.compile(rb"aioflux-([0-9a-f]{32})-([0-9]{7})")
 
 _EXISTS = frozenset({"BlobAlreadyExists", "UnauthorizedBlobOverwrite"})

@@ -58,7 +58,9 @@ async def remove_step(store: Store, step: int, generation: str) -> DeleteResult:
     removed = []
     for at, each in enumerate(found):
         is_last = at == len(found) - 1
-        meta = replace(each.meta, generation=generation) if is_last else each.meta
+        # Without a generation, that of a damaged commit object, it is the one that was read here.
+        pin = generation if generation and is_last else each.meta.generation
+        meta = replace(each.meta, generation=pin)
         try:
             await store.delete(meta)
         except NotFoundError as exc:

@@ -151,6 +151,11 @@ async def read_range(
         return
     block = stored.block_size
     meta = meta_of(store, stored, key=key, is_pinned=is_pinned)
+    if start < 0 or end > stored.size:
+        raise CheckpointCorruptError(
+            f"bytes {start} to {end} of {meta.uri} are not there, its size is {stored.size}: the "
+            "commit contradicts itself"
+        )
     first, last = start - start % block, min(stored.size, -(-end // block) * block)
     if (first, last) == (start, end):
         await _read_blocks(store, stored, meta, start, into)

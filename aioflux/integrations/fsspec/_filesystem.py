@@ -576,6 +576,8 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
                 results[number] = outcome
 
         max_in_flight = batch_size or self.batch_size or _MAX_OBJECTS
+        if max_in_flight < 1:  # -1 is no limit in fsspec
+            max_in_flight = _MAX_OBJECTS
         await gather_bounded(read, list(groups), max_in_flight=max_in_flight)
         if on_error != "return":
             for result in results:
