@@ -92,7 +92,7 @@ async def read(store: aioflux.Store, keys: Any, *, ordered: bool = True) -> list
 def check_at_rest(store: aioflux.Store) -> None:
     """Every place, byte and connection was given back."""
     session = session_of(store)
-    limits, pool = session.limits, session.service._pool
+    limits, pool = session.limits, session.service._sender.pool
     assert (limits.requests.num_held, limits.bytes.held_bytes) == (0, 0)
     assert store.stats.num_in_flight == 0
     assert session.deadlines.is_idle
@@ -109,7 +109,7 @@ async def test_everything_comes_with_one_request_each(server: GCSServer) -> None
         assert dict(await read(store, list(stored), ordered=False)) == stored
         assert store.stats.num_requests - before.num_requests == 600 + 1
         assert store.stats.num_failures == 0
-        assert session_of(store).service._pool.num_opened <= 4
+        assert session_of(store).service._sender.pool.num_opened <= 4
         check_at_rest(store)
 
 
@@ -290,7 +290,7 @@ async def test_two_iterations_share_the_connections(server: GCSServer) -> None:
     async with opened(server) as store:
         first, second = await asyncio.gather(read(store, keys[:50]), read(store, keys[50:]))
         assert first + second == list(stored.items())
-        assert session_of(store).service._pool.num_opened <= 4
+        assert session_of(store).service._sender.pool.num_opened <= 4
         check_at_rest(store)
 
 
@@ -420,7 +420,7 @@ def sockets() -> set[str]:
 
 async def reach_rest(server: GCSServer, store: aioflux.Store) -> None:
     """Wait until the server, too, has let go of the connections that were lost."""
-    pool = session_of(store).service._pool
+    pool = session_of(store).service._sender.pool
     async with asyncio.timeout(100):
         while server.stats.connections_open != pool.num_open:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -446,7 +446,7 @@ async def test_a_thousand_reads_leave_nothing_behind(
                 server.faults.add(READ, reset=True, probability=0.01, seed=2)
             await reach_rest(server, store)
             num_objects, open_before = len(gc.get_objects()), len(sockets())
-            pool = session_of(store).service._pool
+            pool = session_of(store).service._sender.pool
             num_open = pool.num_open
             before = tracemalloc.get_traced_memory()[0]
             num = 0
