@@ -3,9 +3,9 @@
     async with aioflux.open_store("gs://bucket/prefix") as store:
         data = await store.get("a.bin")
 
-`aioflux.sync` has the same names for blocking code, `aioflux.data` the datasets,
-`aioflux.checkpoint` the checkpoints and `aioflux.testing` a server to test against. They and the
-store are imported on first use: `import aioflux` imports neither torch nor a cloud SDK.
+Stores for blocking code are in `aioflux.sync`, datasets in `aioflux.data`, checkpoints in
+`aioflux.checkpoint`, and servers for tests in `aioflux.testing`. These modules and the store are
+imported on first use: `import aioflux` imports neither torch nor a cloud SDK.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _LAZY_NAMES = {
 }
 _LAZY_MODULES = ("checkpoint", "data", "sync", "testing")
 
-# Hidden from type checkers, for which every name would exist.
+# `__getattr__` is hidden from type checkers, which would otherwise accept every name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

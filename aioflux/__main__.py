@@ -1,4 +1,4 @@
-"""`python -m aioflux`: the same as the command `aioflux`."""
+"""Entry point of `python -m aioflux`, which is the command `aioflux`."""
 
 from __future__ import annotations
 

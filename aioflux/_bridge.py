@@ -1,19 +1,19 @@
-r"""The background event loop of blocking callers: its thread, fork hooks and end of process.
+r"""The background event loop for blocking callers: its thread, fork hooks and shutdown.
 
 One thread runs one uvloop loop for the whole process; it starts with the first call. A call from
-the loop's own thread raises, because it would wait for itself; a caller whose thread runs another
-loop (a notebook) is served.
+the loop's own thread raises, because it would wait for itself. The caller's thread may run another
+loop, as in a notebook.
 
     caller's thread:  run(coroutine) -> waits ---------------------------> result, or error
-                                    \\                                /
+                                    \                                /
     loop's thread:                   task -> ... -> done, cancelled /
 
-After a fork the child has no such thread, and must not touch the parent's sockets: closing or
-collecting an inherited session in the child removes the parent's sockets from the epoll set that
-both share, and the parent's next request hangs. So inherited objects are kept for ever, and the
-lock is replaced, because another thread may have held it at the fork.
+After a fork the child does not have this thread, and must not touch the parent's sockets: closing
+or collecting an inherited session in the child removes the parent's sockets from the epoll set that
+both share, and the parent's next request hangs. So inherited objects are never closed or collected,
+and the lock is replaced, because another thread of the parent may have held it at the fork.
 
-Over 500 lines: everything that depends on threads and forks is in this one module.
+Over 500 lines: the loop's thread, the fork hooks and all code that needs both are in this module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import BufferedIterator
 from aioflux._transfer.sessions import live_sessions, longest_cleanup_of_all
 from aioflux.store import sessions_of
@@ -55,9 +55,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Feed",
     "ForkSafeLock",
-    "Held",
+    "OpenContext",
     "background_loop",
-    "begin",
     "close_when_dropped",
     "entered",
     "feed",
@@ -65,18 +64,20 @@ __all__ = [
     "limit_wait_for_workers",
     "run",
     "shut_down_with_worker",
+    "submit",
 ]
 
 T = TypeVar("T")
 
 _WORKER_SHUTDOWN_SECONDS = 10.0
-"""Time that a terminated DataLoader worker has to clean up; the main process waits for it."""
+"""Maximum time for the clean-up of a terminated DataLoader worker. If the worker is still alive one
+second later, the main process kills it."""
 
 _POLL_SECONDS = 0.5
-"""Interval at which a waiting caller wakes for signals that arrived just before it waited."""
+"""Interval at which a waiting caller wakes up to handle signals that did not interrupt its wait."""
 
 _FEED_SECONDS = 0.001
-"""Longest time for which a feed collects items in one crossing."""
+"""Time after which a feed produces no more items for one crossing. It always produces one."""
 
 _BUILTIN_ITERABLES: tuple[type, ...] = (
     list,
@@ -88,16 +89,16 @@ _BUILTIN_ITERABLES: tuple[type, ...] = (
     type({}.keys()),
     type({}.items()),
 )
-"""Iterables that run no code of the caller."""
+"""Iterables whose iteration runs no code of the caller."""
 
 _BEFORE_FORK = "an object opened before a fork cannot be used after it; open it again"
 
 _parked: list[Any] = []
-"""Objects that a forked child inherited; never closed, never collected."""
+"""Objects that a forked child has inherited, and must never close or collect."""
 
 
 class _LoopThread:
-    """The background thread of one process, and the work on its loop."""
+    """The bridge: the background thread of a process, its event loop, and the coroutines on it."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -107,7 +108,7 @@ class _LoopThread:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cancelled: set[concurrent.futures.Future[Any]] = set()
         self._started: set[concurrent.futures.Future[Any]] = set()
-        self.ends_with_worker = False
+        self.shuts_down_with_worker = False
         self.limits_workers = False
         self.is_exiting = False
         self.is_closed = False
@@ -130,7 +131,7 @@ class _LoopThread:
                     target=_run_until_stopped, args=(loop,), name="aioflux-loop", daemon=True
                 )
                 self._thread.start()
-                self._loop = loop  # last: Ctrl-C may have kept the thread from starting
+                self._loop = loop  # only now: Ctrl-C may interrupt the start of the thread
             return self._loop
 
     def stop(self) -> None:
@@ -140,13 +141,13 @@ class _LoopThread:
             self._loop = self._thread = None
         if loop is None or thread is None or not thread.is_alive():
             return
-        asyncio.run_coroutine_threadsafe(_wind_down(loop), loop)
+        asyncio.run_coroutine_threadsafe(_cancel_all_and_stop(loop), loop)
         thread.join(longest_cleanup_of_all().total_seconds)
         if not thread.is_alive():
             loop.close()
 
     def start_if_own(self, coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
-        """Start a coroutine if this is the loop's own thread; return whether it is."""
+        """Start a coroutine if this is the loop's own thread; return whether it was started."""
         if self._loop is None or self._thread is not threading.current_thread():
             return False
         task = self._loop.create_task(coroutine())
@@ -155,30 +156,30 @@ class _LoopThread:
         return True
 
     def track_cancelled(self, outcome: concurrent.futures.Future[Any]) -> None:
-        """Remember cancelled work whose caller may stop waiting before it has ended."""
+        """Remember a cancelled coroutine, whose caller may stop waiting before it is done."""
         self._cancelled.add(outcome)
         outcome.add_done_callback(self._cancelled.discard)
 
     def track_started(self, outcome: concurrent.futures.Future[Any]) -> None:
-        """Remember work that the end of the process waits for."""
+        """Remember a coroutine for which the process waits before it ends."""
         self._started.add(outcome)
         outcome.add_done_callback(self._started.discard)
 
     def wait_for_started(self) -> None:
-        """Wait for all work of `begin`."""
+        """Wait for all coroutines that `submit` has started."""
         concurrent.futures.wait(list(self._started))
 
     def wait_for_cancelled(self) -> None:
-        """Wait a little for cancelled work."""
+        """Wait for cancelled coroutines, up to `CleanupTimeouts.interrupted_seconds`."""
         seconds = longest_cleanup_of_all().interrupted_seconds
         concurrent.futures.wait(list(self._cancelled), timeout=seconds)
 
     def serves(self, sessions: Sessions) -> bool:
-        """Return whether there is a session of this loop."""
+        """Return whether there is a session of a store on this loop."""
         return self._loop in sessions
 
     def inherited(self) -> tuple[Any, ...]:
-        """Return what a forked child must neither close nor collect."""
+        """Return the objects that a forked child must neither close nor collect."""
         return self._loop, self._thread, self._tasks
 
 
@@ -191,10 +192,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the shared loop until it is stopped, also after exceptions that end `run_forever`.
+    """Run the loop until it is stopped, and restart it after a SystemExit or KeyboardInterrupt.
 
-    A SystemExit or KeyboardInterrupt in a task, from code of the caller such as a credentials
-    function, is raised both where the task is awaited and out of the loop.
+    Code of the caller, such as a credentials function, can raise them in a task. asyncio raises
+    them both in the code that awaits the task and from `run_forever`.
     """
     while True:
         with suppress(SystemExit, KeyboardInterrupt):
@@ -202,7 +203,7 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
             return
 
 
-async def _wind_down(loop: asyncio.AbstractEventLoop) -> None:
+async def _cancel_all_and_stop(loop: asyncio.AbstractEventLoop) -> None:
     tasks = asyncio.all_tasks(loop) - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -211,21 +212,20 @@ async def _wind_down(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _close_all(iterators: list[AsyncGenerator[Any, None]]) -> None:
-    # One that another thread is iterating raises; its task is cancelled later.
-    await asyncio.gather(*(each.aclose() for each in iterators), return_exceptions=True)
+    # `aclose` raises if another thread is iterating; the task of that thread is cancelled later.
+    await asyncio.gather(*(iterator.aclose() for iterator in iterators), return_exceptions=True)
 
 
 _bridge = _LoopThread()
-_held: weakref.WeakSet[Held[Any]] = weakref.WeakSet()
+_open_contexts: weakref.WeakSet[OpenContext[Any]] = weakref.WeakSet()
 _iterating: weakref.WeakSet[AsyncGenerator[Any, None]] = weakref.WeakSet()
-"""Contexts and iterations that blocking callers have open; closed before the loop is stopped."""
+"""Open contexts and iterations of blocking callers; closed before the loop is stopped."""
 
 
-def _own_bridge() -> _LoopThread:
-    """Return the bridge of this process.
+def _current_bridge() -> _LoopThread:
+    """Return the bridge of this process, even if Ctrl-C has interrupted the fork hook.
 
-    Ctrl-C just after a fork is raised in the fork hook, and ends it: the child then still has the
-    bridge of its parent, whose thread does not run here.
+    After an interrupted fork hook, the child still has the bridge of its parent, without a thread.
     """
     if _bridge.pid != os.getpid():
         _after_fork_in_child()
@@ -233,38 +233,38 @@ def _own_bridge() -> _LoopThread:
 
 
 def shut_down() -> None:
-    """Close what is in flight, and stop the loop: the process is about to end."""
-    _own_bridge().wait_for_started()
+    """Wait for running work, close all sessions and stop the loop, at the end of the process."""
+    _current_bridge().wait_for_started()
     _bridge.is_exiting = True
-    for held in list(_held):
-        held.abandon()
+    for context in list(_open_contexts):
+        context.abandon()
     if iterators := list(_iterating):
         run(_close_all(iterators))
     _bridge.wait_for_cancelled()
-    for each in live_sessions():
-        _close_session(each)
+    for sessions in live_sessions():
+        _close_session(sessions)
     _bridge.wait_for_started()
     _bridge.is_closed = True
     _bridge.stop()
 
 
 def _park(*inherited: object) -> None:
-    """Keep objects from ever being closed or collected, at the end of the process too."""
+    """Keep objects from being closed or collected, even at the end of the process."""
     _parked.append(inherited)
     if sys.implementation.name == "cpython":
-        # A reference that is never released: the list alone is cleared when the process ends, and
-        # aiohttp sessions and sockets would close themselves.
+        # A reference that is never released. The list is cleared at the end of the process, and
+        # aiohttp sessions and sockets would then close themselves.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 def _after_fork_in_child() -> None:
     global _bridge
-    sessions = live_sessions()
-    # Parked before they are dropped, and the new bridge last: Ctrl-C may arrive in between.
-    _park(_bridge, _bridge.inherited(), [each.open_sessions() for each in sessions])
-    for each in sessions:
-        each.forget()
-    _held.clear()
+    stores = live_sessions()
+    # In this order, because Ctrl-C may arrive at any time: park, drop, replace the bridge.
+    _park(_bridge, _bridge.inherited(), [sessions.open_sessions() for sessions in stores])
+    for sessions in stores:
+        sessions.forget()
+    _open_contexts.clear()
     _iterating.clear()
     _bridge = _LoopThread()
 
@@ -275,64 +275,67 @@ atexit.register(shut_down)
 
 
 def shut_down_with_worker() -> None:
-    """Have `shut_down` run when this process, a DataLoader worker, ends or is terminated.
+    """Arrange that `shut_down` runs when this process, a DataLoader worker, ends or is terminated.
 
-    A worker runs no hook of `atexit`. When the main process ends, multiprocessing sends SIGTERM to
-    the workers that still run (a traceback or `persistent_workers` keeps them alive), and waits for
-    them without a limit; torch's handler calls `_exit` at once. So the handler here has a limit.
+    A worker does not run `atexit` hooks. At the end of the main process, multiprocessing sends
+    SIGTERM to workers that are alive (because of a traceback or `persistent_workers`), and waits
+    for them without a limit. The handler of torch calls `_exit` at once; this handler cleans up
+    for `_WORKER_SHUTDOWN_SECONDS` at most.
     """
-    from multiprocessing.util import Finalize  # its own hook at exit must run before this one
+    # Imported only now: exit hooks run in reverse order, and that of multiprocessing must run
+    # before `shut_down`, which was registered when this module was imported.
+    from multiprocessing.util import Finalize
 
-    bridge = _own_bridge()
-    if not bridge.ends_with_worker:
-        bridge.ends_with_worker = True
+    bridge = _current_bridge()
+    if not bridge.shuts_down_with_worker:
+        bridge.shuts_down_with_worker = True
         Finalize(None, shut_down, exitpriority=0)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _shut_down_and_exit)
 
 
 def limit_wait_for_workers() -> None:
-    """Have the end of this process wait for its daemonic children for a limited time.
+    """Limit the time for which this process waits for its DataLoader workers before it ends.
 
-    DataLoader workers are such children. One in the middle of a C call does not run the handler of
-    `shut_down_with_worker`, and multiprocessing would wait for it without a limit.
+    A worker inside a C call does not run the signal handler of `shut_down_with_worker`, and
+    multiprocessing would wait for it without a limit. Applies to all daemonic child processes.
     """
     from multiprocessing.util import Finalize
 
-    bridge = _own_bridge()
+    bridge = _current_bridge()
     if not bridge.limits_workers:
         bridge.limits_workers = True
-        Finalize(None, _end_workers, exitpriority=0)  # before multiprocessing joins its children
+        Finalize(None, _terminate_workers, exitpriority=0)  # runs before the join of children
 
 
-def _end_workers() -> None:
+def _terminate_workers() -> None:
     from multiprocessing import active_children
 
-    workers = [each for each in active_children() if each.daemon]
-    for each in workers:
-        each.terminate()
-    give_up_at = time.monotonic() + _WORKER_SHUTDOWN_SECONDS + 1.0
-    for each in workers:
-        each.join(max(0.0, give_up_at - time.monotonic()))
-        if each.is_alive():
-            each.kill()
+    workers = [child for child in active_children() if child.daemon]
+    for worker in workers:
+        worker.terminate()
+    kill_at = time.monotonic() + _WORKER_SHUTDOWN_SECONDS + 1.0
+    for worker in workers:
+        worker.join(max(0.0, kill_at - time.monotonic()))
+        if worker.is_alive():
+            worker.kill()
 
 
 def _shut_down_and_exit(*_: object) -> None:
-    # In a thread: the main thread may hold the bridge's lock, and would wait for itself.
+    # In a thread, because the interrupted main thread may hold the bridge's lock.
     thread = threading.Thread(target=shut_down, name="aioflux-shutdown")
     thread.start()
     thread.join(_WORKER_SHUTDOWN_SECONDS)
-    os._exit(0)  # as torch's handler: another status is an error in the main process
+    os._exit(0)  # as torch's handler does: the main process raises for another status
 
 
 def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> T:
     """Run a coroutine on the background loop and return its result.
 
-    If it takes items of a `feed`, they are produced in this thread meanwhile.
+    If the coroutine iterates a `feed`, the items are produced in this thread meanwhile.
 
-    Ctrl-C (or any other exception that a signal handler raises here) cancels the coroutine, waits
-    until it has cleaned up, and is then raised in the caller.
+    Ctrl-C, or another exception of a signal handler, cancels the coroutine. It is raised in the
+    caller after the clean-up of the coroutine.
 
     Raises:
         RuntimeError: Called on the background loop's own thread.
@@ -356,13 +359,13 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
     def cancel() -> None:
         if started:
             started[0].cancel()
-        else:  # Ctrl-C came before `start` was scheduled
+        else:  # Ctrl-C arrived before `start` was scheduled
             coroutine.close()
             outcome.set_exception(asyncio.CancelledError())
 
-    # Ctrl-C may come anywhere from here on.
+    # From here on, Ctrl-C at any point closes or cancels the coroutine.
     try:
-        if _own_bridge().is_exiting and threading.current_thread().daemon:
+        if _current_bridge().is_exiting and threading.current_thread().daemon:
             coroutine.close()
             _block_forever()
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -370,13 +373,13 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         loop.call_soon_threadsafe(start)
         if feed is not None:
             feed.serve(outcome)
-        return _result(outcome)
+        return _wait_for_result(outcome)
     except BaseException:
         if loop is None:
             coroutine.close()
         elif not outcome.done():
             loop.call_soon_threadsafe(cancel)
-            _bridge.track_cancelled(outcome)  # another Ctrl-C ends the wait for it
+            _bridge.track_cancelled(outcome)  # another Ctrl-C may interrupt the wait below
             concurrent.futures.wait([outcome], timeout=longest_cleanup_of_all().total_seconds)
         if _bridge.is_exiting and threading.current_thread().daemon:
             _block_forever()
@@ -384,25 +387,25 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Return the background loop, started on first use, for libraries that ask for a loop.
+    """Return the background loop, started on first use, for libraries that need an event loop.
 
     Raises:
         RuntimeError: Called on the background loop's own thread.
     """
-    return _own_bridge().loop()
+    return _current_bridge().loop()
 
 
-def begin(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """Start a coroutine on the background loop and return its future at once.
+def submit(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    """Start a coroutine on the background loop, and return its future without waiting.
 
-    The end of the process waits for it. `cancel` of the future cancels the coroutine, whose
-    clean-up still runs. After a fork only the parent runs it.
+    The process waits for the coroutine before it ends. `cancel` of the future cancels the
+    coroutine, which can still clean up. After a fork only the parent continues the coroutine.
 
     Raises:
         RuntimeError: Called on the background loop's own thread.
     """
     try:
-        loop = _own_bridge().loop()
+        loop = _current_bridge().loop()
     except BaseException:
         coroutine.close()
         raise
@@ -412,30 +415,30 @@ def begin(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
 
 
 def _block_forever() -> NoReturn:
-    """Wait in a daemon thread until the exiting interpreter ends it.
+    """Block a daemon thread until the exiting interpreter kills it.
 
-    Its stores are closed already; an error would only print a traceback that says so.
+    Its stores are closed already. An error would only print a traceback during the exit.
     """
     while True:
         threading.Event().wait()
 
 
-def _result(outcome: concurrent.futures.Future[T]) -> T:
-    """Wait for the outcome, and wake every `_POLL_SECONDS`.
+def _wait_for_result(outcome: concurrent.futures.Future[T]) -> T:
+    """Wait for the outcome, and wake up every `_POLL_SECONDS` to run signal handlers.
 
-    A signal that arrives just before the thread blocks does not interrupt the wait: CPython would
-    run its handler only afterwards.
+    A signal that arrives just before the thread blocks does not interrupt the wait, and CPython
+    runs its handler only when the thread wakes up.
     """
     while True:
         try:
             return outcome.result(_POLL_SECONDS)
-        except TimeoutError:  # of the wait, or of the work
+        except TimeoutError:  # raised by the wait, or by the coroutine
             if outcome.done():
                 return outcome.result()
 
 
 async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
-    # StopAsyncIteration cannot pass through a future as it is.
+    """Return True and the next item, or False and None at the end."""
     try:
         return True, await anext(iterator)
     except StopAsyncIteration:
@@ -443,12 +446,12 @@ async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
 
 
 class ForkSafeLock:
-    """A lock among threads of a process that is free in a forked child.
+    """A lock for the threads of one process. A forked child starts with a free lock.
 
         with lock.current:
 
-    `with` enters the interpreter's own lock: in a Python method around it, Ctrl-C could arrive
-    after the lock is acquired and before the block is entered, or before it is released.
+    `current` returns a `threading.Lock`, whose `with` is safe against Ctrl-C. A Python method
+    around it could be interrupted between the acquisition and the block, or before the release.
     """
 
     def __init__(self) -> None:
@@ -456,7 +459,7 @@ class ForkSafeLock:
 
     @property
     def current(self) -> threading.Lock:
-        """The lock of this process."""
+        """The lock; a new one in a forked child."""
         if self._pid != os.getpid():
             self._lock, self._pid = threading.Lock(), os.getpid()
         return self._lock
@@ -465,10 +468,10 @@ class ForkSafeLock:
 class Feed(BufferedIterator[T]):
     """A blocking caller's iterable, as an asynchronous iterator on the background loop.
 
-    Items are produced in the caller's own thread, while it waits in `run`: its generators may
-    block, use other blocking stores, and run in no thread but their own. One crossing takes the
-    items that are produced within a millisecond. Up to `max_ahead` items are buffered, and more
-    are requested when half of them are used.
+    Items are produced in the caller's thread, while it waits in `run`. So the iterable may be a
+    generator that blocks, uses other blocking stores, or must not run in another thread. One
+    crossing passes the items that are produced within a millisecond. Up to `max_ahead` items are
+    buffered; more are requested when half of them are used.
     """
 
     def __init__(self, items: Iterable[T], *, max_ahead: int) -> None:
@@ -504,14 +507,14 @@ class Feed(BufferedIterator[T]):
         return self._ready.popleft()
 
     def _request(self) -> None:
-        """Wake the caller's thread to produce more, unless it was woken or has no more."""
+        """Wake the caller's thread to produce items, unless it is awake or has no more items."""
         if not (self._is_requested or self._is_exhausted or self._failure):
             self._is_requested = True
             self._requested_by = asyncio.get_running_loop()
             self._wakeups.put(None)
 
     def serve(self, outcome: concurrent.futures.Future[Any]) -> None:
-        """Produce items in this thread, on request, until there is an outcome."""
+        """Produce items in this thread on request, until `outcome` is done."""
         outcome.add_done_callback(lambda _: self._wakeups.put(None))
         while not outcome.done():
             with suppress(queue.Empty):
@@ -531,10 +534,10 @@ class Feed(BufferedIterator[T]):
                 items.append(next(self._items))
         except StopIteration:
             is_exhausted = True
-        except Exception as exc:  # the caller's own: raised where the items are used
+        except Exception as exc:  # from the caller's iterable; `__anext__` raises it
             failure = exc
 
-        # At once: the loop may need them before it runs `accept`.
+        # Here and not in `accept`, so that the loop can use the items before it runs `accept`.
         self._ready.extend(items)
 
         def accept() -> None:
@@ -547,23 +550,24 @@ class Feed(BufferedIterator[T]):
 
 
 def feed(items: Iterable[T], *, max_ahead: int) -> Iterable[T] | Feed[T]:
-    """Return a feed if iterating runs code of the caller, else the iterable itself."""
+    """Return a feed if the iteration runs code of the caller, else the iterable itself."""
     return items if type(items) in _BUILTIN_ITERABLES else Feed(items, max_ahead=max_ahead)
 
 
 def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterator[T]:
-    """Iterate from a synchronous caller.
+    """Iterate over an asynchronous generator in a blocking caller.
 
-    Each item is one crossing, so it should be a page or a batch. If the iterator takes items of a
-    `feed`, they are produced in this thread.
+    Each item costs a crossing, so an item should be a page or a batch. If the generator iterates a
+    `feed`, the items of the feed are produced in this thread.
 
-    Leaving the iteration early closes the asynchronous iterator and its pending requests.
+    If the iteration is left early, the generator is closed and its pending requests are cancelled.
     """
     pid = os.getpid()
     _iterating.add(iterator)
-    # Closed here only: the loop's hook would close it a second time if the collector finds both in
-    # one cycle, such as that of an exception and its frame.
-    items = nested(iterator)
+    # With `aclosing_inner` the event loop does not register `iterator`, so that only the `finally`
+    # below closes it. Otherwise the loop would close it, too, if this generator and `iterator` are
+    # collected at once, in a reference cycle such as that of an exception and its frame.
+    items = aclosing_inner(iterator)
     try:
         while True:
             has_item, item = run(_step(items), feed=feed if isinstance(feed, Feed) else None)
@@ -579,15 +583,15 @@ def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterat
 
 
 def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], pid: int) -> None:
-    """Close an object that was dropped, from any thread and process that the collector runs in."""
+    """Close an object that is no longer used, from any thread. A forked child parks it instead."""
     if os.getpid() != pid:
         _park(target)
     elif _bridge.is_closed:
         return  # closed with the loop
     elif not _bridge.start_if_own(close):
-        outcome = begin(close())
-        # Not longer: the collector may run while this thread holds a lock that the loop needs, such
-        # as that of a future that it waits for. The end of the process waits for the rest.
+        outcome = submit(close())
+        # Wait with a limit: the garbage collector may run in a thread that holds a lock that the
+        # loop needs, such as the lock of a future. The process waits for `close` before it ends.
         times = longest_cleanup_of_all()
         seconds = max(times.interrupted_seconds, times.composite_wait_seconds)
         if concurrent.futures.wait([outcome], timeout=seconds).done:
@@ -595,42 +599,43 @@ def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], p
 
 
 def close_when_dropped(store: Store) -> Store:
-    """Close the connections of a store when it is collected or the process ends; return it."""
-    # Not at exit: `shut_down` closes those that still exist, before it stops the loop.
+    """Arrange that a store's connections are closed when it is collected; return the store."""
+    # Without `atexit`: `shut_down` closes the stores that still exist, before it stops the loop.
     weakref.finalize(store, _close_session, sessions_of(store)).atexit = False
     return store
 
 
 def _close_session(sessions: Sessions) -> None:
-    # Not awaited: the collector may run while this thread holds a lock that the loop needs, such as
-    # that of a future that it waits for.
-    bridge = _own_bridge()
+    # Do not wait: the garbage collector may run in a thread that holds a lock that the loop needs,
+    # such as the lock of a future.
+    bridge = _current_bridge()
     close = sessions.close_current
     if bridge.serves(sessions) and not (bridge.is_closed or bridge.start_if_own(close)):
-        begin(close())
+        submit(close())
 
 
 @contextmanager
-def entered(manager: AbstractAsyncContextManager[T]) -> Iterator[Held[T]]:
-    """Enter an asynchronous context manager, and exit it with the outcome of the body."""
-    held = Held(manager)
+def entered(manager: AbstractAsyncContextManager[T]) -> Iterator[OpenContext[T]]:
+    """Use an asynchronous context manager in a `with` statement of a blocking caller."""
+    context = OpenContext(manager)
     try:
-        yield held
+        yield context
     except GeneratorExit:
-        held.abandon()
+        context.abandon()
         raise
     except BaseException as exc:
-        if not held.leave(exc):
+        if not context.exit(exc):
             raise
     else:
-        held.leave()
+        context.exit()
 
 
-class Held(Generic[T]):
+class OpenContext(Generic[T]):
     """An asynchronous context manager that a blocking object, such as a file, keeps open.
 
-    Dropped without `leave`, by the garbage collector or with the process, it exits with an error:
-    an upload is aborted and its object never published. A forked child only drops it.
+    If it is dropped without `exit`, by the garbage collector or at the end of the process, the
+    manager exits with an error: an upload is aborted, and its object is not published. A forked
+    child drops it without an exit.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
@@ -638,27 +643,27 @@ class Held(Generic[T]):
         self._manager: AbstractAsyncContextManager[T] | None = None
         self._value = run(manager.__aenter__())
         self._manager = manager
-        _held.add(self)
+        _open_contexts.add(self)
 
     @property
     def value(self) -> T:
-        """The value that the manager returned on entry.
+        """The value that the manager has returned on entry.
 
         Raises:
-            RuntimeError: This is a forked child of the process that opened it.
+            RuntimeError: This process is a forked child of the process that opened the context.
         """
         if os.getpid() != self._pid:
             raise RuntimeError(_BEFORE_FORK)
         return self._value
 
-    def leave(self, error: BaseException | None = None) -> bool:
-        """Exit the manager, with `error` if one is given; the second call has no effect.
+    def exit(self, error: BaseException | None = None) -> bool:
+        """Exit the manager, with `error` if it is given. A second call has no effect.
 
         Returns:
             Whether the manager has suppressed the error.
 
         Raises:
-            RuntimeError: This is a forked child of the process that opened it, and `error` is None.
+            RuntimeError: This process is a forked child, and `error` is None.
         """
         if os.getpid() != self._pid and error is not None:
             self.abandon()
@@ -671,15 +676,15 @@ class Held(Generic[T]):
         return bool(run(manager.__aexit__(kind, error, trace)))
 
     def abandon(self) -> None:
-        """Exit the manager as if its body had failed, from any thread and process."""
+        """Exit the manager with an error, from any thread; a forked child only drops it."""
         manager, self._manager = self._manager, None
         if manager is None:
             return
         error = RuntimeError("dropped without being closed")
-        _close_dropped((manager, self._value), lambda: _leave(manager, error), self._pid)
+        _close_dropped((manager, self._value), lambda: _exit(manager, error), self._pid)
 
     __del__ = abandon
 
 
-async def _leave(manager: AbstractAsyncContextManager[Any], error: Exception) -> None:
+async def _exit(manager: AbstractAsyncContextManager[Any], error: Exception) -> None:
     await manager.__aexit__(type(error), error, None)

@@ -1,4 +1,4 @@
-"""Base classes of binary files over one object: buffered writes, and a position for reads.
+"""Base classes of blocking binary files that read or write one object.
 
 write -> buffer of 1 MiB -> ObjectWriter on the event loop
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aioflux.store import ObjectWriter
 
     class RawBinaryFile(io.RawIOBase, BinaryIO):
-        """`io.RawIOBase` for type checkers: `torch.load` and others are annotated with `IO`."""
+        """`io.RawIOBase` that type checkers also accept as `IO`, which `torch.load` requires."""
 
     class _BufferedBinaryFile(io.BufferedIOBase, BinaryIO):
         pass
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 else:
     RawBinaryFile, _BufferedBinaryFile = io.RawIOBase, io.BufferedIOBase
 
-__all__ = ["Holder", "PositionedFile", "RawBinaryFile", "WritableFile"]
+__all__ = ["PositionedFile", "RawBinaryFile", "WritableFile", "WriterContext"]
 
-_PENDING_BYTES = 1024 * 1024
-"""Small writes are buffered up to this size before they cross to the event loop: torch.save makes
-several for each tensor, and a crossing costs 35-125 us."""
+_BUFFER_BYTES = 1024 * 1024
+"""Size of the buffer of small writes. `torch.save` writes several times for each tensor, and a
+crossing to the event loop costs 35-125 us."""
 
 
-class Holder(Protocol):
-    """The part of `_bridge.Held` that a writable file uses."""
+class WriterContext(Protocol):
+    """Context of an open `ObjectWriter`: the methods of `_bridge.OpenContext` that a file uses."""
 
     @property
     def value(self) -> ObjectWriter:
         """The object under construction."""
 
-    def leave(self, error: BaseException | None = None, /) -> bool:
-        """Store the object, or abort it if there is an error."""
+    def exit(self, error: BaseException | None = None, /) -> bool:
+        """Publish the object, or abort the upload if `error` is given."""
 
 
 class WritableFile(_BufferedBinaryFile):
-    """A file whose bytes are uploaded while more are written; subclasses define `close`."""
+    """A file that is uploaded while it is written. Subclasses implement `close`."""
 
-    def __init__(self, held: Holder, uri: str, *, num_written: int = 0) -> None:
+    def __init__(self, context: WriterContext, uri: str, *, num_written: int = 0) -> None:
         self._uri = uri
-        self._held = held
-        self._pending = bytearray()
+        self._context = context
+        self._buffer = bytearray()
         self._num_written = num_written  # above 0 when appending
         self._failure: BaseException | None = None
 
@@ -58,16 +58,16 @@ class WritableFile(_BufferedBinaryFile):
         return True
 
     def tell(self) -> int:
-        """Return the number of bytes written."""
+        """Return the position of the next write, in bytes."""
         self._require_open()
         return self._num_written
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write the bytes of `data`, whose memory may be reused afterwards; return their number.
+        """Write the bytes of `data`, and return their number. The memory may be reused afterwards.
 
         Raises:
-            StorageError: An earlier part could not be stored. Every later write, and `close`, raise
-                the same.
+            StorageError: A part of the object could not be stored. Later writes and `close` raise
+                the same error.
         """
         self._require_open()
         self._raise_failure()
@@ -85,28 +85,28 @@ class WritableFile(_BufferedBinaryFile):
 
     def _require_open(self) -> None:
         if self.closed:
-            raise ValueError(f"the file that writes {self._uri} is closed")
+            raise ValueError(f"the file of {self._uri} is closed")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def _write_view(self, view: memoryview) -> None:
-        if len(self._pending) + view.nbytes > _PENDING_BYTES:
-            self._send_pending()
-        if view.nbytes >= _PENDING_BYTES:
-            _bridge.run(self._held.value.write(view))
+        if len(self._buffer) + view.nbytes > _BUFFER_BYTES:
+            self._send_buffer()
+        if view.nbytes >= _BUFFER_BYTES:
+            _bridge.run(self._context.value.write(view))
         else:
-            self._pending += view
+            self._buffer += view
 
-    def _send_pending(self) -> None:
-        if self._pending:
-            _bridge.run(self._held.value.write(self._pending))
-            self._pending.clear()
+    def _send_buffer(self) -> None:
+        if self._buffer:
+            _bridge.run(self._context.value.write(self._buffer))
+            self._buffer.clear()
 
 
 class PositionedFile(io.RawIOBase):
-    """A seekable file over an object of a known size, without its reads."""
+    """Base class of a seekable file over one object. Subclasses implement the reads."""
 
     def __init__(self, meta: ObjectMeta) -> None:
         self.meta = meta
@@ -125,7 +125,7 @@ class PositionedFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move to a position, which may be beyond the end, and return it."""
+        """Set the position, which may be beyond the end of the object, and return it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.meta.size}
         if whence not in base:
             raise ValueError(f"whence must be 0, 1 or 2, not {whence!r}")

@@ -1,4 +1,4 @@
-"""Open stores by uri, each opened on first use."""
+"""A cache of open stores by uri."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ S = TypeVar("S")
 
 
 class StoreCache(dict[str, S]):
-    """Stores that one object reads and writes, by their uri; threads may share it.
+    """Stores by uri, each opened when its uri is first looked up. Threads may share a cache.
 
     Args:
-        open_store: Opens a store at a uri, and decides how it is closed when the cache drops it:
-            see `_bridge.close_when_dropped`.
-        max_stores: Stores that are cached at most; one more drops all of them.
+        open_store: Opens the store of a uri. Stores that the cache drops are not closed by the
+            cache: pass them through `_bridge.close_when_dropped`.
+        max_stores: Most cached stores, or None for no limit. A full cache drops all of its stores
+            before it opens another one.
     """
 
     def __init__(self, open_store: Callable[[str], S], *, max_stores: int | None = None) -> None:
@@ -28,5 +29,5 @@ class StoreCache(dict[str, S]):
 
     def __missing__(self, uri: str) -> S:
         if self._max_stores is not None and len(self) >= self._max_stores:
-            self.clear()  # those in use are referred to by their users
+            self.clear()  # stores in use stay open, because their users refer to them
         return self.setdefault(uri, self._open_store(uri))

@@ -7,17 +7,17 @@
     │   ├── AlreadyExistsError       (FileExistsError)   mode="create"
     │   ├── PreconditionFailedError  the object changed under the caller
     │   ├── ChecksumError            bytes received or sent do not match
-    │   ├── RecordError              an object was read, but not as the records it should hold
+    │   ├── RecordError              the bytes of an object are not valid records
     │   ├── UnsupportedError         the service or server cannot do this
-    │   └── TransientError           attempts ran out; __cause__ is the last failure
+    │   └── TransientError           attempts or time ran out; __cause__ is the last failure
     ├── CredentialsError
     └── CheckpointError
         ├── CheckpointNotFoundError
         └── CheckpointCorruptError
 
-Each can be built from one message, because PyTorch re-raises a worker's error as
-`type(error)(traceback)`; after `carry_fields` a StorageError keeps its fields then, too.
-Each pickles with its fields, because torch.distributed.checkpoint gathers errors by pickle.
+Each class can be built from one message, because PyTorch re-raises the error of a DataLoader worker
+as `type(error)(traceback)`. `StorageError.carry_fields` adds the fields to this traceback. Errors
+are pickled with their fields, because torch.distributed.checkpoint gathers errors by pickle.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ __all__ = [
     "UnsupportedError",
 ]
 
-_MARK: Final = "aioflux: uri and status "
-"""Begins the line of a traceback that holds the fields of its error."""
+_FIELDS_PREFIX: Final = "aioflux: uri and status "
+"""Beginning of the line of a traceback that contains the fields of the error."""
 
 
 class AiofluxError(Exception):
@@ -56,59 +56,62 @@ class AiofluxError(Exception):
         return self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # OSError subclasses rebuild from args alone; fields and notes travel in the instance
-        # dictionary.
+        # Subclasses of OSError would be rebuilt from their args alone; the instance dictionary
+        # contains the fields and notes.
         return type(self), (self.message,), self.__dict__.copy()
 
 
 class StorageError(AiofluxError):
-    """A storage service rejected or failed a request, or its response cannot be right.
+    """A storage service rejected a request or failed, or its response is invalid.
 
     Attributes:
-        message: The operation, its object, and what to do next.
-        uri: Whole uri of the object, prefix or bucket; empty if there is none.
-        status: HTTP status of the response, or None if there was none.
+        message: The failed operation, its object, and often advice.
+        uri: Whole uri of the object, prefix or bucket; empty if not known.
+        status: HTTP status of the response, or None without a response.
     """
 
     def __init__(self, message: str = "", *, uri: str = "", status: int | None = None) -> None:
         super().__init__(message)
-        if not uri and _MARK in message:
-            uri, status = _carried(message)
+        if not uri and _FIELDS_PREFIX in message:
+            uri, status = _parse_fields(message)
         self.uri = uri
         self.status = status
 
     def carry_fields(self) -> None:
-        """Add uri and status to the traceback, from whose text another process builds the error."""
-        import json  # `import aioflux` does without it
+        """Add uri and status to the traceback as a note, before the error leaves its process.
 
-        note = _MARK + json.dumps([self.uri, self.status])
+        PyTorch builds the error in the main process from the text of the traceback alone.
+        """
+        import json  # not imported by `import aioflux`
+
+        note = _FIELDS_PREFIX + json.dumps([self.uri, self.status])
         if note not in getattr(self, "__notes__", ()):
             self.add_note(note)
 
 
-def _carried(text: str) -> tuple[str, int | None]:
+def _parse_fields(traceback: str) -> tuple[str, int | None]:
     """Return uri and status of the last error in a traceback."""
     import json
 
-    notes = [line for line in text.splitlines() if line.startswith(_MARK)]
-    uri, status = json.loads(notes[-1].removeprefix(_MARK)) if notes else ("", None)
+    notes = [line for line in traceback.splitlines() if line.startswith(_FIELDS_PREFIX)]
+    uri, status = json.loads(notes[-1].removeprefix(_FIELDS_PREFIX)) if notes else ("", None)
     return uri, status
 
 
 class NotFoundError(StorageError, FileNotFoundError):
-    """No object (or bucket, or upload) has this name, or not in this generation."""
+    """The object, bucket or upload does not exist, or the object has another generation."""
 
 
 class PermissionDeniedError(StorageError, PermissionError):
-    """The credentials in use may not do this."""
+    """The credentials do not have the permission for this operation (HTTP 401 or 403)."""
 
 
 class AlreadyExistsError(StorageError, FileExistsError):
-    """`mode="create"` met an object that exists."""
+    """`mode="create"` was requested for an object that already exists."""
 
 
 class PreconditionFailedError(StorageError):
-    """The object changed under the caller: its generation is not the expected one."""
+    """The object was changed by another writer: its generation is not the expected one."""
 
 
 class ChecksumError(StorageError):
@@ -116,24 +119,25 @@ class ChecksumError(StorageError):
 
 
 class RecordError(StorageError):
-    """The bytes of an object are not valid records: torn, truncated or malformed."""
+    """The bytes of an object are not valid records: they are truncated or malformed."""
 
 
 class UnsupportedError(StorageError):
-    """The service or server cannot do this; the message says what to do instead."""
+    """The service or server does not support this operation; the message names an alternative."""
 
 
 class TransientError(StorageError):
-    """A failure that may be temporary; raised to the caller when attempts or time ran out.
+    """A failure that may be temporary. Callers receive it when attempts or time ran out.
 
     Attributes:
-        retry_after_seconds: The wait that the service asked for, or None.
-        num_bytes_received: Leading bytes of the body that arrived before it broke.
-        generation: Generation of that body, if its headers arrived; the rest is read from it.
-        maybe_done: The request may have been carried out: it was sent, and there was no response,
-            or one that a gateway may have sent in place of the service.
-        is_malformed: The service does not send such responses: invalid HTTP, or the page of another
-            server. A few of these in a row end the retries.
+        retry_after_seconds: Delay that the service requested, in seconds, or None.
+        num_bytes_received: Bytes of the body that were received before the connection failed.
+        generation: Generation of the object that was being received, or empty. The next attempt
+            reads the rest of the body from this generation.
+        maybe_done: The service may have carried out the request: it was sent, but there was no
+            response, or a response that a gateway may have sent instead of the service.
+        is_malformed: The response is not from the storage service: invalid HTTP, or a page of
+            another server. Three such responses in a row end the retries.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class TransientError(StorageError):
 
 
 class CredentialsError(AiofluxError):
-    """No usable credentials were found, or they could not be refreshed."""
+    """No usable credentials were found, or the credentials could not be refreshed."""
 
 
 class CheckpointError(AiofluxError):
@@ -165,8 +169,8 @@ class CheckpointError(AiofluxError):
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """No checkpoint, or no checkpoint of this step, exists."""
+    """The checkpoint or the step does not exist."""
 
 
 class CheckpointCorruptError(CheckpointError):
-    """A checkpoint exists, but its bytes do not verify."""
+    """A checkpoint exists, but its bytes are missing or do not match their checksums."""

@@ -1,4 +1,4 @@
-"""Options of a store: transfers, retries, timeouts, and access to S3. They hold no secret."""
+"""Options of `open_store`: transfers, retries, timeouts, and access to S3."""
 
 from __future__ import annotations
 
@@ -45,30 +45,34 @@ def _require_whole(owner: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferOptions:
-    """Numbers of requests and bytes in flight, and sizes of ranges and parts."""
+    """Limits of requests and bytes in flight, sizes of ranges and parts, and verification."""
 
     max_in_flight: int = 64
-    """Requests in flight in one store; 64 by default."""
+    """Maximum number of requests that one store has in flight on one event loop; 64 by default."""
     max_in_flight_bytes: int = 256 * MIB
-    """Bytes of bodies in flight in one store, in bytes; 256 MiB by default. One range or part is
-    always let through. It also bounds the memory of each iteration over many objects, such
-    as `get_many` or that of a dataset: bytes in flight and objects that wait for the consumer take
-    up to this together, plus one object. Each DataLoader worker has a budget of its own."""
+    """Maximum number of bytes of request and response bodies that one store has in flight on one
+    event loop; 256 MiB by default. A range or part that is larger than the limit is transferred
+    alone. The same limit applies to the memory of each iteration over many objects (`get_many`, a
+    dataset): bytes in flight and objects that wait for the consumer add up to at most the limit
+    plus one object. Each DataLoader worker has its own budget."""
     range_size_bytes: int = 16 * MIB
-    """Size of the ranges in which a larger object is read, in bytes; 16 MiB by default."""
+    """Size of the parallel ranges of a large object that is read, in bytes; 16 MiB by default."""
     part_size_bytes: int = 16 * MIB
-    """Size of the parts in which an object is written, in bytes; 16 MiB by default. Services take
-    5 MiB to 5 GiB."""
+    """Size of the parts of an object that is written, in bytes; 16 MiB by default. Services accept
+    5 MiB to 5 GiB. The size of the next parts doubles after every 900 parts, because an upload has
+    at most 10,000 parts."""
     max_buffered_bytes: int = 64 * MIB
-    """Bytes that one writer may hold before `write` waits, in bytes; 64 MiB by default, which is
-    four parts."""
+    """Maximum size of one writer's buffer, in bytes; 64 MiB by default, which is four parts. When
+    the buffer is full, `write` waits until a part was sent. At least `part_size_bytes`. If the
+    parts of a very large object are larger than this, one part is buffered."""
     verify: bool = True
-    """Checksums of received and sent bytes are compared; True by default."""
+    """Compare the checksums of received and sent bytes; True by default."""
     verify_ranges: Literal["auto", "always", "never"] = "auto"
-    """Verification of a range that is not a whole object, for which services return no checksum;
-    "auto" by default: over plain http it is read twice at the same time, and a third time if the
-    two differ; over TLS, which detects changed bytes itself, and from files once. "always" reads
-    twice everywhere, "never" nowhere. Without effect if `verify` is False."""
+    """Verification of a range that is not a whole object; "auto" by default. Services return no
+    checksum of such a range, so that it can only be verified by reading it twice at the same time,
+    and a third time if the two results differ. "auto" does so only over plain http: TLS detects
+    changed bytes itself, and ranges of files are read once. "always" reads every range twice,
+    "never" reads every range once. Without effect if `verify` is False."""
 
     def __post_init__(self) -> None:
         _require_whole(
@@ -91,8 +95,8 @@ class TransferOptions:
             )
         if self.max_buffered_bytes < self.part_size_bytes:
             raise ValueError(
-                "TransferOptions.max_buffered_bytes must hold at least one part of "
-                f"{self.part_size_bytes} bytes, not {self.max_buffered_bytes!r}; set both"
+                "TransferOptions.max_buffered_bytes must be at least part_size_bytes "
+                f"({self.part_size_bytes}), not {self.max_buffered_bytes!r}; set both"
             )
 
 
@@ -100,26 +104,29 @@ class TransferOptions:
 class RetryPolicy:
     """Attempts, delays and deadline of one request.
 
-    Delays have full jitter; a Retry-After from the service wins.
+    Delays have full jitter. A Retry-After header of the service is a lower bound of the delay.
     """
 
     max_attempts: int = 8
-    """Attempts of one request, the first included; 8 by default. 1 switches retries off. One that
-    received bytes of a body does not count: the next one resumes there, until the deadline. Three
-    malformed responses in a row end a request in any case: the service sends none."""
+    """Maximum number of attempts of one request, the first included; 8 by default. 1 switches
+    retries off. Otherwise an attempt that received some bytes of the body starts the count again:
+    the next attempt resumes after these bytes, until the deadline. After three malformed responses
+    in a row the request fails, because a storage service does not send malformed responses."""
     initial_seconds: float = 0.25
     """Upper bound of the first delay, in seconds; 0.25 by default."""
     multiplier: float = 2.0
-    """Growth of that bound from one attempt to the next; 2.0 by default."""
+    """Factor between the bounds of two successive delays; 2.0 by default."""
     max_seconds: float = 32.0
-    """Largest bound of a delay, in seconds; 32 by default."""
+    """Upper bound of every delay, in seconds; 32 by default. Only a Retry-After header can make a
+    delay longer."""
     deadline_seconds: float = 300.0
-    """Time that all attempts of one request may take together, in seconds; 300 by default."""
+    """Maximum time for all attempts of one request and their delays, in seconds; 300 by default."""
     budget_retries: int = 100
-    """Retries that all requests of one store may send at once; 100 by default. Every five requests
-    that succeed allow one more. A retry above the budget is not dropped, it waits."""
+    """Size of the retry budget: retries that the requests of one store may send in a burst on one
+    event loop; 100 by default. Every five requests that succeed add one retry to the budget. When
+    the budget is empty, a retry waits; it is not dropped."""
     budget_per_second: float = 10.0
-    """Retries in each second that are allowed whatever else happens; 10 by default."""
+    """Retries that are added to the budget each second; 10 by default."""
 
     def __post_init__(self) -> None:
         _require_whole(self, "max_attempts", "budget_retries")
@@ -140,54 +147,60 @@ class RetryPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CleanupTimeouts:
-    """Time for aborting uploads and deleting temporary objects, which would be billed otherwise.
+    """Limits of the time for aborting uploads and deleting temporary objects, which are billed.
 
-    What is left when a time has passed is removed by `Store.clean`.
+    `Store.clean` removes uploads and objects that were not cleaned up in time.
     """
 
     total_seconds: float = 30.0
-    """Time that one clean-up may take, also after its caller was cancelled, in seconds; 30 by
-    default. After Ctrl-C a blocking call waits this long for it."""
+    """Maximum time for one clean-up, in seconds; 30 by default. It continues after its caller was
+    cancelled. After Ctrl-C a blocking call waits at most this long for the clean-up."""
     abort_wait_seconds: float = 0.8
-    """Time that a cancelled or interrupted writer waits for the abort of its upload, which then
-    goes on by itself, in seconds; 0.8 by default, in which a service that answers is done."""
+    """Maximum time that a cancelled or interrupted writer waits for the abort of its upload, in
+    seconds; 0.8 by default, which is enough for a service that responds. After this time the abort
+    continues in the background."""
     composite_wait_seconds: float = 3.0
-    """Time that a composed read which ends early waits for the deletion of its composites, in
-    seconds; 3 by default. It is longer, as the process may end next."""
+    """Maximum time that an iteration waits for the deletion of its composites when its consumer
+    stops early, in seconds; 3 by default. The default is longer than that of `abort_wait_seconds`,
+    because the process may exit next, and composites would remain."""
     interrupted_seconds: float = 2.0
-    """Time for clean-up when its event loop or the process ends, and for closing a store whose
-    `async with` block was cancelled or interrupted, in seconds; 2 by default."""
+    """Maximum time for clean-up when the event loop is closed or the process exits, and for closing
+    a store whose `async with` block was cancelled or interrupted, in seconds; 2 by default."""
     close_seconds: float = 5.0
-    """Time that closing a store waits for clean-up that is under way, in seconds; 5 by default."""
+    """Maximum time that closing a store waits for running clean-up, in seconds; 5 by default."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, *(each.name for each in fields(self)))
+        _require_positive(self, *(field.name for field in fields(self)))
 
 
-def longest_cleanup(times: Iterable[CleanupTimeouts]) -> CleanupTimeouts:
-    """Return the longest of each time; the defaults if there are none."""
-    every = list(times) or [CleanupTimeouts()]
-    names = [each.name for each in fields(CleanupTimeouts)]
-    return CleanupTimeouts(**{name: max(getattr(each, name) for each in every) for name in names})
+def longest_cleanup(timeouts: Iterable[CleanupTimeouts]) -> CleanupTimeouts:
+    """Return the maximum of each field; the defaults if `timeouts` is empty."""
+    values = list(timeouts) or [CleanupTimeouts()]
+    names = [field.name for field in fields(CleanupTimeouts)]
+    return CleanupTimeouts(
+        **{name: max(getattr(value, name) for value in values) for name in names}
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts:
-    """Time that one attempt waits for the network, and that clean-up may take."""
+    """Timeouts of one attempt, and of clean-up."""
 
     connect_seconds: float = 10.0
-    """Time for name lookup, connection and TLS handshake, in seconds; 10 by default."""
+    """Maximum time for name lookup, TCP connect and TLS handshake together, in seconds; 10 by
+    default."""
     progress_seconds: float = 5.0
-    """Time in which at least one byte of a response body must arrive or of a request body must
-    leave, in seconds; 5 by default. On Linux a byte has left when the server's system has received
-    it; elsewhere, and through a proxy, when this system has taken it, which it does of some MiB at
-    once."""
+    """Longest time without progress while a body is received or sent, in seconds; 5 by default.
+    The response to a read must also begin within this time. One byte is progress; with TLS, sent
+    bytes count in blocks of up to 256 KiB. On Linux a byte
+    counts as sent when the server's kernel has acknowledged it. On other systems, and through a
+    proxy, it counts when the local kernel has buffered it, and the kernel may buffer some MiB."""
     idle_seconds: float = 60.0
-    """Time that a connection may be silent outside a body, in seconds; 60 by default: while a
-    service works on a write whose whole body has left, and unused in the pool, which then closes
-    it. The response to a read must begin within `progress_seconds`."""
+    """Longest time without any byte outside a body, in seconds; 60 by default. It limits the wait
+    for the response to a write whose body was sent, unless the operation has a longer limit of its
+    own. An unused connection in the pool is closed after this time."""
     cleanup: CleanupTimeouts = CleanupTimeouts()
-    """Time for aborting uploads and deleting temporary objects."""
+    """Timeouts of aborting uploads and deleting temporary objects."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "connect_seconds", "progress_seconds", "idle_seconds")
@@ -196,7 +209,7 @@ class Timeouts:
 
 
 class StoreOptions(TypedDict, total=False):
-    """Keywords of `open_store`, to be passed on: `**options: Unpack[StoreOptions]`."""
+    """Keywords of `open_store`, to annotate functions with `**options: Unpack[StoreOptions]`."""
 
     transfer: TransferOptions | None
     retry: RetryPolicy | None
@@ -208,15 +221,16 @@ class StoreOptions(TypedDict, total=False):
 
 
 ANONYMOUS = "anonymous"
-"""As `credentials=` of `gs://` and `az://`: for public buckets and containers."""
+"""Value of `credentials=` for public buckets of `gs://` and public containers of `az://`."""
 
 _ADDRESSINGS = ("auto", "path", "virtual")
 
 
 def carries_secret(credentials: Any) -> bool:
-    """Return whether credentials may contain a secret, so that they do not pickle.
+    """Return whether credentials may contain a secret, so that they must not be pickled.
 
-    A function of a module pickles as its name, settings as they are; others may contain one.
+    A function of a module contains none, because it is pickled as its name. Text, credential
+    objects, lambdas and nested functions may contain a secret.
     """
     provider = credentials.credentials if isinstance(credentials, S3Access) else credentials
     if isinstance(provider, str) and provider == ANONYMOUS:
@@ -228,43 +242,55 @@ def carries_secret(credentials: Any) -> bool:
 class S3Access:
     """Access to S3, for `open_store("s3://...", credentials=S3Access(...))`.
 
-    It pickles if `credentials` is None or a function of a module.
+    It can be pickled if `credentials` is None or a function of a module.
 
-    Missing settings are read with the first request, as botocore reads them, also if keys are given
-    or none are needed: the endpoint from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the profile's
-    `services` section and its `endpoint_url`, unless AWS_IGNORE_CONFIGURED_ENDPOINT_URLS or
-    `ignore_configured_endpoint_urls` is true; AWS_USE_FIPS_ENDPOINT and AWS_USE_DUALSTACK_ENDPOINT
-    or `use_fips_endpoint` and `use_dualstack_endpoint`, without effect if there is an endpoint;
-    and AWS_CA_BUNDLE or `ca_bundle`, unless `ssl_context` is given. ARNs of access points are
-    refused: their alias is a bucket name.
+    Settings that are not given are read with the first request, from the same variables and files
+    as in botocore, even if keys are given or `anonymous` is True:
+
+    * The endpoint: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the `services` section that the profile
+      names, then `endpoint_url` of the profile. None of them is read if
+      AWS_IGNORE_CONFIGURED_ENDPOINT_URLS or the profile's `ignore_configured_endpoint_urls` is
+      true.
+    * The variant of the endpoint of AWS: AWS_USE_FIPS_ENDPOINT and AWS_USE_DUALSTACK_ENDPOINT, or
+      `use_fips_endpoint` and `use_dualstack_endpoint` of the profile. Without effect if an endpoint
+      is set.
+    * The trusted authorities: AWS_CA_BUNDLE or `ca_bundle` of the profile, unless `ssl_context` is
+      given.
+
+    The ARN of an access point is not accepted as a bucket; its alias is.
     """
 
     region: str = ""
-    """Region of the bucket. Empty: AWS_REGION, AWS_DEFAULT_REGION, the profile's; or else that
-    which S3 returns for the bucket; `us-east-1` at an endpoint of your own."""
+    """Region of the bucket. An empty text means the first of AWS_REGION, AWS_DEFAULT_REGION and the
+    profile's region that is set; if none of them is set, the region that S3 returns for the bucket,
+    or `us-east-1` if an endpoint is set."""
     profile: str = ""
-    """Profile of ~/.aws/config and ~/.aws/credentials; empty for AWS_PROFILE, or the default."""
+    """Profile of ~/.aws/config and ~/.aws/credentials. An empty text means the profile in
+    AWS_PROFILE, or `default`."""
     credentials: Any = None
-    """botocore credentials, a session of botocore or boto3, or a function that returns credentials
-    or `(access_key, secret_key[, token])`, or an awaitable of them, and is called again after
-    5 s of use and when the service rejects them as expired, in a thread if it is no coroutine
-    function. None: those that botocore finds (environment, profiles, SSO, web identity, assumed
-    roles, containers, instance metadata)."""
+    """botocore credentials, a session of botocore or boto3, or a function that returns botocore
+    credentials or `(access_key, secret_key[, token])`, or an awaitable of these. The result of the
+    function is used for 5 s, or until the service rejects the keys as expired. A function that is
+    not a coroutine function is called in a thread. None, the default, means the credentials that
+    botocore finds (environment, profiles, SSO, web identity, assumed roles, containers, instance
+    metadata)."""
     anonymous: bool = False
-    """Nothing is signed, for public buckets; False by default."""
+    """Send requests without a signature, for public buckets; False by default."""
     checksums: bool = True
-    """CRC32C is sent and requested; True by default. False for servers that do not support it:
-    entity tags are compared then, if they are an MD5."""
+    """Send and request CRC32C checksums; True by default. Set False for servers that do not support
+    them: the MD5 of the bytes is then compared with the ETag, if the ETag is an MD5."""
     requester_pays: bool = False
-    """The requester pays, not the bucket's owner; False by default."""
+    """Bill the requester, not the bucket's owner, for the requests; False by default."""
     require_conditions: bool = True
-    """`mode="create"` and `if_generation_match` raise UnsupportedError on an endpoint that ignores
-    them; True by default. False: a RuntimeWarning says so once, and of two writers that write one
-    object at the same time both succeed. On endpoints other than AWS, the first conditional write
-    of a process probes the server by some eight requests on a temporary object."""
+    """Raise UnsupportedError for `mode="create"` and `if_generation_match` on a server that ignores
+    these conditions; True by default. If False, a RuntimeWarning is issued once, and two writers
+    that create one object at the same time may both succeed. On servers other than AWS, the first
+    conditional write of a process to a bucket tries the conditions, with about eight requests on a
+    temporary object."""
     addressing: Literal["auto", "path", "virtual"] = "auto"
-    """Bucket in the path of urls or in their host name; "auto" by default: in the host name on AWS
-    if the bucket's name allows that, in the path at an endpoint of your own."""
+    """Position of the bucket in urls: "path", or "virtual" for the host name. "auto", the default,
+    means the `addressing_style` of the profile, if it is one of these; otherwise the host name on
+    AWS if the name of the bucket allows it, and the path elsewhere."""
 
     def __post_init__(self) -> None:
         if self.addressing not in _ADDRESSINGS:
@@ -281,28 +307,29 @@ class S3Access:
         if self.anonymous and (self.credentials is not None or self.profile):
             raise ValueError("S3Access(anonymous=True) takes neither credentials nor a profile")
         if self.anonymous and self.requester_pays:
-            raise ValueError("S3Access(requester_pays=True) must sign: someone has to pay")
+            raise ValueError("S3Access(requester_pays=True) needs signed requests, not anonymous")
         if self.credentials is not None and self.profile:
             raise ValueError("S3Access takes credentials or a profile, not both")
 
     def __repr__(self) -> str:
         settings: list[str] = []
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value != each.default:
-                # Credentials by identity alone: fsspec caches filesystems by such texts.
-                is_secret = each.name == "credentials"
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                # Without the secret, but different for other credentials: fsspec uses the repr of
+                # its arguments as the key of its cache of filesystems.
+                is_secret = field.name == "credentials"
                 text = f"<{type(value).__name__} at {id(value):#x}>" if is_secret else repr(value)
-                settings.append(f"{each.name}={text}")
+                settings.append(f"{field.name}={text}")
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if carries_secret(self):
             raise TypeError(
-                f"{self!r} holds credentials and does not pickle; pass a "
-                "module-level function that returns them, or rely on what botocore finds"
+                f"{self!r} holds credentials and cannot be pickled; pass a "
+                "module-level function that returns them, or rely on the default credentials"
             )
-        return _restore_access, ({each.name: getattr(self, each.name) for each in fields(self)},)
+        return _restore_access, ({field.name: getattr(self, field.name) for field in fields(self)},)
 
 
 def _restore_access(settings: dict[str, Any]) -> S3Access:

@@ -1,4 +1,4 @@
-"""Store: the objects below one uri.
+"""Asynchronous stores: all operations on the objects below one uri.
 
 A method checks its arguments and calls a module of `_transfer/`, which does the work. Over 500
 lines because every public operation is declared here: more than half are signatures and docstrings.
@@ -15,7 +15,7 @@ from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
-from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import Items, bounded_map
 from aioflux._services.base import Precondition, ServiceConfig, Source
 from aioflux._services.open import open_service
@@ -72,7 +72,7 @@ __all__ = ["COMPOSITE_PREFIX", "ObjectReader", "ObjectWriter", "Store", "open_st
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WriteMode: TypeAlias = Literal["overwrite", "create"]
-# Named here, because inside the class `list` is a method.
+# Defined outside of the class, inside which `list` is a method.
 RangesData: TypeAlias = list[bytes]
 DataBatch: TypeAlias = list[tuple[str, bytes]]
 MetaBatch: TypeAlias = list[tuple[ObjectMeta, bytes]]
@@ -90,43 +90,60 @@ def open_store(
     ssl_context: ssl.SSLContext | None = None,
     progress: ProgressHook | None = None,
 ) -> Store:
-    """Open the objects below a uri. Sends nothing: connections are made on first use.
+    """Open a store of the objects below a uri. No request is sent before the first operation.
 
     Args:
         uri: `gs://bucket/prefix`, `s3://bucket/prefix`, `az://account/container/prefix`,
-            `file:///dir` or `memory://name/prefix`. Keys are relative to it; a prefix without a
-            trailing slash gets one.
-        transfer: How much is under way at once; `TransferOptions()` by default.
-        retry: When a failed request is sent again; `RetryPolicy()` by default.
-        timeouts: How long one attempt waits; `Timeouts()` by default.
-        credentials: For `gs://`: google-auth credentials, the content of a JSON key file as a
-            mapping, "anonymous" as text, or a function that returns an access token (or an
-            awaitable of one). By default Application Default Credentials. A store with credentials
-            of the first two kinds does not pickle. For `s3://`: `aioflux.S3Access`, or what
-            its `credentials` takes; by default what botocore finds. For `az://`: an account key, a
-            SAS token, a connection string or "anonymous" as text, a credential of azure-identity,
-            or a function that returns an access token or a SAS token (or an awaitable of one). A
-            function is called with the first request, again after 5 s of use and when the service
-            rejects the token (401), in a thread if it is not a coroutine function. For `az://`
-            the default is AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with
-            AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or else azure-identity's
-            DefaultAzureCredential.
-        endpoint_url: Another endpoint, such as that of an emulator. The default for `gs://` is the
-            environment variable STORAGE_EMULATOR_HOST; requests to `http://` endpoints carry no
-            credentials. The default for `s3://` is AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the AWS
-            profile, with the other settings of botocore that `S3Access` lists. For `az://` the
-            connection string may contain it; if the host's name does not contain the account, the
-            account is the first part of the path, as in emulators.
+            `file:///dir` or `memory://name/prefix`. Keys are relative to the prefix, to which a
+            missing trailing slash is added.
+        transfer: Limits of concurrency and memory; `TransferOptions()` by default.
+        retry: Policy of retries; `RetryPolicy()` by default.
+        timeouts: Timeouts of one attempt; `Timeouts()` by default.
+        credentials: See Credentials below. Not allowed for `file://` and `memory://`.
+        endpoint_url: Url of another endpoint, such as an emulator. See Endpoints below. Not allowed
+            for `file://` and `memory://`.
         ssl_context: TLS settings, such as a custom CA; the system's trust store by default. A store
-            with one does not pickle.
-        progress: Called on the event loop with a `Progress` as bytes of objects move. A pickled
-            store does not carry it.
+            with an `ssl_context` cannot be pickled.
+        progress: Called with a `Progress` on the event loop when bytes of objects were received or
+            sent. It is dropped when the store is pickled.
 
     Returns:
-        A store: use it with `async with`, or call `aclose` when done.
+        A store. Use it with `async with`, or call `aclose` at the end.
 
     Raises:
-        ValueError: The uri cannot be opened, or a setting has no effect with it.
+        TypeError: `uri` is not a string, or `transfer`, `retry` or `timeouts` has another type.
+        ValueError: The uri cannot be opened, or `credentials` or `endpoint_url` has no effect with
+            it.
+
+    Credentials:
+        `gs://`: google-auth credentials, the content of a JSON key file as a mapping, "anonymous",
+        or a function that returns an access token. By default Application Default Credentials.
+
+        `s3://`: `aioflux.S3Access`, or a value of its field `credentials`. By default the
+        credentials that botocore finds.
+
+        `az://`: an account key, a SAS token, a connection string, "anonymous", a credential of
+        azure-identity, or a function that returns an access token or a SAS token. By default
+        AZURE_STORAGE_CONNECTION_STRING, else AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY or
+        AZURE_STORAGE_SAS_TOKEN, else azure-identity's DefaultAzureCredential.
+
+        A function may return an awaitable. It is called with the first request. Its result is used
+        for 5 s, or until the service rejects the token (401). A function without `async` is called
+        in a thread.
+
+        A store whose `credentials` may contain a secret cannot be pickled. These contain no secret:
+        a function of a module, "anonymous", None, and `S3Access` whose `credentials` are a function
+        of a module or None.
+
+    Endpoints:
+        `gs://`: by default the environment variable STORAGE_EMULATOR_HOST, if it is set. Requests
+        to an `http://` endpoint carry no credentials, unless `credentials` is given.
+
+        `s3://`: by default AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the AWS profile; `S3Access`
+        lists the settings that are read.
+
+        `az://`: by default the endpoint of the connection string, if it has one. If the host name
+        does not contain the account, the account is the first part of the path, as in emulators.
     """
     return Store(
         parse_uri(uri),
@@ -141,13 +158,19 @@ def open_store(
 
 
 class Store:
-    """Objects below one uri, with the policies of their transfer.
+    """Objects below one uri, with policies for their transfer.
 
-    One store may be used from several event loops; each gets its own connections. A store pickles
-    with its settings and without connections or credentials, and survives a fork.
+    One store may be used on several event loops, and has separate connections on each. A pickled
+    store contains its settings, but no connections and no secrets. A store may be used after a fork
+    by the parent and the child.
 
-    Every method that takes a key also takes an `ObjectMeta` from `list` or `head`: the read is then
-    pinned to that generation, and fails with NotFoundError if the object was replaced since.
+    Methods that read or delete an object accept its key, or an `ObjectMeta` from `list` or `head`.
+    A read with an `ObjectMeta` is pinned to the generation in it: it raises NotFoundError if the
+    object was replaced since.
+
+    Besides the errors in its docstring, every method that sends requests may raise
+    PermissionDeniedError, CredentialsError, TransientError when attempts or time ran out, and
+    StorageError after another error response. A closed store raises ValueError.
     """
 
     def __init__(
@@ -179,7 +202,7 @@ class Store:
         )
         is_remote = location.scheme in REMOTE_SCHEMES
         if not is_remote and (credentials is not None or endpoint_url is not None):
-            raise ValueError(f"{location} takes neither credentials nor an endpoint_url")
+            raise ValueError(f"{location} accepts neither credentials nor an endpoint_url")
         self._sessions = Sessions(
             partial(self._open_service, self._config),
             transfer,
@@ -198,7 +221,7 @@ class Store:
 
     @property
     def stats(self) -> StoreStats:
-        """Requests, retries, bytes and latency of this store so far, in this process."""
+        """Counters of this store in this process: requests, retries, bytes and latency."""
         return self._sessions.stats()
 
     def __repr__(self) -> str:
@@ -207,10 +230,10 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         config = self._config
         if config.ssl_context is not None:
-            raise TypeError(f"{self!r} does not pickle: its ssl_context cannot leave the process")
+            raise TypeError(f"{self!r} cannot be pickled: its ssl_context cannot leave the process")
         if carries_secret(config.credentials):
             raise TypeError(
-                f"{self!r} holds credentials and does not pickle; pass "
+                f"{self!r} holds credentials and cannot be pickled; pass "
                 "a module-level function that returns them, or rely on the default credentials"
             )
         return _restore, (config.location, self._settings())
@@ -235,41 +258,45 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # After a cancellation or Ctrl-C a service that does not answer delays the end less.
+        # After a cancellation or Ctrl-C the shorter timeout for clean-up applies.
         is_interrupted = error is not None and not isinstance(error, Exception)
         await self._sessions.aclose(is_interrupted=is_interrupted)
 
     async def aclose(self) -> None:
-        """Close the connections of the running loop and end the store; twice does nothing.
+        """Close the store, and its connections on the running loop. A second call has no effect.
 
-        Writers that are open are aborted, for which a service that does not answer is given 5 s.
+        Open writers are aborted, within `CleanupTimeouts.close_seconds`.
         """
         await self._sessions.aclose()
 
     def reopened(self) -> Store:
-        """Return a store of the same settings, with connections and limits of its own."""
+        """Return a new store with the same settings except `progress`, which it does not have.
+
+        It has separate connections and limits.
+        """
         config = self._config
         return Store(config.location, ssl_context=config.ssl_context, **self._settings())
 
     async def head(self, key: str | ObjectMeta) -> ObjectMeta:
-        """Read the metadata of an object.
+        """Read the metadata of an object, by one request.
 
         Raises:
-            NotFoundError: No object has this key.
+            NotFoundError: No object has this key, or it was replaced since `key` was listed.
         """
         source = _source(key)
         return await self._sessions.current().head(source.key, source.generation)
 
     async def get(self, key: str | ObjectMeta) -> bytes:
-        """Read a whole object, in parallel ranges if it is large, and verify its crc32c.
+        """Read a whole object, in parallel ranges if it is large, and verify its checksum.
 
-        A file of `file://` that aioflux did not write, or that was changed in place since, has no
-        crc32c and is returned unverified.
+        A file of `file://` has a checksum if aioflux wrote it on a file system with extended
+        attributes, and nothing changed it in place since. Other files are returned unverified.
 
         Raises:
-            NotFoundError: No object has this key, or not in the generation that was listed.
-            ChecksumError: The bytes do not match the object's checksum, three times in a row.
-            PreconditionFailedError: A read by name found the object replaced at every attempt.
+            NotFoundError: No object has this key, or it was replaced since `key` was listed.
+            ChecksumError: The bytes did not match the object's checksum in three reads.
+            PreconditionFailedError: The object was replaced during every attempt. Only reads by
+                name, not by `ObjectMeta`, raise it.
         """
         name, meta = parse_key(key)
         fetched = await _get.fetch(self._sessions.current(), name, meta)
@@ -278,23 +305,26 @@ class Store:
     async def get_into(
         self, key: str | ObjectMeta, buffer: bytearray | memoryview, *, start: int = 0
     ) -> int:
-        """Read an object straight into memory, in parallel ranges if it is large.
+        """Read an object into memory of the caller, without a copy.
 
-        The whole object is verified by its crc32c, a part of it as `TransferOptions.verify_ranges`
-        says.
+        Parallel ranges are used if the object is large. A whole object is verified by its checksum,
+        a part of an object according to `TransferOptions.verify_ranges`.
 
         Args:
-            key: Name of the object.
-            buffer: Writable memory; its length is the most that is read.
-            start: First byte.
+            key: Name of the object, or its metadata.
+            buffer: Writable contiguous memory, whose length limits the number of bytes read.
+            start: First byte to read, counted from 0.
 
         Returns:
-            Bytes read; fewer than the length of `buffer` only if the object ends first.
+            Number of bytes read; less than the length of `buffer` only if the object ends first.
 
         Raises:
-            ChecksumError: The bytes do not match their checksum, three times in a row.
-            PreconditionFailedError: A read by name found the object replaced at every attempt.
-            ValueError: `start` is negative or `buffer` cannot be written.
+            NotFoundError: No object has this key, or it was replaced since `key` was listed.
+            ChecksumError: The bytes did not match their checksum in three reads.
+            PreconditionFailedError: The object was replaced during every attempt. Only reads by
+                name raise it.
+            TypeError: `start` is not an integer, or `buffer` is not contiguous.
+            ValueError: `start` is negative, or `buffer` is read-only.
         """
         view = memoryview(buffer).cast("B")
         if view.readonly:
@@ -308,20 +338,22 @@ class Store:
     async def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object.
 
-        They are verified as `TransferOptions.verify_ranges` says, the whole object by its crc32c.
+        A range is verified according to `TransferOptions.verify_ranges`, or by the checksum of the
+        object if it covers the whole object.
 
         Args:
-            key: Name of the object.
+            key: Name of the object, or its metadata.
             start: First byte, counted from 0.
-            end: One past the last byte. Beyond the end of the object it means the end.
+            end: One past the last byte; may be beyond the end of the object.
 
         Returns:
             The bytes; fewer than `end - start` only if the object ends first.
 
         Raises:
-            NotFoundError: No object has this key.
-            ChecksumError: Three reads gave three different contents.
-            PreconditionFailedError: A read by name found the object replaced at every attempt.
+            NotFoundError: No object has this key, or it was replaced since `key` was listed.
+            ChecksumError: Three reads returned three different contents.
+            PreconditionFailedError: The object was replaced during every attempt. Only reads by
+                name raise it.
             TypeError: `start` or `end` is not an integer.
             ValueError: `start` is negative, or `end` is not above it.
         """
@@ -341,30 +373,33 @@ class Store:
         *,
         max_gap_bytes: int = MAX_GAP_BYTES,
     ) -> RangesData:
-        """Read several ranges of an object, near ones together, all of one generation.
+        """Read several ranges of one generation of an object.
 
-        Ranges that overlap or have small gaps between them are read as one, of at most
-        `TransferOptions.range_size_bytes`, and verified as by `get_range`. A read by name of ranges
-        that do not merge into one begins with a request for the metadata.
+        Ranges that overlap, or that have small gaps between them, are merged into reads of at most
+        `TransferOptions.range_size_bytes`, or of the largest given range if that is larger. The
+        merged ranges are verified as in `get_range`. If
+        more than one read is needed and `key` is a name, a request for the metadata comes first.
 
         Args:
-            key: Name of the object.
-            ranges: Pairs `(start, end)` of the bytes `[start, end)`, in any order. An end beyond
-                the end of the object means the end.
-            max_gap_bytes: Most bytes between two ranges that are read and dropped to save a
-                request; 1 MiB by default, which is what one connection receives in one round trip
-                (20 ms at 50 MB/s).
+            key: Name of the object, or its metadata.
+            ranges: Pairs `(start, end)` of the bytes `[start, end)`, in any order; `end` may be
+                beyond the end of the object. No request is sent if there are none.
+            max_gap_bytes: Longest gap between two merged ranges; its bytes are read and dropped.
+                1 MiB by default: at 50 MB/s one connection receives 1 MiB in one round trip of
+                20 ms.
 
         Returns:
             The bytes of each range, in the order of `ranges`; fewer than `end - start` only if the
-            object ends first. No request is sent if there are no ranges.
+            object ends first.
 
         Raises:
-            NotFoundError: No object has this key.
-            ChecksumError: Three reads gave three different contents.
-            PreconditionFailedError: A read by name found the object replaced at every attempt.
-            TypeError: A start or an end is not an integer.
-            ValueError: A `start` is negative, an `end` not above it, or `max_gap_bytes` negative.
+            NotFoundError: No object has this key, or it was replaced since `key` was listed.
+            ChecksumError: Three reads returned three different contents.
+            PreconditionFailedError: The object was replaced during every attempt. Only reads by
+                name raise it.
+            TypeError: A `start` or `end` is not an integer.
+            ValueError: A `start` is negative, an `end` is not above its `start`, or
+                `max_gap_bytes` is negative.
         """
         if max_gap_bytes < 0:
             raise ValueError(f"max_gap_bytes must be 0 or more, not {max_gap_bytes!r}")
@@ -381,37 +416,39 @@ class Store:
     ) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yield `(key, data)` of many objects, verified and prefetched.
 
-        Up to `max_in_flight` requests are in flight. Bytes in flight and objects that wait for the
-        consumer take up to `max_in_flight_bytes` (256 MiB by default) together, plus one object; an
-        object larger than the budget is read alone. An object counts until the consumer asks for
-        the next one; objects smaller than a sixteenth of the budget are counted, and freed, in
-        batches of about that size.
+        Up to `TransferOptions.max_in_flight` requests are in flight. Bytes in flight and objects
+        that wait for the consumer add up to at most `TransferOptions.max_in_flight_bytes`, plus one
+        object. An object larger than this budget is read alone. The bytes of an object count until
+        the consumer requests the next object. Objects smaller than a sixteenth of the budget are
+        counted, and freed, in batches of about that size.
 
         Args:
-            keys: Names, or metadata of a listing (saves a request for a large object, and pins
-                generations). May be a generator, synchronous or asynchronous, such as `list`; the
-                next key is requested only when it fits.
-            ordered: In the order of `keys`; otherwise as they arrive.
+            keys: Names, or metadata of a listing. Metadata saves one request for each large object,
+                and pins the generation. May be a generator, synchronous or asynchronous, such as
+                `list`; a key is taken from it only when the budget allows another object.
+            ordered: Yield in the order of `keys`, the default; if False, as objects arrive.
 
         Raises:
-            StorageError: An object cannot be read; the error names it and ends the iteration.
+            StorageError: An object cannot be read. The error names the object and ends the
+                iteration.
+            TypeError: `keys` is one string.
         """
-        async with nested(self.get_batches(keys, ordered=ordered)) as batches:
+        async with aclosing_inner(self.get_batches(keys, ordered=ordered)) as batches:
             async for batch in batches:
-                for found in batch:
-                    yield found
-                del batch, found
+                for pair in batch:
+                    yield pair
+                del batch, pair
 
     async def get_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[DataBatch, None]:
-        """Yield what `get_many` yields, in lists of the objects that have arrived.
+        """Yield lists of `(key, data)` of the objects that have arrived; otherwise as `get_many`.
 
-        Memory is bounded as in `get_many`. A list ends with the object that brings it to a
-        sixteenth of `max_in_flight_bytes`; it counts against the budget until the next list is
-        requested.
+        A list has at least one object, and ends at the object that brings it to a sixteenth of
+        `TransferOptions.max_in_flight_bytes`. The bytes of a list count against the budget until
+        the consumer requests the next list.
         """
-        async with nested(self._fetch_many(keys, ordered=ordered)) as batches:
+        async with aclosing_inner(self._fetch_many(keys, ordered=ordered)) as batches:
             async for batch in batches:
                 yield [(name, fetched.data) for name, fetched in batch]
                 del batch
@@ -419,12 +456,11 @@ class Store:
     async def fetch_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[MetaBatch, None]:
-        """Yield lists of `(meta, data)`, with the metadata of the listing or of the response.
+        """Yield lists of `(meta, data)`; otherwise as `get_batches`.
 
-        Arguments and errors as in `get_many`. Lists end, and memory is bounded, as in
-        `get_batches`.
+        Metadata in `keys` is yielded as it is. For a name, the metadata of the response is yielded.
         """
-        async with nested(self._fetch_many(keys, ordered=ordered)) as batches:
+        async with aclosing_inner(self._fetch_many(keys, ordered=ordered)) as batches:
             async for batch in batches:
                 yield [(fetched.meta(), fetched.data) for _, fetched in batch]
                 del batch
@@ -432,56 +468,62 @@ class Store:
     async def try_fetch_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[TriedBatch, None]:
-        """Yield what `fetch_batches` yields, and continue after objects that cannot be read.
+        """Yield lists as `fetch_batches` does, and continue after objects that cannot be read.
 
-        `(None, error)` is in the place of such an object; the error names it.
+        Such an object is represented by `(None, error)`; the error names the object.
         """
         session = self._sessions.current()
         require_many_keys(keys)
-        async with nested(try_many(session, keys, ordered=ordered)) as tried:
-            async for results in tried:
+        async with aclosing_inner(try_many(session, keys, ordered=ordered)) as batches:
+            async for batch in batches:
                 yield [
-                    (each[1].meta(), each[1].data) if isinstance(each, tuple) else (None, each)
-                    for each in results
+                    (result[1].meta(), result[1].data)
+                    if isinstance(result, tuple)
+                    else (None, result)
+                    for result in batch
                 ]
-                del results
+                del batch
 
     async def fetch_composed(
         self, metas: Items[ObjectMeta], *, max_composite_bytes: int = 100_000_000
     ) -> AsyncGenerator[MetaBatch, None]:
-        """Yield what `fetch_batches` yields, in order, with fewer requests for small objects.
+        """Yield lists of `(meta, data)`, in order, with fewer requests for small objects.
 
-        Up to 32 neighbours in `metas` are composed on the service into one temporary object, which
-        is read, split and deleted: three requests instead of up to 32. Composites are below
-        `aioflux-composed-objects/`, which listings leave out; `clean` removes those of a killed
-        process. Sources are pinned, and each slice is verified by its own crc32c.
+        The service composes up to 32 successive objects of `metas` into one temporary object, a
+        composite. The composite is read, split into the objects, and deleted: three requests
+        instead of up to 32. Sources are pinned, and each object is verified by its own crc32c.
+        Composites have keys below `aioflux-composed-objects/`, which listings omit. If the process
+        is killed, its composites remain until `clean` deletes them.
 
-        Faster than `fetch_batches` only for many objects of some 10 kB at a long round trip: 9,004
-        objects/s against 2,628 at 20 ms and 50 MB/s for each connection; but 695 against 1,564 for
-        objects of 500 KiB, because one connection carries what many would.
+        This is faster than `fetch_batches` only for many objects of about 10 kB and a long round
+        trip: 9,004 objects/s instead of 2,628 at 20 ms and 50 MB/s for each connection. Objects of
+        500 KiB are read at 695 objects/s instead of 1,564, because one connection carries the bytes
+        of up to 32 objects.
 
-        Read directly are objects larger than a composite, of another storage class than STANDARD,
-        with a Content-Encoding, empty or without crc32c or generation, and all objects of `file://`.
+        These objects are read directly, without a composite: objects larger than a composite,
+        empty objects, objects of a storage class other than STANDARD, with a Content-Encoding, or
+        without crc32c or generation, and all objects of `s3://`, `az://` and `file://`.
 
-        It needs storage.objects.create and storage.objects.delete on the bucket, and no retention
-        policy there; with soft delete or versioning, composites are billed as long as they are
-        retained.
+        The credentials need storage.objects.create and storage.objects.delete on the bucket, and
+        the bucket must not have a retention policy. With soft delete or versioning, composites are
+        billed as long as they are retained.
 
         Args:
             metas: Metadata of a listing. May be a generator, as in `get_many`.
-            max_composite_bytes: Bytes of one composite, at most; 100 MB by default, and never more
-                than half of `max_in_flight_bytes`.
+            max_composite_bytes: Maximum size of a composite, in bytes; 100 MB by default. It is
+                also limited to half of `TransferOptions.max_in_flight_bytes`.
 
         Raises:
-            PermissionDeniedError: Composites may not be made or deleted.
-            StorageError: An object cannot be read; the error names it and ends the iteration.
-            TypeError: A key, not metadata.
+            PermissionDeniedError: The credentials may not write or delete composites.
+            StorageError: An object cannot be read. The error names the object and ends the
+                iteration.
+            TypeError: `metas` contains a key instead of metadata.
             ValueError: `max_composite_bytes` is below 1.
         """
         batches = self.try_fetch_composed(metas, max_composite_bytes=max_composite_bytes)
-        async with nested(batches) as inner:
+        async with aclosing_inner(batches) as inner:
             async for batch in inner:
-                failed = [at for at, (meta, _) in enumerate(batch) if meta is None]
+                failed = [index for index, (meta, _) in enumerate(batch) if meta is None]
                 if failed:
                     if failed[0]:
                         yield cast("MetaBatch", batch[: failed[0]])
@@ -492,10 +534,10 @@ class Store:
     async def try_fetch_composed(
         self, metas: Items[ObjectMeta], *, max_composite_bytes: int = 100_000_000
     ) -> AsyncGenerator[TriedBatch, None]:
-        """Yield what `fetch_composed` yields, and continue after objects that cannot be read.
+        """Yield lists as `fetch_composed` does, and continue after objects that cannot be read.
 
-        `(None, error)` is in the place of such an object; the error names it. Without the
-        permission to make or delete composites it raises PermissionDeniedError.
+        Such an object is represented by `(None, error)`; the error names the object. Without the
+        permission to write or delete composites, the iteration raises PermissionDeniedError.
         """
         session = self._sessions.current()
         require_many_keys(metas)
@@ -507,7 +549,7 @@ class Store:
             )
         else:
             batches = self.try_fetch_batches(metas)
-        async with nested(batches) as inner:
+        async with aclosing_inner(batches) as inner:
             async for batch in inner:
                 yield batch
                 del batch
@@ -524,25 +566,30 @@ class Store:
     ) -> AsyncGenerator[ObjectMeta, None]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
 
-        The order is that of the keys' UTF-8 bytes. Temporary objects, below `.aioflux-uploads/` and
-        `aioflux-composed-objects/`, are left out, unless `prefix` names them.
+        Keys are sorted by their UTF-8 bytes. Temporary objects, whose keys are below
+        `.aioflux-uploads/` or `aioflux-composed-objects/`, are omitted unless `prefix` names them.
 
-        The first page is one request; once the consumer continues, up to 32 pages are prefetched,
-        each for a range of the keys. An object that exists all the time is listed once.
+        The first page is one request. When the consumer continues after it, up to 32 pages are
+        prefetched in parallel, each for another range of keys, or one page if the service cannot
+        list ranges (`az://`, `file://` and some S3 servers). An object that exists during the
+        whole listing is listed exactly once. An object that is written or deleted meanwhile may be
+        listed or not.
 
         Args:
-            prefix: What keys begin with.
-            delimiter: List one level, as with "/": keys that contain it after `prefix` are left
-                out. `list_pages` and `list_all` return their common prefixes in `prefixes`.
-            match_glob: Leave out keys that this pattern does not match: `*` and `?` match anything
-                but "/", `**` anything, `[a-z]` one of a set and `{a,b}` either. The pattern matches
-                the whole key: "**.jpg", not "*.jpg", matches keys below prefixes, too.
+            prefix: Common beginning of the keys, relative to the store's prefix. Empty lists all.
+            delimiter: Usually "/": omit keys that contain the delimiter after `prefix`, so that
+                only one level is listed. `list_pages` and `list_all` return the common prefixes of
+                the omitted keys as `Listing.prefixes`.
+            match_glob: Omit keys that do not match this pattern. `*` and `?` match any characters
+                except "/", `**` matches any characters, `[a-z]` one character of a set, and
+                `{a,b}` one of several texts. The pattern must match the whole key: "*.jpg" matches
+                one level, "**.jpg" all levels.
 
         Raises:
             ValueError: Both `delimiter` and `match_glob` are given, or the pattern is not valid.
         """
         pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob)
-        async with nested(pages) as inner:
+        async with aclosing_inner(pages) as inner:
             async for page in inner:
                 for meta in page:
                     yield meta
@@ -561,8 +608,8 @@ class Store:
             prefix: As in `list`.
             delimiter: As in `list`.
             match_glob: As in `list`.
-            page_size: Most keys and prefixes of one page; by default what the service allows. 1
-                finds out whether there are any. Pages are not prefetched if it is given.
+            page_size: Most keys and prefixes in one page; by default the service's maximum. Pages
+                are not prefetched if this is given: use 1 to check whether any object exists.
 
         Raises:
             ValueError: As in `list`, or `page_size` is below 1.
@@ -577,14 +624,17 @@ class Store:
             match_glob=match_glob,
             page_size=page_size,
         )
-        async with nested(pages) as inner:
+        async with aclosing_inner(pages) as inner:
             async for page in inner:
                 yield page
 
     async def list_all(
         self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
     ) -> Listing:
-        """Return the listing as one sequence, which takes some 120 bytes for each object."""
+        """Return the whole listing as one sequence, of about 120 bytes of memory for each object.
+
+        Arguments and errors as in `list`.
+        """
         check_listing(delimiter, match_glob)
         return await _list.list_all(
             self._sessions.current(),
@@ -594,20 +644,22 @@ class Store:
         )
 
     async def save_manifest(self, key: str, prefix: str = "") -> ObjectMeta:
-        """List the objects below `prefix`, and store the listing as an object.
+        """Store a listing as an object, a manifest, and return the metadata of the manifest.
 
-        Many processes can open it, with `Listing.from_bytes(await store.get(key))` or a dataset's
-        `from_manifest`, for one request each, and get the same objects in the same order.
+        Many processes can read the manifest by one request each, and have the same objects in the
+        same order: with `Listing.from_bytes(await store.get(key))`, or with `from_manifest` of a
+        dataset.
 
         Args:
-            key: Name of the manifest; an object of this name is replaced. It does not list itself.
-            prefix: What the listed keys begin with.
+            key: Name of the manifest, which replaces an object of this name. The manifest does not
+                contain this key.
+            prefix: Common beginning of the listed keys, as in `list`.
         """
         name, _ = parse_key(key)
         listing = await self.list_all(prefix)
-        others = [at for at, each in enumerate(listing.keys) if each != name]
-        if len(others) < len(listing):
-            listing = listing.pick(others)
+        indexes = [index for index, listed in enumerate(listing.keys) if listed != name]
+        if len(indexes) < len(listing):
+            listing = listing.pick(indexes)
         return await self.put(name, listing.to_bytes())
 
     async def put(
@@ -620,25 +672,31 @@ class Store:
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectMeta:
-        """Write a whole object: it appears whole or not at all.
+        """Write an object atomically: the whole object becomes visible, or nothing.
 
         Args:
             key: Name of the object.
-            data: Its bytes; sent without a copy, in parallel parts if it is large.
-            mode: "overwrite" replaces an object of this name, "create" fails if there is one.
-                After a lost response, an object with exactly these bytes counts as created: give
-                locks unique bytes.
-            if_generation_match: Replace only this generation.
+            data: Content of the object. It is sent without a copy, in parallel parts if it is
+                larger than `TransferOptions.part_size_bytes`, and must not change meanwhile.
+            mode: "overwrite" replaces an object of this name; "create" raises AlreadyExistsError
+                if one exists. If the response was lost and an object with exactly these bytes
+                exists then, it counts as created: write unique bytes into locks.
+            if_generation_match: Write only if the object has this generation now.
             content_type: Media type; `application/octet-stream` by default.
             metadata: User metadata. Names are stored in lower case, as most services return them.
 
+        Returns:
+            Metadata of the stored object.
+
         Raises:
-            AlreadyExistsError: `mode="create"`, and there is such an object.
-            PreconditionFailedError: The object has another generation.
+            AlreadyExistsError: `mode` is "create", and an object of this name exists.
+            PreconditionFailedError: The object has another generation, or does not exist.
             UnsupportedError: The server ignores the condition; see `S3Access.require_conditions`.
-            ChecksumError: The service received or stored other bytes; a note says what remains.
-            ValueError: The service does not allow this key, or it is below `.aioflux-uploads/`, or
-                two names of metadata differ in case only.
+            ChecksumError: The service received or stored other bytes than those sent. If it stored
+                them, a note on the error says whether the damaged object was removed.
+            ValueError: The service does not allow this key, the key is below `.aioflux-uploads/` or
+                `aioflux-composed-objects/`, both `mode="create"` and `if_generation_match` are
+                given, or two names of metadata differ in case only.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
         return await _writer.put(self._sessions.current(), request, memoryview(data).cast("B"))
@@ -646,35 +704,44 @@ class Store:
     def put_many(
         self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
     ) -> AsyncGenerator[ObjectMeta, None]:
-        """Write many objects, and yield the metadata of each as it is stored.
-
-        Nothing is sent until it is iterated; if it never is, it issues a RuntimeWarning when it is
-        collected. Up to `max_in_flight` requests are in flight.
+        """Write many objects, and yield the metadata of each object when it is stored.
 
             async for meta in store.put_many(pairs): ...
 
+        Nothing is sent before the iteration starts. A result that is never iterated issues a
+        RuntimeWarning when it is garbage-collected. Up to `TransferOptions.max_in_flight` requests
+        are in flight.
+
+        Args:
+            pairs: Pairs `(key, data)`. May be a generator, synchronous or asynchronous.
+            mode: As in `put`.
+
+        Returns:
+            An iterator of the metadata, in the order in which the objects are stored.
+
         Raises:
-            StorageError: An object cannot be written; the error names it and ends the iteration.
-                Those yielded are stored.
+            StorageError: An object cannot be written. The error names the object and ends the
+                iteration. All objects that were yielded before are stored.
         """
-        stored = self._put_many(pairs, mode, lambda: unused.detach())
-        unused = weakref.finalize(stored, _warn_of_nothing_stored, self.uri, os.getpid())
-        unused.atexit = False
-        return stored
+        metas = self._put_many(pairs, mode, lambda: warning.detach())
+        warning = weakref.finalize(metas, _warn_of_nothing_stored, self.uri, os.getpid())
+        warning.atexit = False
+        return metas
 
     async def _put_many(
-        self, pairs: Items[tuple[str, Buffer]], mode: WriteMode, begin: Callable[[], object]
+        self, pairs: Items[tuple[str, Buffer]], mode: WriteMode, on_start: Callable[[], object]
     ) -> AsyncGenerator[ObjectMeta, None]:
-        begin()
+        on_start()
         session = self._sessions.current()
         condition = self._request("any", mode, None, "", None).precondition
 
-        async def one(pair: tuple[str, Buffer]) -> ObjectMeta:
+        async def put_pair(pair: tuple[str, Buffer]) -> ObjectMeta:
             request = write_request(parse_key(pair[0])[0], condition)
             return await _writer.put(session, request, memoryview(pair[1]).cast("B"))
 
-        stored = bounded_map(one, pairs, max_in_flight=self.transfer.max_in_flight, ordered=False)
-        async with nested(stored) as inner:
+        limit = self.transfer.max_in_flight
+        metas = bounded_map(put_pair, pairs, max_in_flight=limit, ordered=False)
+        async with aclosing_inner(metas) as inner:
             async for meta in inner:
                 yield meta
 
@@ -691,18 +758,19 @@ class Store:
     ) -> AsyncIterator[ObjectWriter]:
         """Write an object piece by piece: `async with store.open_writer(key) as writer: ...`.
 
-        The object becomes visible, whole, when the body ends without an exception; otherwise the
-        upload is aborted. Memory is bounded by `TransferOptions.max_buffered_bytes`. Arguments and
-        errors as `put`.
+        The whole object becomes visible when the body of `async with` succeeds. If the body raises,
+        or is cancelled, the upload is aborted and nothing becomes visible. The writer buffers at
+        most `TransferOptions.max_buffered_bytes`; see `ObjectWriter` for very large objects. Errors
+        as in `put`.
 
         Args:
             key: Name of the object.
-            mode: As `put`.
-            if_generation_match: As `put`.
-            content_type: As `put`.
-            metadata: As `put`.
-            zero_copy: Send from the caller's memory, which must not change until the writer is
-                closed; `write` returns before the bytes were sent.
+            mode: As in `put`.
+            if_generation_match: As in `put`.
+            content_type: As in `put`.
+            metadata: As in `put`.
+            zero_copy: Send directly from the caller's memory, which must not change before the
+                writer is closed: `write` returns before the bytes were sent.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
         kind = ZeroCopyWriter if zero_copy else ObjectWriter
@@ -715,24 +783,25 @@ class Store:
     ) -> AsyncIterator[ObjectReader]:
         """Read an object piece by piece: `async with store.open_reader(key) as reader: ...`.
 
-        Pinned to the generation it has now. Ranges are prefetched.
+        All bytes are of one generation. Ranges are prefetched in parallel.
 
         Args:
-            key: Name of the object, or its metadata, which pins the generation that was seen.
-            read_ahead_bytes: Most bytes that are prefetched and not yet read, in two ranges or
-                more; `TransferOptions.max_buffered_bytes` by default.
+            key: Name of the object, for its current generation, or metadata of an earlier listing,
+                for the generation in it. A name costs one more request.
+            read_ahead_bytes: Most bytes that are prefetched and not yet read, in two or more
+                ranges; `TransferOptions.max_buffered_bytes` by default.
 
         Raises:
             ValueError: `read_ahead_bytes` is not above 0.
-            NotFoundError: No object has this key, or not in the generation that was listed.
-            ChecksumError: The bytes do not match the object's checksum; raised before the end is
-                reported at the latest, or when the reader is closed early.
+            NotFoundError: No object has this key, or it was replaced since `key` was listed.
+            ChecksumError: The bytes do not match the object's checksum. Raised by a read, at the
+                latest by the read at the end of the object, or on exit if not all was read.
         """
         name, meta = parse_key(key)
         if read_ahead_bytes is not None and read_ahead_bytes <= 0:
             raise ValueError(f"read_ahead_bytes must be above 0, not {read_ahead_bytes}")
-        found = meta or await self.head(name)
-        reader = ObjectReader(self._sessions.current(), found, read_ahead_bytes=read_ahead_bytes)
+        meta = meta or await self.head(name)
+        reader = ObjectReader(self._sessions.current(), meta, read_ahead_bytes=read_ahead_bytes)
         async with reader:
             yield reader
 
@@ -746,39 +815,49 @@ class Store:
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectMeta:
-        """Concatenate objects of this store into one, on the service.
+        """Concatenate objects into one object, on the service, and return its metadata.
 
         Args:
-            key: Name of the result; may be one of the sources.
-            sources: 1 to 32 objects on `gs://`, in order.
-            mode: As `put`.
-            if_generation_match: As `put`.
+            key: Name of the result; may be the name of a source.
+            sources: Names or metadata of the objects, in order; on `gs://` 1 to 32. Metadata pins
+                the generation of its source.
+            mode: As in `put`.
+            if_generation_match: As in `put`.
             content_type: Media type of the result.
-            metadata: As `put`.
+            metadata: As in `put`.
 
         Raises:
-            NotFoundError: A source does not exist, or not in the generation that was listed; or the
-                result is one of the sources, and was replaced before each attempt.
-            ValueError: No sources, or more than the service allows at once.
+            NotFoundError: A source does not exist, or was replaced since it was listed; or the
+                result is one of the sources, and other writers replaced it before every attempt.
+            AlreadyExistsError: As in `put`.
+            PreconditionFailedError: As in `put`.
+            UnsupportedError: The service cannot concatenate objects.
+            ValueError: `sources` is empty, or has more objects than the service can compose.
         """
         session = self._sessions.current()
         require_many_keys(sources)
-        most = session.service.capabilities.max_compose_sources
-        if not 1 <= len(sources) <= most:
+        max_sources = session.service.capabilities.max_compose_sources
+        if not 1 <= len(sources) <= max_sources:
             raise ValueError(
-                f"compose takes 1 to {most} sources, not {len(sources)}; compose groups first"
+                f"compose needs 1 to {max_sources} sources, not {len(sources)}; compose groups of "
+                "them first"
             )
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        return await _compose.compose(session, request, [_source(each) for each in sources])
+        return await _compose.compose(session, request, [_source(source) for source in sources])
 
     async def copy(
         self, source: str | ObjectMeta, key: str, *, mode: WriteMode = "overwrite"
     ) -> ObjectMeta:
-        """Copy an object within the store, on the service.
+        """Copy an object within the store, on the service, and return the metadata of the copy.
+
+        Args:
+            source: Name of the object to copy, or its metadata, which pins its generation.
+            key: Name of the copy.
+            mode: As in `put`.
 
         Raises:
-            NotFoundError: The source does not exist.
-            AlreadyExistsError: `mode="create"`, and there is an object of this name.
+            NotFoundError: The source does not exist, or was replaced since it was listed.
+            AlreadyExistsError: `mode` is "create", and an object named `key` exists.
         """
         precondition = self._request(key, mode, None, "", None).precondition
         return await _compose.copy(
@@ -786,15 +865,21 @@ class Store:
         )
 
     async def delete(self, key: str | ObjectMeta) -> None:
-        """Delete an object; with metadata of a listing, only in that generation.
+        """Delete an object; with metadata, only the generation in the metadata.
 
-        A name costs a second request, which finds the generation to delete, so that a repeated
-        attempt cannot delete a newer object. If the object is replaced before each of three
-        attempts, whatever has the name is deleted, by a request that is sent once.
+        A delete by name needs two requests: the first finds the current generation, and the second
+        deletes only this generation, so that a retry cannot delete a newer object. If other writers
+        replace the object between the two requests three times in a row, the current object is
+        deleted by a request without a generation. This request is retried only if it cannot have
+        been carried out. With `RetryPolicy(max_attempts=1)`, only this request is sent.
 
-        Some S3 servers ignore the generation when they delete (Ceph, and gateways that ignore
-        conditions). It is then compared by a HEAD request directly before; an object written
-        between the two is deleted. AWS compares it, and needs no such request.
+        Some S3 servers ignore the generation in a delete request (Ceph, and gateways that ignore
+        conditions). The generation is then compared by a HEAD request directly before the delete,
+        and an object that is written between the two requests is deleted. AWS compares the
+        generation itself, and needs no HEAD request.
+
+        Args:
+            key: Name of the object, or its metadata.
 
         Raises:
             NotFoundError: No object has this key.
@@ -805,14 +890,17 @@ class Store:
         await _delete.delete(session, source.key, generation=source.generation)
 
     async def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
-        """Delete many objects, up to `max_in_flight` at once, and return the outcome of each.
+        """Delete many objects, and return the outcome of each.
 
-        The others are deleted if one cannot be: see `DeleteResult.errors`. With metadata of a
-        listing, an object is deleted only in the generation that was listed.
+        Objects that cannot be deleted do not end the operation: their errors are returned as
+        `DeleteResult.errors`. Up to `TransferOptions.max_in_flight` requests are in flight.
 
-        If the server ignores generations when it deletes (see `delete`), they are compared
+        If the server ignores generations in delete requests (see `delete`), they are compared
         directly before: by one HEAD request for each object, or by one listing for a page of up to
-        1,000 objects. An object written between the two is deleted.
+        1,000 objects. An object that is written after this comparison is deleted.
+
+        Args:
+            keys: Names or metadata of the objects. With metadata, only its generation is deleted.
 
         Raises:
             TypeError: `keys` is one string.
@@ -824,10 +912,10 @@ class Store:
         )
 
     async def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
-        """Return those of `names` that the credentials do not have on the bucket, in order.
+        """Return the permissions in `names` that the credentials lack on the bucket, in order.
 
-        One request. A permission that is granted for some prefix only counts as missing; on a
-        service without permissions none is missing.
+        Sends one request. A permission that is granted only below a prefix counts as missing. On a
+        service whose permissions cannot be tested, no permission counts as missing.
 
         Args:
             names: Permissions, such as "storage.objects.create".
@@ -842,31 +930,33 @@ class Store:
     async def check_conditions(self) -> Sequence[str]:
         """Return the conditions that the server ignores: "create", "replace" and "delete".
 
-        "create" is `mode="create"`, "replace" is `if_generation_match`, and "delete" the deletion
-        of one generation. Google Cloud Storage, Azure, AWS, files and memory compare all of them,
-        and nothing is sent. On another S3 endpoint the first call of a process tries them on a
-        temporary object, unless a conditional write has done so.
+        "create" is `mode="create"`, "replace" is `if_generation_match`, and "delete" is the delete
+        of one generation. Google Cloud Storage, Azure, AWS, files and memory support all of them,
+        and no request is sent. At another S3 endpoint, the first call in a process tries the
+        conditions on a temporary object, unless a conditional write did so before.
 
         Raises:
-            UnsupportedError: "create" or "replace" is ignored, and `S3Access.require_conditions`
-                is True, so that such writes are rejected.
-            StorageError: The test failed; for example, the credentials may not write.
+            UnsupportedError: The server ignores "create" or "replace", and
+                `S3Access.require_conditions` is True. Such writes raise this error, too.
+            StorageError: The conditions could not be tried, for example because the credentials
+                may not write.
         """
         return await _conditions.check(self._sessions.current())
 
     async def clean(
         self, prefix: str = "", *, older_than_seconds: float = 86_400.0, dry_run: bool = False
     ) -> CleanResult:
-        """Remove what killed processes left below a prefix, and return what that was.
+        """Remove old uploads and temporary objects below a prefix, which killed processes left.
 
-        Open multipart uploads are aborted; objects below `.aioflux-uploads/` (conditional writes
-        before they became visible) and `aioflux-composed-objects/` (composites of one download), at
-        any depth, are deleted. Lists the whole prefix.
+        Open multipart uploads are aborted. Objects below `.aioflux-uploads/` (conditional writes
+        that are not visible yet) and `aioflux-composed-objects/` (composites), at any depth below
+        `prefix`, are deleted. The whole prefix is listed.
 
         Args:
-            prefix: What keys begin with.
-            older_than_seconds: Minimum age, one day by default. Younger uploads may be in progress.
-            dry_run: Return what would be removed, and remove nothing.
+            prefix: Common beginning of the keys, as in `list`.
+            older_than_seconds: Minimum age of removed uploads and objects, in seconds; one day by
+                default. Younger ones may be in use.
+            dry_run: Remove nothing, and return the uploads and objects that would be removed.
 
         Raises:
             ValueError: `older_than_seconds` is negative.
@@ -904,16 +994,17 @@ def _restore(location: Location, settings: dict[str, Any]) -> Store:
 
 
 def _warn_of_nothing_stored(uri: str, pid: int) -> None:
-    """Warn of a `put_many` that was dropped without being iterated, by the process that called it.
+    """Warn of a `put_many` that was never iterated, in the process that called it.
 
-    A generator that never started runs no code of its own when it is collected.
+    Called by a finalizer, because a generator that was not started runs no code when it is
+    collected.
     """
     if os.getpid() == pid:
         warnings.warn(
-            f"put_many below {uri} was never iterated, so nothing was stored: iterate over what it "
-            "returns, as in `async for meta in store.put_many(pairs): ...`",
+            f"put_many below {uri} was never iterated, so nothing was stored: iterate over its "
+            "result, as in `async for meta in store.put_many(pairs): ...`",
             RuntimeWarning,
-            stacklevel=3,  # the code that drops it, above the finalizer
+            stacklevel=3,  # the code that drops the generator, above the finalizer
         )
 
 
@@ -923,5 +1014,5 @@ def _source(key: str | ObjectMeta) -> Source:
 
 
 def sessions_of(store: Store) -> Sessions:
-    """Return the sessions of a store, for what closes connections on a loop of its own."""
+    """Return the sessions of a store, for code that closes connections on its own event loop."""
     return store._sessions  # noqa: SLF001  not for users

@@ -1,1 +1,1 @@
-"""Measurements: one file per scenario, one per peer, side by side in one run."""
+"""Benchmarks of aioflux and other clients: one module for each scenario and one for each client."""

@@ -1,8 +1,9 @@
-"""`python -m perf`: aioflux beside its peers, scenario by scenario, pair by pair.
+"""`python -m perf`: benchmarks of aioflux and other clients (peers), in pairs of alternating runs.
 
-Every contender runs in a process of its own, aioflux and one peer in turn (A B A B), so that both
-see the same noise. A ratio is the median over the pairs of our rate by the peer's. Every sample is
-kept as a JSON line; beside them stand the table in Markdown and a picture of each scenario.
+Each run of aioflux or of a peer is a separate process. aioflux and one peer alternate (A B A B), so
+that the noise of the machine affects both. The reported ratio is the rate of aioflux divided by the
+rate of the peer, the median over all pairs. Output: a JSON line for each sample, a table in
+Markdown, and a plot for each scenario.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ OUT = Path("perf/out")
 
 @dataclass
 class Run:
-    """One run: what it was asked for, and what it found."""
+    """Arguments and results of one call of this command."""
 
     args: argparse.Namespace
     name: str
-    """What its files are called."""
+    """Common part of the names of all output files."""
     circumstances: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -52,23 +53,23 @@ class Run:
     """Whether one of our own samples failed."""
 
     def target(self, suffix: str) -> Path:
-        """Return where something of this run is kept."""
+        """Return the path of the output file with this suffix."""
         return Path(self.args.out / f"{self.name}{suffix}")
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Print a note and add it to the table, unless the same note was added before."""
         if text not in self.notes:
             self.notes.append(text)
             print(f"    # {text}", flush=True)
 
     def add(self, row: Row) -> None:
-        """Print a row and keep it."""
+        """Print a row and add it to the table."""
         self.rows.append(row)
         print(terminal_row(row), flush=True)
 
 
 class Servers:
-    """The servers of one scenario, each started when it is first asked for."""
+    """Servers of one scenario. A server starts when its spec is first requested."""
 
     def __init__(self, stack: ExitStack, run: Run) -> None:
         self._stack = stack
@@ -90,9 +91,9 @@ class Servers:
 def play_match(
     run: Run, scenario: Scenario, match: Match, servers: Callable[[ServerSpec], Server]
 ) -> list[Pair]:
-    """Play one match, log its samples, print its row, and return its pairs.
+    """Run one match, log its samples, print its row, and return its pairs.
 
-    A server that does not start is a row that says so.
+    If the server does not start, the row contains the error.
     """
     with run.target(".jsonl").open("a") as log:
 
@@ -120,7 +121,7 @@ def play_match(
 
 
 def run_scenario(run: Run, scenario: Scenario, matches: Sequence[Match]) -> None:
-    """Play some matches of a scenario, one after the other, and draw them."""
+    """Run some matches of a scenario, one after the other, and draw the plot."""
     with ExitStack() as stack:
         servers = Servers(stack, run)
         played = [(match, play_match(run, scenario, match, servers)) for match in matches]
@@ -136,9 +137,9 @@ def run_scenario(run: Run, scenario: Scenario, matches: Sequence[Match]) -> None
 
 
 def chosen_matches(scenario: Scenario, peers: Sequence[str]) -> list[Match]:
-    """Return the matches to play: all, or those against some peers.
+    """Return all matches, or only the matches against the given peers.
 
-    What we are measured against of our own (a bound, another face) is the peer `aioflux`.
+    The peer `aioflux` selects comparisons of aioflux with itself: a bound, or the blocking store.
     """
     matches = scenario.played()
     if not peers:
@@ -147,21 +148,21 @@ def chosen_matches(scenario: Scenario, peers: Sequence[str]) -> list[Match]:
 
 
 def known_peers() -> list[str]:
-    """Return the modules of `perf.peers` that are contenders."""
+    """Return the names of the peers: the public modules of `perf.peers`."""
     names = sorted(module.name for module in pkgutil.iter_modules(peers.__path__))
     return [name for name in names if not name.startswith("_")]
 
 
 def chosen_scenarios(args: argparse.Namespace) -> list[Scenario]:
-    """Return the scenarios to run, with everything that the command line changes of them.
+    """Return the scenarios to run, with the parameters of the command line.
 
     Raises:
-        ValueError: It names a scenario, a peer or a field that there is not, or a bad value.
+        ValueError: The command line has an unknown scenario, peer or field, or an invalid value.
     """
-    asked = args.scenarios or [
+    requested = args.scenarios or [
         name for name, scenario in SCENARIOS.items() if not scenario.is_by_name_only
     ]
-    names = [name for group in asked for name in GROUPS.get(group, (group,))]
+    names = [name for group in requested for name in GROUPS.get(group, (group,))]
     if unknown := [name for name in names if name not in SCENARIOS]:
         known_names = ", ".join((*SCENARIOS, *GROUPS))
         raise ValueError(f"unknown scenario {unknown[0]!r}; there are {known_names}")
@@ -197,13 +198,13 @@ def _above_zero(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what understands the command line."""
+    """Return the parser of the command line."""
     found = argparse.ArgumentParser(prog="perf", description=(__doc__ or "").splitlines()[0])
     found.add_argument(
-        "scenarios", nargs="*", metavar="scenario", help="see --list; all but the long ones"
+        "scenarios", nargs="*", metavar="scenario", help="see --list; default: all short ones"
     )
     found.add_argument(
-        "--peers", nargs="+", action="extend", default=[], help="modules of perf.peers; as listed"
+        "--peers", nargs="+", action="extend", default=[], help="run only these peers"
     )
     found.add_argument(
         "--set",
@@ -213,19 +214,27 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="parameters of the scenarios",
     )
-    found.add_argument("--scheme", choices=SCHEMES, help="the cloud; as --set scheme=")
-    found.add_argument("--pairs", type=_at_least_one, default=5, help="that count; one precedes")
-    found.add_argument("--scale", type=_above_zero, default=1.0, help="times the objects")
-    found.add_argument("--server", choices=("nginx", "embedded"), help="instead of what is meant")
-    found.add_argument("--toy", action="store_true", help="sizes that only show that it works")
-    found.add_argument("--limit-seconds", type=_above_zero, default=30.0, help="of one sample")
-    found.add_argument("--out", type=Path, default=OUT, help="where everything is kept")
-    found.add_argument("--list", action="store_true", help="say what there is, and end")
+    found.add_argument("--scheme", choices=SCHEMES, help="the cloud; same as --set scheme=")
+    found.add_argument(
+        "--pairs", type=_at_least_one, default=5, help="pairs, in addition to the warm-up pair"
+    )
+    found.add_argument(
+        "--scale", type=_above_zero, default=1.0, help="multiply the number of objects"
+    )
+    found.add_argument(
+        "--server", choices=("nginx", "embedded"), help="use this server for all scenarios"
+    )
+    found.add_argument("--toy", action="store_true", help="tiny sizes, to test the benchmarks")
+    found.add_argument(
+        "--limit-seconds", type=_above_zero, default=30.0, help="time limit of one sample"
+    )
+    found.add_argument("--out", type=Path, default=OUT, help="directory of the output files")
+    found.add_argument("--list", action="store_true", help="list the scenarios and exit")
     return found
 
 
 def listing() -> str:
-    """Return the scenarios with their parameters and rivals."""
+    """Return the text of `--list`: the scenarios with their parameters and peers."""
     lines = []
     for scenario in SCENARIOS.values():
         rivals = [
@@ -234,16 +243,16 @@ def listing() -> str:
         ]
         lines.append(f"{scenario.name:<16} {', '.join(dict.fromkeys(rivals))}")
         lines.append(f"{'':<16} {scenario.parameters_in_words()}")
-    lines += ["", "only where they are named, one by one or all of a group:"]
+    lines += ["", "groups that run only if you name the group or one of its scenarios:"]
     lines += [f"{group:<16} {', '.join(names)}" for group, names in GROUPS.items()]
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what the command line asks for.
+    """Run the benchmarks that the command line selects.
 
     Returns:
-        The exit status: 1 where one of our own samples failed. A missed goal is no failure.
+        The exit status: 1 if a sample of aioflux failed. A missed goal is not a failure.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = parser()
@@ -274,9 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = shlex.join(["python", "-m", "perf", *arguments])
         text = markdown(run.rows, command=command, about=f"{about}.", notes=run.notes)
         run.target(".md").write_text(text)
-        print(
-            f"{time.monotonic() - begun:.0f} s; every sample, table and picture: {args.out}/{name}*"
-        )
+        print(f"{time.monotonic() - begun:.0f} s; samples, table and plots: {args.out}/{name}*")
     return int(run.has_failed)
 
 

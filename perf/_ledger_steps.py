@@ -1,8 +1,9 @@
-"""What each step of a GET costs: the same reads again and again, each time with one step more.
+"""CPU time of each step of a GET: variants of the same reads, each with one step more.
 
-From the floor, a loop of `recv_into` on one warm socket, up to `Store.get_many`. All variants run
-in one process on one loop, in turn, each on warm connections of its own; CPU time is reported. Each
-goes through the seam of a package: the heads of `_http`, `Pool`, `Service`, `Session`, `Store`.
+The first variant (`floor`) is a loop of `recv_into` on one open socket, the last is
+`Store.get_many`. The variants run alternately in one process on one event loop. Each variant has
+its own open connections. Each calls the interface of one package: heads of `_http`, `Pool`,
+`Service`, `Session`, `Store`.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ __all__ = ["STEPS", "Reads", "measure"]
 
 _HEADERS = [(b"Accept-Encoding", b"gzip"), (b"User-Agent", b"aioflux-ledger")]
 _SPARE_BYTES = 4096
-"""Room for a response's head."""
+"""Maximum size of the head of a response."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reads:
-    """What every variant does."""
+    """The reads of every variant."""
 
     url: str
-    """Root of the server, plain HTTP."""
+    """Root url of the server, plain HTTP."""
     bucket: str
-    """The bucket on it."""
+    """Bucket on the server."""
     size_bytes: int = 100 * 1024
     """Size of each object, in bytes."""
     num_objects: int = 3000
     """Requests of each variant in each round."""
     num_keys: int = 64
-    """Different objects."""
+    """Number of different objects."""
     in_flight: int = 64
-    """Requests under way at once; one on the floor."""
+    """Requests in flight; the variant `floor` has one."""
     num_rounds: int = 7
-    """Times that each variant has its turn; one more goes before them."""
+    """Runs of each variant, in addition to one warm-up run."""
 
     def each_key(self) -> Iterator[str]:
-        """Yield the key of each request of one turn."""
+        """Yield the key of each request of one run."""
         return (f"{self.size_bytes}/{index % self.num_keys}" for index in range(self.num_objects))
 
     def target(self, key: str) -> bytes:
@@ -70,43 +71,43 @@ class Reads:
 STEPS = {
     "floor": "recv_into on one warm socket, blocking",
     "kernel": "an event loop, a connection for each request in flight",
-    "request head": "its head encoded anew",
-    "parse": "the response's head parsed",
-    "data plane": "Pool: framing, timeouts, memory for the body, connections lent and returned",
-    "plan": "GCSService: key to request, and whether the answer is what was asked for",
+    "request head": "encoding the head of the request",
+    "parse": "parsing the head of the response",
+    "data plane": "Pool: framing, timeouts, memory for the body, idle connections",
+    "plan": "GCSService: building the request, and checks of the response",
     "checksum": "crc32c of the body",
     "limiter": "Session: requests and bytes in flight, retries, counters",
-    "hand-over": "Store.get_batches: read ahead, failures, lists of what is there",
+    "hand-over": "Store.get_batches: prefetching, errors, lists of results",
     "consumer": "Store.get_many: one object at a time",
 }
-"""What each step adds."""
+"""Description of each step."""
 
 
-class _Turn:
-    """One turn of a variant over callbacks: runners take keys until there are none."""
+class _CallbackRun:
+    """One run of a variant with callbacks: its connections read keys until all are read."""
 
     def __init__(self, reads: Reads) -> None:
         self.keys = reads.each_key()
         self.num_left = reads.num_objects
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def did(self) -> None:
-        """Count one response."""
+    def count_response(self) -> None:
+        """Count one response; the last one completes the run."""
         self.num_left -= 1
         if not self.num_left and not self.ended.done():
             self.ended.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """End the turn with an error."""
+        """Complete the run with an error."""
         if not self.ended.done():
             self.ended.set_exception(error)
 
 
-# --- without our data plane ----------------------------------------------------------------------
+# --- without Pool --------------------------------------------------------------------------------
 
 
 class Floor:
-    """A blocking socket, one request after the other, into the same memory."""
+    """A blocking socket: one request after the other, bodies into the same memory."""
 
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
@@ -123,7 +124,7 @@ class Floor:
         self._socket.close()
 
     async def run(self) -> None:
-        """Do one turn."""
+        """Do one run."""
         sock, memory, requests = self._socket, self._memory, self._requests
         for key in self._reads.each_key():
             sock.sendall(requests[key])
@@ -137,7 +138,7 @@ class Floor:
 
 
 class _Bare(asyncio.BufferedProtocol):
-    """One connection; whole responses into the same memory."""
+    """One connection of `Bare`; responses into the same memory."""
 
     def __init__(self, reads: Reads, *, encodes: bool, parses: bool) -> None:
         self._reads = reads
@@ -150,16 +151,16 @@ class _Bare(asyncio.BufferedProtocol):
             key: encode_head(b"GET", reads.target(key), self._headers)
             for key in set(reads.each_key())
         }
-        self._turn: _Turn | None = None
+        self._run: _CallbackRun | None = None
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
-    def start(self, turn: _Turn) -> None:
-        """Ask for the next key, if there is one."""
-        self._turn = turn
-        key = next(turn.keys, None)
+    def start(self, run: _CallbackRun) -> None:
+        """Request the next key, if there is one."""
+        self._run = run
+        key = next(run.keys, None)
         if key is None:
             return
         self._at = self._length = 0
@@ -172,7 +173,7 @@ class _Bare(asyncio.BufferedProtocol):
         return self._memory[self._at :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        assert self._turn is not None
+        assert self._run is not None
         is_first = not self._at
         self._at += nbytes
         try:
@@ -182,19 +183,19 @@ class _Bare(asyncio.BufferedProtocol):
                     head_bytes = self._length - self._reads.size_bytes
                     parse_head(bytes(self._memory[:head_bytes]))
         except ValueError as exc:
-            self._turn.fail(exc)
+            self._run.fail(exc)
             return
         if self._at >= self._length:
-            self._turn.did()
-            self.start(self._turn)
+            self._run.count_response()
+            self.start(self._run)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._turn is not None:
-            self._turn.fail(ConnectionError("the server closed the connection"))
+        if self._run is not None:
+            self._run.fail(ConnectionError("the server closed the connection"))
 
 
 class Bare:
-    """As many connections of an event loop as requests are in flight."""
+    """Connections of an event loop, one for each request in flight."""
 
     def __init__(self, reads: Reads, *, encodes: bool = False, parses: bool = False) -> None:
         self._reads = reads
@@ -212,16 +213,16 @@ class Bare:
             self._connections.append(connection)
 
     def close(self) -> None:
-        """Close them."""
+        """Close the connections."""
         for connection in self._connections:
             connection.transport.abort()
 
     async def run(self) -> None:
-        """Do one turn."""
-        turn = _Turn(self._reads)
+        """Do one run."""
+        run = _CallbackRun(self._reads)
         for connection in self._connections:
-            connection.start(turn)
-        await turn.ended
+            connection.start(run)
+        await run.ended
 
 
 def _address(reads: Reads) -> tuple[str, int]:
@@ -234,33 +235,33 @@ def _host(reads: Reads) -> list[tuple[bytes, bytes]]:
 
 
 def _response_bytes(memory: memoryview, num_bytes: int, reads: Reads) -> int:
-    """Return how long the whole response is of which these bytes are the first.
+    """Return the length of a response, from its first `num_bytes` bytes.
 
     Raises:
-        ValueError: It is no answer that tells of the object.
+        ValueError: The status is not 200.
     """
-    begun = bytes(memory[: min(num_bytes, _SPARE_BYTES)])
-    end = begun.find(b"\r\n\r\n")
-    if end < 0 or not begun.startswith(b"HTTP/1.1 200 "):
-        raise ValueError(f"not the object: {begun[:200]!r}")
+    start = bytes(memory[: min(num_bytes, _SPARE_BYTES)])
+    end = start.find(b"\r\n\r\n")
+    if end < 0 or not start.startswith(b"HTTP/1.1 200 "):
+        raise ValueError(f"not the object: {start[:200]!r}")
     return end + 4 + reads.size_bytes
 
 
-# --- with our data plane, service and session ----------------------------------------------------
+# --- with Pool, Service and Session --------------------------------------------------------------
 
 
 class _PoolReader:
-    """Reads over `Pool.start_get`, as its own future."""
+    """Reads with `Pool.start_get`; receives each response as the ResponseFuture of its request."""
 
-    def __init__(self, reads: Reads, pool: Pool, turn: _Turn) -> None:
-        self._reads, self._pool, self._turn = reads, pool, turn
+    def __init__(self, reads: Reads, pool: Pool, run: _CallbackRun) -> None:
+        self._reads, self._pool, self._run = reads, pool, run
         self._origin = Origin.from_url(reads.url)
         self._fixed = FixedHeaders(_HEADERS)
         self._connection: Any = None
 
     def start(self) -> None:
-        """Ask for the next key, if there is one."""
-        key = next(self._turn.keys, None)
+        """Request the next key, if there is one."""
+        key = next(self._run.keys, None)
         if key is None:
             return
         self._connection = self._pool.start_get(
@@ -273,7 +274,7 @@ class _PoolReader:
             self._fixed,
         )
         if self._connection is None:
-            self._turn.fail(RuntimeError("no connection is idle"))
+            self._run.fail(RuntimeError("no connection is idle"))
 
     def done(self) -> bool:
         """See ResponseFuture."""
@@ -281,44 +282,50 @@ class _PoolReader:
 
     def set_exception(self, exception: Exception) -> None:
         """See ResponseFuture."""
-        self._turn.fail(exception)
+        self._run.fail(exception)
 
     def set_result(self, result: Response) -> None:
         """See ResponseFuture."""
         connection, self._connection = self._connection, None
         connection.release()
         if result.num_bytes != self._reads.size_bytes:
-            self._turn.fail(ValueError(f"{result.num_bytes} bytes came"))
+            self._run.fail(ValueError(f"received {result.num_bytes} bytes"))
             return
-        self._turn.did()
+        self._run.count_response()
         self.start()
 
 
 class _ServiceReader:
-    """Reads over `Service.begin_get`, with the checksum and the session's limits or without."""
+    """Reads with `Service.begin_get`, with or without the checksum and the session's limits."""
 
     def __init__(
-        self, reads: Reads, session: Session, turn: _Turn, *, verifies: bool, limits: bool
+        self,
+        reads: Reads,
+        session: Session,
+        run: _CallbackRun,
+        *,
+        verifies: bool,
+        limits: bool,
     ) -> None:
-        self._reads, self._session, self._turn = reads, session, turn
+        self._reads, self._session, self._run = reads, session, run
         self._service: Service = session.service
         self._verifies, self._limits = verifies, limits
         self._request, self._began = ReadRequest(""), 0.0
         self._exchange: Any = None
 
     def start(self) -> None:
-        """Ask for the next key, if there is one."""
-        key = next(self._turn.keys, None)
+        """Request the next key, if there is one."""
+        key = next(self._run.keys, None)
         if key is None:
             return
         size = self._reads.size_bytes
         self._request = ReadRequest(key, "", 0, size)
         if self._limits and not self._session.limits.try_acquire(size):
-            self._turn.fail(RuntimeError("no place is free"))
+            self._run.fail(RuntimeError("the session's limits are exhausted"))
             return
         self._exchange = self._service.begin_get(self._request, self)
         if self._exchange is None:
-            self._turn.fail(RuntimeError("no connection is idle"))
+            self._run.fail(RuntimeError("no connection is idle"))
         elif self._limits:
             self._began = self._session.count_start()
 
@@ -328,33 +335,33 @@ class _ServiceReader:
 
     def set_exception(self, exception: Exception) -> None:
         """See ResponseFuture."""
-        self._turn.fail(exception)
+        self._run.fail(exception)
 
     def set_result(self, result: Response) -> None:
         """See ResponseFuture."""
         size, exchange, self._exchange = self._reads.size_bytes, self._exchange, None
         try:
             body = self._service.end_get(self._request, exchange, result)
-        except aioflux.StorageError as exc:  # here is no caller to raise it to
-            self._turn.fail(exc)
+        except aioflux.StorageError as exc:  # a callback has no caller that could handle it
+            self._run.fail(exc)
             return
         if self._limits:
             self._session.limits.bytes.release(size)
             self._session.count_success(self._request.key, body, 0, self._began)
         if body is None or body.size != size:
-            self._turn.fail(ValueError("another object came"))
+            self._run.fail(ValueError("received another object"))
         elif self._verifies and crc32c(body.data) != body.crc32c:
-            self._turn.fail(ValueError("the bytes do not match their checksum"))
+            self._run.fail(ValueError("the bytes do not match their checksum"))
         else:
-            self._turn.did()
+            self._run.count_response()
             self.start()
 
 
-async def _run_readers(new: Callable[[_Turn], Any], reads: Reads) -> None:
-    turn = _Turn(reads)
+async def _run_readers(new: Callable[[_CallbackRun], Any], reads: Reads) -> None:
+    run = _CallbackRun(reads)
     for _ in range(reads.in_flight):
-        new(turn).start()
-    await turn.ended
+        new(run).start()
+    await run.ended
 
 
 async def _run_batches(store: aioflux.Store, reads: Reads) -> None:
@@ -374,14 +381,14 @@ async def _run_many(store: aioflux.Store, reads: Reads) -> None:
 
 def _check(num_bytes: int, reads: Reads) -> None:
     if num_bytes != reads.num_objects * reads.size_bytes:
-        raise ValueError(f"{num_bytes} bytes came")
+        raise ValueError(f"received {num_bytes} bytes")
 
 
 # --- the run -------------------------------------------------------------------------------------
 
 
 async def _open(reads: Reads, stack: AsyncExitStack) -> dict[str, Callable[[], Awaitable[None]]]:
-    """Open each variant, with its connections warm, and return what does a turn of it."""
+    """Open the connections of each variant, and return the functions that do one run of each."""
     floor, variants = Floor(reads), dict[str, Any]()
     stack.callback(floor.close)
     variants["floor"] = floor.run
@@ -400,9 +407,7 @@ async def _open(reads: Reads, stack: AsyncExitStack) -> dict[str, Callable[[], A
     await asyncio.gather(
         *(pool.request(origin, b"GET", target, _HEADERS) for _ in range(reads.in_flight))
     )
-    variants["data plane"] = lambda: _run_readers(
-        lambda turn: _PoolReader(reads, pool, turn), reads
-    )
+    variants["data plane"] = lambda: _run_readers(lambda run: _PoolReader(reads, pool, run), reads)
     session = await _session(reads, stack)
     for name, verifies, limits in (
         ("plan", False, False),
@@ -410,7 +415,7 @@ async def _open(reads: Reads, stack: AsyncExitStack) -> dict[str, Callable[[], A
         ("limiter", True, True),
     ):
         variants[name] = lambda verifies=verifies, limits=limits: _run_readers(
-            lambda turn: _ServiceReader(reads, session, turn, verifies=verifies, limits=limits),
+            lambda run: _ServiceReader(reads, session, run, verifies=verifies, limits=limits),
             reads,
         )
     for name, run in (("hand-over", _run_batches), ("consumer", _run_many)):
@@ -425,7 +430,7 @@ def _store(reads: Reads) -> aioflux.Store:
 
 
 async def _session(reads: Reads, stack: AsyncExitStack) -> Session:
-    """Return the session of a store whose connections are all open."""
+    """Return the session of a store, with all connections open."""
     store = await stack.enter_async_context(_store(reads))
     session = sessions_of(store).current()
     key = next(reads.each_key())
@@ -434,7 +439,7 @@ async def _session(reads: Reads, stack: AsyncExitStack) -> Session:
 
 
 async def measure(reads: Reads) -> dict[str, list[float]]:
-    """Let every variant have its turn again and again; return CPU seconds per object of each."""
+    """Run all variants alternately; return the CPU seconds per object of each run."""
     async with AsyncExitStack() as stack:
         variants = await _open(reads, stack)
         taken: dict[str, list[float]] = {name: [] for name in variants}
@@ -442,13 +447,13 @@ async def measure(reads: Reads) -> dict[str, list[float]]:
             for name, run in variants.items():
                 begun = time.process_time()
                 await run()
-                if number:  # the first round warms up
+                if number:  # the first round is the warm-up
                     taken[name].append((time.process_time() - begun) / reads.num_objects)
         return taken
 
 
 def added(taken: dict[str, list[float]]) -> dict[str, float]:
-    """Return what each variant takes more than the one before it: medians over the rounds."""
+    """Return the additional time of each variant over the previous one: medians over the runs."""
     names = list(taken)
     return {
         name: statistics.median(

@@ -1,4 +1,4 @@
-"""On what was measured: the machine, the versions and the commit."""
+"""Machine, versions and commit of a run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def describe() -> dict[str, Any]:
-    """Return what every line of a run says of its circumstances."""
+    """Return the fields about versions, machine and commit that every JSON line has."""
     return {"versions": _versions(), "machine": _machine(), **_commit()}
 
 
 def summary(circumstances: dict[str, Any]) -> str:
-    """Return the same in one line for a reader."""
+    """Return the result of `describe` as one line of text."""
     machine, versions = circumstances["machine"], circumstances["versions"]
     dirty = " with changes" if circumstances["is_dirty"] else ""
     return (
@@ -67,8 +67,8 @@ def _versions() -> dict[str, str | None]:
 
 
 def _first(pattern: str, program: str, *arguments: str) -> str | None:
-    """Return what a program says of itself; None where it is missing."""
-    # A Debian user's PATH has no sbin.
+    """Return the first group of a pattern in a program's output; None if it is not installed."""
+    # On Debian, the PATH of ordinary users does not contain sbin.
     places = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
     if (where := shutil.which(program, path=places)) is None:
         return None
@@ -90,7 +90,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _commit() -> dict[str, Any]:
-    """Return the commit, and whether something of it was changed; `unknown` outside of git."""
+    """Return the commit, and whether tracked files differ from it; `unknown` outside of git."""
     if shutil.which("git") is None or not (_ROOT / ".git").exists():
         return {"commit": "unknown", "is_dirty": None}
     return {

@@ -1,6 +1,7 @@
-"""Plays a match: two contenders in turn (A B A B), each sample in a process of its own.
+"""Run of one match: two contenders alternate (A B A B), each sample in a separate process.
 
-Both of a pair start and warm up side by side; then one is measured while the other waits.
+The two processes of a pair start and warm up at the same time. Then one process is measured while
+the other waits.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ __all__ = [
     "MAX_FAILED",
     "SampleError",
     "addressed",
-    "eased",
     "is_hopeless",
     "last_error",
     "play",
     "play_pair",
+    "warm_up_work",
 ]
 
 MAX_FAILED = 2
-"""Failed pairs after which a match ends: what fails twice fails for a reason."""
+"""Number of failed pairs after which a match stops."""
 COMMAND = (sys.executable, "-m", "perf.work")
-"""What a contender's process runs; the work and `--wait` come behind it."""
+"""Command of a contender's process, without its arguments: the work, and `--wait`."""
 _ROOT = Path(__file__).resolve().parent.parent
-"""Where `python -m perf.work` finds its module."""
+"""Working directory in which `python -m perf.work` finds the package `perf`."""
 MAX_ERROR = 300
-"""Characters of an error that are kept."""
+"""Maximum length of a reported error, in characters."""
 WARM_UP_SHARE = 0.1
-"""Objects of the first pair, as a share of those of the others."""
+"""Number of objects of the first pair, as a share of the number of the other pairs."""
 
 
 class SampleError(Exception):
@@ -57,7 +58,7 @@ class SampleError(Exception):
 
 
 def last_error(text: str) -> str:
-    """Return the error of the last traceback in what a process wrote, or else its last line."""
+    """Return the error of the last traceback in the output of a process, or the last line."""
     _, found, traceback = text.strip().rpartition("Traceback (most recent call last):\n")
     lines = traceback.splitlines()
     if not found:
@@ -68,36 +69,36 @@ def last_error(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Contender:
-    """A process that has warmed up, or is about to."""
+    """The process of one sample."""
 
     process: Process
     errors: IO[bytes]
-    """Where it writes what goes wrong."""
+    """Standard error of the process."""
 
     async def ready(self) -> None:
-        """Wait until it has warmed up."""
+        """Wait until the process has warmed up."""
         assert self.process.stdout is not None
         if (await self.process.stdout.readline()).strip() != b"ready":
             await self._fail()
 
     async def result(self) -> Result:
-        """Have it begin, and wait for what it tells."""
-        told, _ = await self.process.communicate(b"go\n")
+        """Start the measurement, and wait for its result."""
+        output, _ = await self.process.communicate(b"go\n")
         if self.process.returncode:
             await self._fail()
-        return Result.told(json.loads(told.splitlines()[-1]))
+        return Result.from_json(json.loads(output.splitlines()[-1]))
 
     async def _fail(self) -> None:
-        """Raise what it wrote last."""
+        """Raise the last error that the process printed."""
         code = await self.process.wait()
         self.errors.seek(0)
-        told = last_error(self.errors.read().decode(errors="replace"))
-        raise SampleError(told or f"ended with exit status {code}")
+        error = last_error(self.errors.read().decode(errors="replace"))
+        raise SampleError(error or f"exited with status {code}")
 
 
 @asynccontextmanager
 async def _start(command: Sequence[str], work: Work) -> AsyncIterator[_Contender]:
-    """Start a contender; at the end of the block it and its children are gone."""
+    """Start a contender; at the end of the block the process and its children are killed."""
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -107,19 +108,19 @@ async def _start(command: Sequence[str], work: Work) -> AsyncIterator[_Contender
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
             cwd=_ROOT,
-            # A group of its own, so that its children can be ended with it.
+            # A separate process group, so that its children can be killed with it.
             start_new_session=True,
         )
         try:
             yield _Contender(process, errors)
         finally:
-            with suppress(ProcessLookupError):  # all of them have ended
+            with suppress(ProcessLookupError):  # all of them have exited
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
 
 async def _warm_up(contender: _Contender, work: Work, limit_seconds: float) -> Sample | None:
-    """Wait until it has warmed up, and return what stands for it where it could not."""
+    """Wait until a contender has warmed up; return a failed sample if the warm-up failed."""
     try:
         async with asyncio.timeout(limit_seconds):
             await contender.ready()
@@ -145,7 +146,7 @@ async def _measure(contender: _Contender, work: Work, limit_seconds: float) -> S
 async def play_pair(
     ours: Work, theirs: Work, limit_seconds: float, command: Sequence[str] = COMMAND
 ) -> tuple[Sample, Sample]:
-    """Measure one after the other, both warmed up before."""
+    """Warm up both contenders, then measure one after the other."""
     async with AsyncExitStack() as stack:
         a = await stack.enter_async_context(_start(command, ours))
         b = await stack.enter_async_context(_start(command, theirs))
@@ -157,7 +158,7 @@ async def play_pair(
 
 
 def addressed(work: Work, server: Server) -> Work:
-    """Return the work with the way to its server."""
+    """Return the work with the address of its server."""
     return replace(
         work,
         url=server.url,
@@ -167,15 +168,15 @@ def addressed(work: Work, server: Server) -> Work:
     )
 
 
-def eased(work: Work) -> Work:
-    """Return the work of the pair that warms up: fewer objects, or a small one."""
+def warm_up_work(work: Work) -> Work:
+    """Return the work of the warm-up pair: fewer objects, or a small object."""
     if work.num_objects == 1:
         return work.warm_up()
     return replace(work, num_objects=max(1, round(work.num_objects * WARM_UP_SHARE)))
 
 
 def is_hopeless(pairs: Sequence[Pair]) -> bool:
-    """Whether a match may as well end: a pair took too long, or several failed."""
+    """Return whether to stop a match early: a sample took too long, or several pairs failed."""
     samples = [sample for pair in pairs for sample in (pair.ours, pair.theirs)]
     num_failed = sum(bool(pair.ours.error or pair.theirs.error) for pair in pairs)
     return num_failed >= MAX_FAILED or any(sample.is_too_slow for sample in samples)
@@ -191,23 +192,23 @@ def play(
     keep: Callable[[Pair], None],
     command: Sequence[str] = COMMAND,
 ) -> list[Pair]:
-    """Play a match and return its pairs.
+    """Run a match and return its pairs.
 
     Args:
         match: The two contenders.
-        servers: Gives the server for a spec, and starts it where it must.
-        num_pairs: Pairs that count.
-        has_warm_up: Whether one pair goes before that does not count.
-        limit_seconds: Time that one contender may take to warm up, and again to be measured.
-        keep: Called with each pair as soon as it was played.
-        command: What a contender's process runs.
+        servers: Returns the running server for a spec.
+        num_pairs: Number of pairs that count.
+        has_warm_up: Run one more pair first, which does not count.
+        limit_seconds: Time limit of the warm-up of a contender, and also of its measurement.
+        keep: Called with each pair when it is complete.
+        command: Command of a contender's process.
     """
     ours = addressed(match.ours.work, servers(match.ours.server))
     theirs = addressed(match.theirs.work, servers(match.theirs.server))
     pairs: list[Pair] = []
     for index in range(num_pairs + has_warm_up):
         is_warm_up = has_warm_up and index == 0
-        works = (eased(ours), eased(theirs)) if is_warm_up else (ours, theirs)
+        works = (warm_up_work(ours), warm_up_work(theirs)) if is_warm_up else (ours, theirs)
         first, second = asyncio.run(play_pair(*works, limit_seconds, command))
         pair = Pair(index=index, is_warm_up=is_warm_up, ours=first, theirs=second)
         keep(pair)

@@ -1,4 +1,4 @@
-"""One picture for each scenario: every sample beside the medians, and the goals."""
+"""Plot of one scenario: every sample, the medians and the goals."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["MISSING", "is_possible", "places", "plot"]
 MISSING = "no plots: matplotlib is missing (pip install matplotlib)"
 _OURS, _THEIRS, _POINT, _GOAL = "#1f77b4", "#b0b0b0", "#333333", "#d62728"
 _WIDTH = 0.38
-"""Of a bar; a match is one wide, and has two of them."""
+"""Width of a bar. Each match has two bars in a space of width 1."""
 
 
 def is_possible() -> bool:
-    """Whether matplotlib is there."""
+    """Return whether matplotlib is installed."""
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
@@ -32,17 +32,17 @@ def is_possible() -> bool:
 
 
 def plot(scenario: Scenario, played: Sequence[tuple[Match, Sequence[Pair]]], target: Path) -> None:
-    """Draw the matches of a scenario into a PNG.
+    """Draw the matches of a scenario to a PNG file.
 
-    Each match is two bars, ours and the other's, as high as the median rate; the points are the
-    samples, the warm-up's left out; the red line is what ours must reach there.
+    Each match has two bars, for aioflux and for the other side. The height of a bar is the median
+    rate. Points are samples, without the warm-up pair. A red line is the goal of aioflux.
 
     Args:
-        scenario: What was played.
-        played: Its matches and their pairs.
-        target: Where the picture goes.
+        scenario: The scenario.
+        played: Matches with their pairs.
+        target: Path of the PNG file.
     """
-    # Only here: a run without it measures all the same.
+    # Imported here, so that runs work without matplotlib.
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -59,7 +59,7 @@ def plot(scenario: Scenario, played: Sequence[tuple[Match, Sequence[Pair]]], tar
         axes.set_xticks(range(len(played)), labels)
         axes.set_ylabel("GB/s" if scenario.displayed_bytes else "objects/s")
         axes.set_ylim(bottom=0)
-        axes.set_title(f"{scenario.name}: aioflux (blue) beside each peer; red: what to reach")
+        axes.set_title(f"{scenario.name}: aioflux (blue), peers (grey), goals (red)")
         figure.savefig(target, dpi=110)
     finally:
         pyplot.close(figure)
@@ -89,5 +89,5 @@ def _draw(axes: Axes, at: int, match: Match, pairs: Sequence[Pair], unit: float)
 
 
 def places(count: int) -> list[float]:
-    """Return so many places from 0 to 1, evenly apart."""
+    """Return `count` evenly spaced positions from 0 to 1."""
     return [0.5] if count == 1 else [index / (count - 1) for index in range(count)]

@@ -1,4 +1,4 @@
-"""What a run leaves behind: JSON lines of every sample, and one table for terminal and Markdown."""
+"""Output of a run: a JSON line for each sample, and a table for the terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _SHORT = (
     ("server us", 15),
     ("peak MiB", 13),
 )
-"""The same for a terminal, each with its width."""
+"""Headings on a terminal, each with the width of its column."""
 _NUM_LEFT = 2
-"""Columns of words; the others are numbers and stand to the right."""
+"""Number of left-aligned columns of text; the other columns are right-aligned numbers."""
 
 
 def lines_of(
@@ -79,7 +79,7 @@ def lines_of(
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return the words of a row, under `HEADINGS`."""
+    """Return the text of each cell of a row, in the order of `HEADINGS`."""
     verdict = {True: "met", False: "MISSED", None: "?" if row.goal else "-"}[row.is_met]
     name = f"{row.scenario} ({row.case})" if row.case else row.scenario
     if row.figure:
@@ -102,18 +102,18 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def terminal_heading() -> str:
-    """Return the first line of the table on a terminal."""
+    """Return the heading of the table for a terminal."""
     return _aligned(tuple(word for word, _ in _SHORT))
 
 
 def terminal_row(row: Row) -> str:
-    """Return a row of the table on a terminal, and below it what went wrong."""
+    """Return a row of the table for a terminal, followed by its error."""
     text = _aligned(cells(row))
     return f"{text}\n    ! {row.error}" if row.error else text
 
 
 def markdown(rows: Sequence[Row], *, command: str, about: str, notes: Sequence[str]) -> str:
-    """Return the whole table, with what it was measured by and on."""
+    """Return the table in Markdown, with the command, the machine, errors and notes."""
     lines = [
         f"`{command}`",
         "",
@@ -153,7 +153,7 @@ def _ratio(row: Row) -> str:
 
 
 def _time(microseconds: float) -> str:
-    """Return microseconds, in thousands where they are many."""
+    """Return microseconds as text, in thousands from 100,000 on."""
     return f"{microseconds / 1e3:,.0f}k" if microseconds >= 1e5 else f"{microseconds:,.0f}"
 
 

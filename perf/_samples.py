@@ -1,7 +1,4 @@
-"""What was measured, and what it says: rates, ratios pair by pair, and goals met or missed.
-
-Everything here is a function over samples; nothing measures.
-"""
+"""Samples, and the figures computed from them: rates, ratios, and goals met or missed. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a contender's process tells of itself."""
+    """Figures that a contender's process reports; see `perf.work.measure`."""
 
     seconds: float
     cpu_seconds: float
@@ -51,8 +48,8 @@ class Result:
     stored_bytes: int = 0
 
     @classmethod
-    def told(cls, line: Mapping[str, Any]) -> Result:
-        """Take it out of the line that the process printed."""
+    def from_json(cls, line: Mapping[str, Any]) -> Result:
+        """Build a result from the JSON line that the process printed."""
         return cls(**{name: line[name] for name in cls.__dataclass_fields__ if name in line})
 
     @property
@@ -63,32 +60,32 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One turn of one contender."""
+    """One measurement of one contender."""
 
     work: Work
     result: Result | None = None
-    """None where it failed."""
+    """None if the sample failed."""
     error: str = ""
-    """Why it failed; empty where it did not."""
+    """Error of a failed sample; otherwise empty."""
     is_too_slow: bool = False
-    """Whether it failed because it took too long."""
+    """Whether the sample failed because it exceeded the time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two turns, ours and then theirs."""
+    """Two samples measured one after the other: first aioflux, then the other side."""
 
     index: int
     """Counted from 0."""
     is_warm_up: bool
-    """Whether it is kept, but counts for nothing."""
+    """Whether the pair is logged, but not used for rates and ratios."""
     ours: Sample
     theirs: Sample
 
 
 @dataclass(frozen=True, kw_only=True)
 class Median:
-    """The middle of what one contender took, over the pairs that count."""
+    """Medians of one contender over the pairs that count."""
 
     rate: float
     """Objects per second."""
@@ -97,44 +94,44 @@ class Median:
     server_cpu_us: float
     """The server's CPU time per object, in microseconds."""
     peak_bytes: int
-    """Most memory that was resident in any pair."""
+    """Maximum resident memory over the pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the table: a match, or a promise about memory."""
+    """One row of the table: a match, a memory goal, or another goal of aioflux alone."""
 
     scenario: str
     case: str
     peer: str
     size_bytes: int
-    """Size of the object where rates are told in bytes; 0 where they are told in objects."""
+    """Size of an object, if rates are shown in bytes; 0 if they are shown in objects."""
     ours: Median | None = None
     theirs: Median | None = None
-    """Its rate is at most the match's cap."""
+    """Medians of the other side; the rate is limited to the cap of the match."""
     ratio: float | None = None
     """Median over the pairs."""
     spread: tuple[float, float] | None = None
-    """The least and the greatest ratio of a pair."""
+    """Smallest and largest ratio of a pair."""
     held_bytes: int | None = None
-    """The most memory that was held, where the promise is about memory."""
+    """Maximum memory, in the row of a memory goal."""
     figure: str = ""
-    """What else is told of ours alone, in words; empty in other rows."""
+    """Formatted figure, in the row of a `Promise`; otherwise empty."""
     goal: str = ""
-    """In words; empty where nothing is promised."""
+    """Formatted goal; empty if there is none."""
     is_met: bool | None = None
-    """None where nothing is promised, or where it cannot be said."""
+    """Whether the goal is met; None without a goal or without a complete pair."""
     error: str = ""
-    """What went wrong, and how often."""
+    """Errors and their number."""
 
 
 def ratio_of(ours: Result, theirs: Result, cap_per_second: float) -> float:
-    """Return our rate by theirs, or by the cap where that is less."""
+    """Return our rate divided by their rate, or by the cap if the cap is lower."""
     return ours.rate / min(theirs.rate, cap_per_second)
 
 
 def median_of(results: Sequence[Result]) -> Median | None:
-    """Return the middle of the results; None where there are none."""
+    """Return the medians of the results; None without results."""
     if not results:
         return None
     return Median(
@@ -150,10 +147,10 @@ def median_of(results: Sequence[Result]) -> Median | None:
 
 
 def judge(scenario: str, size_bytes: int, match: Match, pairs: Sequence[Pair]) -> Row:
-    """Say what a match showed: ratios of the whole pairs, and every failure.
+    """Return the row of a match: ratios of the complete pairs, and all failures.
 
-    A goal is met by the median ratio, and only where none of our samples failed. Where a peer gave
-    no whole pair at all, nothing can be said.
+    A goal is met if the median ratio reaches it and no sample of aioflux failed. Without a complete
+    pair, `is_met` is None.
     """
     counted = [pair for pair in pairs if not pair.is_warm_up]
     whole = [
@@ -188,7 +185,7 @@ def judge(scenario: str, size_bytes: int, match: Match, pairs: Sequence[Pair]) -
 
 
 def unplayed(scenario: str, match: Match, error: str) -> Row:
-    """Say why a match could not be played at all."""
+    """Return the row of a match that could not run."""
     return Row(
         scenario=scenario,
         case=match.case,
@@ -201,9 +198,9 @@ def unplayed(scenario: str, match: Match, error: str) -> Row:
 
 
 def judge_memory(scenario: str, goal: MemoryGoal, pairs: Iterable[Pair]) -> Row:
-    """Say whether the most that any of our samples held is within the limit.
+    """Return the row of a memory goal, which limits the maximum over all samples of aioflux.
 
-    The pair that warms up counts like any other: memory has no reason to be better later.
+    The warm-up pair counts too: a warm-up does not reduce the memory of a later process.
     """
     results = _results(pair.ours for pair in pairs)
     held = [
@@ -222,10 +219,10 @@ def judge_memory(scenario: str, goal: MemoryGoal, pairs: Iterable[Pair]) -> Row:
 
 
 def judge_promise(scenario: str, promise: Promise, pairs: Iterable[Pair]) -> Row:
-    """Say whether a figure of ours is what it must be, over the pairs that count.
+    """Return the row of a promise, over the pairs that count.
 
-    It is the greatest number of requests, or else the median. It is kept by none of ours that
-    failed.
+    The figure is the maximum for `requests`, and the median for the others. The promise is not kept
+    if a sample of aioflux failed.
     """
     counted = [pair for pair in pairs if not pair.is_warm_up]
     results = _results(pair.ours for pair in counted)

@@ -1,7 +1,8 @@
-"""How contenders find the servers of `s3` and `az`: schemes, accounts and keys.
+"""Schemes, accounts and keys of the benchmark servers for `s3` and `az`.
 
-The keys open only servers of these measurements, on this machine. They are found as those of users
-are: in the environment, which `sign_in` writes before a contender's library is imported.
+The keys are valid only for servers that the benchmarks start on this machine. `sign_in` sets them
+in the environment before a contender's library is imported, so that each library finds them in its
+usual way.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ __all__ = [
 
 SCHEMES = ("gs", "s3", "az")
 KINDS = {"s3": "seaweedfs", "az": "azurite"}
-"""The server that speaks a scheme, where it is no other that the scenario asks for."""
+"""Default server of each scheme."""
 ACCESS_KEY = "AKIAAIOFLUXPERF00001"
-SECRET_KEY = "a/secret+of/one/server/on/this/machine"  # noqa: S105  it opens nothing else
+SECRET_KEY = "a/secret+of/one/server/on/this/machine"  # noqa: S105  of local servers only
 REGION = "us-east-1"
 ACCOUNT = "devstoreaccount1"
-ACCOUNT_KEY = (  # Azurite's own, which its documentation tells
+ACCOUNT_KEY = (  # Azurite's default, from its documentation
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
 
 
 def connection_string(url: str) -> str:
-    """Return what the clients of Azure are given for a server of these measurements."""
+    """Return the connection string for the Azurite server at a url."""
     return (
         f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={ACCOUNT_KEY};"
         f"BlobEndpoint={url}/{ACCOUNT};"
@@ -45,7 +46,7 @@ def connection_string(url: str) -> str:
 
 
 def sign_in(work: Work) -> None:
-    """Have the keys of a work's server found in the environment."""
+    """Set the credentials of the server of a work in the environment."""
     if work.scheme == "s3":
         os.environ["AWS_ACCESS_KEY_ID"] = ACCESS_KEY
         os.environ["AWS_SECRET_ACCESS_KEY"] = SECRET_KEY

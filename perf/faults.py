@@ -1,9 +1,9 @@
-"""`python -m perf.faults`: one fault in one read, for each read call of aioflux and of its peers.
+"""`python -m perf.faults`: reads with one fault, for each read call of aioflux and of its peers.
 
-Prints a table in Markdown: whether the call gave the right bytes, an error, or neither. Each read
-runs in a process of its own on an object of its own; the embedded server disturbs one request, over
-plain HTTP. Where a call makes several requests, the second of them is disturbed: the first tells
-the size.
+Prints a table in Markdown: whether the call returned the correct bytes, wrong bytes, or an error.
+Each read runs in a separate process, with its own object. The embedded server injects the fault
+into one request, over plain HTTP. If a call sends several requests, the fault is in the second,
+because the first requests the size.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ FAULTS: dict[str, dict[str, Any]] = {
     "503": {"status": 503},
     "endless stall": {"stall_at": 1_000_000},
 }
-"""What happens to one request."""
+"""Options of each fault."""
 STALL = "endless stall"
 NUM_AT_ONCE = 6
-"""Reads that run side by side."""
+"""Number of reads that run at the same time."""
 
 
 class Overwriter(Hook):
-    """Replaces objects by others of the same size when so many requests have read them."""
+    """Replaces an object by another of the same size after a number of requests have read it."""
 
     def __init__(self, server: GCSServer) -> None:
         self._server = server
@@ -65,16 +65,16 @@ class Overwriter(Hook):
         is_read = request.method == "GET" and response.status in {200, 206}
         is_media = not request.match.url.is_json or request.query.get("alt") == "media"
         if is_read and is_media and key in self._pending:
-            bucket, left, data = self._pending.pop(key)
-            if left > 1:
-                self._pending[key] = (bucket, left - 1, data)
+            bucket, num_reads, data = self._pending.pop(key)
+            if num_reads > 1:
+                self._pending[key] = (bucket, num_reads - 1, data)
             else:
                 self._server.put(bucket, key, data)
         return response
 
 
 def contents(size_bytes: int) -> tuple[bytes, bytes]:
-    """Return the bytes of the object, and those that replace it."""
+    """Return the bytes of the object, and the bytes of its replacement."""
     rng = random.Random(0)  # noqa: S311  no secret
     return rng.randbytes(size_bytes), rng.randbytes(size_bytes)
 
@@ -82,7 +82,7 @@ def contents(size_bytes: int) -> tuple[bytes, bytes]:
 def order(
     server: GCSServer, overwriter: Overwriter, read: Read, call: Call, fault: str, new: bytes
 ) -> None:
-    """Have the server disturb one request of a read."""
+    """Inject a fault into one request of a read."""
     options = dict(FAULTS[fault])
     skip = 0 if call.is_one_request else 1
     if options.pop("overwrite", False):
@@ -93,7 +93,7 @@ def order(
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of one read."""
+    """Result of one read."""
 
     error: str | None
     digest: str | None
@@ -101,7 +101,7 @@ class Cell:
 
 
 def outcome(cell: Cell, *, fault: str, usual: float, old: str, new: str) -> str:
-    """Say it in the words of the table."""
+    """Return the text of a cell of the table."""
     if cell.error == "killed":
         return f"**NO END** (killed after {cell.seconds:.0f} s)"
     late = cell.seconds - usual
@@ -116,7 +116,7 @@ def outcome(cell: Cell, *, fault: str, usual: float, old: str, new: str) -> str:
 
 
 def run(read: Read, limit_seconds: float) -> Cell:
-    """Do one read in a process of its own, for so long at most."""
+    """Do one read in a separate process, with a time limit."""
     command = [sys.executable, "-m", "perf.faulty_reads", json.dumps(asdict(read))]
     begun = time.perf_counter()
     try:
@@ -132,7 +132,7 @@ def run(read: Read, limit_seconds: float) -> Cell:
 def measure(
     size_bytes: int, calls: dict[str, tuple[str, Call]], limit_seconds: float
 ) -> dict[tuple[str, str], str]:
-    """Run every call with every fault, and return the words by call and fault."""
+    """Run every call with every fault, and return the texts of the cells by call and fault."""
     old, new = contents(size_bytes)
     cells: dict[tuple[str, str], Cell] = {}
     with GCSServer(buckets=(BUCKET,), md5=False) as server:
@@ -153,10 +153,10 @@ def measure(
             server.put(BUCKET, read.key, old)
             order(server, overwriter, read, call, fault, new)
             cells[name, fault] = cell = run(read, limit_seconds)
-            told = cell.error or (cell.digest or "")[:8]
-            print(f"{name}, {fault}: {told} {cell.seconds:.1f} s", file=sys.stderr, flush=True)
+            result = cell.error or (cell.digest or "")[:8]
+            print(f"{name}, {fault}: {result} {cell.seconds:.1f} s", file=sys.stderr, flush=True)
 
-        # Peers that stand still for a minute do so first, while others work.
+        # Start the stalls of peers, which take a minute, first; other reads run at the same time.
         todo = [(name, fault) for name in calls for fault in FAULTS]
         todo.sort(key=lambda cell: (cell[1] != STALL, calls[cell[0]][0] == "aioflux"))
         with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
@@ -205,8 +205,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="perf.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=64, help="size of the object")
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--limit-seconds", type=float, default=75.0, help="of one read")
-    parser.add_argument("--out", type=Path, help="where the table is kept, too")
+    parser.add_argument("--limit-seconds", type=float, default=75.0, help="time limit of one read")
+    parser.add_argument("--out", type=Path, help="also write the table to this file")
     args = parser.parse_args()
     calls = {name: ("aioflux", call) for name, call in OURS.items()}
     if not args.no_peers:

@@ -1,6 +1,7 @@
-"""One object, read by each call of aioflux and of its peers: what the fault table compares.
+"""Reads of one object by each call of aioflux and of its peers, for the table of `perf.faults`.
 
-`python -m perf.faulty_reads '<json>'` does one read and prints one JSON line: digest, error, time.
+`python -m perf.faulty_reads '<json>'` does one read and prints a JSON line with digest, error and
+time.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ __all__ = ["OURS", "PEERS", "WARM_UP", "WARM_UP_BYTES", "Call", "Read"]
 
 MIB = 1024 * 1024
 STEP_BYTES = MIB
-"""What is asked for at once of what reads like a file."""
+"""Size of each `read` of a file-like reader."""
 WARM_UP = "warm-up"
-"""Below it is a small object that no fault meets."""
+"""Prefix of a small object that is read without faults."""
 WARM_UP_BYTES = 4096
 NUM_RANGES = 4
-"""Ranges that a caller gathers by itself."""
+"""Number of ranges, for calls that read an object in several ranges."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +41,21 @@ class Read:
     """One read of one object."""
 
     library: str
-    """Name of a table below: "aioflux" or "peers"."""
+    """"aioflux" for a call in `OURS`, "peers" for a call in `PEERS`."""
     call: str
-    """Name in that table."""
+    """Name of the call in this table."""
     url: str
-    """The server."""
+    """Root url of the server."""
     bucket: str
     """Bucket of the object."""
     prefix: str
-    """All below it is the object."""
+    """Prefix of the object; it has no other objects."""
     size_bytes: int
     """Size of the object, in bytes."""
 
     @property
     def key(self) -> str:
-        """Whole key of the object."""
+        """Key of the object."""
         return f"{self.prefix}/object"
 
 
@@ -63,9 +64,9 @@ class Call:
     """How a library reads one object."""
 
     read: Callable[..., Any]
-    """Returns the bytes."""
+    """Function that reads the object and returns its bytes."""
     start: int = 0
-    """First byte that it reads."""
+    """Position of the first byte that the call reads."""
     is_one_request: bool = False
     """Whether the library reads the whole object in one request."""
 
@@ -76,8 +77,8 @@ def _run(work: Awaitable[Any]) -> Any:
     async def keep() -> None:
         kept.append(await work)
 
-    # Not as the result of the task: Python puts the whole of that into the text of an error that
-    # it makes and drops when it gives SIGINT back, which takes 16 s for 64 MiB.
+    # Do not return the bytes from the task: when asyncio.Runner restores the SIGINT handler, it
+    # formats the task with its result in an error message, which takes 16 s for 64 MiB.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(keep())
     return kept[0]
@@ -166,8 +167,8 @@ OURS: dict[str, Call] = {
 
 
 def _gcsfs(read: Read) -> tuple[Any, str]:
-    # Read at import: otherwise gcsfs asks for the kind of a bucket over gRPC, and waits for a
-    # minute.
+    # Read when gcsfs is imported. Without it, gcsfs requests the type of the bucket over gRPC, and
+    # waits for a minute.
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
     import gcsfs
 
@@ -291,19 +292,19 @@ def main() -> None:
     """Do the read that the first argument describes."""
     read = Read(**json.loads(sys.argv[1]))
     call = (OURS if read.library == "aioflux" else PEERS)[read.call]
-    answer: dict[str, Any] = {**asdict(read), "error": None, "digest": None}
-    # Imports and first looks at things are not measured.
+    result: dict[str, Any] = {**asdict(read), "error": None, "digest": None}
+    # A warm-up, so that imports and caches are not measured.
     call.read(replace(read, prefix=WARM_UP, size_bytes=WARM_UP_BYTES))
     begun = time.perf_counter()
     try:
         data = call.read(read)
-        answer["seconds"] = time.perf_counter() - begun
-        answer["digest"] = hashlib.sha256(data).hexdigest()
+        result["seconds"] = time.perf_counter() - begun
+        result["digest"] = hashlib.sha256(data).hexdigest()
     except Exception as exc:
-        answer["seconds"] = time.perf_counter() - begun
-        answer["error"] = type(exc).__name__
-        answer["message"] = str(exc)[:500]
-    print(json.dumps(answer), flush=True)
+        result["seconds"] = time.perf_counter() - begun
+        result["error"] = type(exc).__name__
+        result["message"] = str(exc)[:500]
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

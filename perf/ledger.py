@@ -1,8 +1,8 @@
-"""`python -m perf.ledger`: what one GET costs by step, and how that grows. Prints Markdown.
+"""`python -m perf.ledger`: CPU time of each step of a GET, and how the cost of GETs grows.
 
-CPU time of the client in microseconds for an object of 100 KiB, by leaving steps out: see
-`perf._ledger_steps`. Then CPU time, rate and memory of `get_many` by size of the objects, by
-requests in flight, and by number of objects: memory must stay flat.
+Prints tables in Markdown. The first table has the CPU time of the client for each step of a GET of
+100 KiB; see `perf._ledger_steps`. The others have CPU time, rate and memory of `get_many` by size
+of the objects, by requests in flight, and by number of objects, where memory must stay constant.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ KIB = 1024
 MIB = 1024 * KIB
 NUM_KEYS = 64
 SIZE_BYTES = 100 * KIB
-"""Size of the objects where it is not what changes."""
+"""Size of the objects, except in the table by size and the table by number."""
 SMALL_BYTES = KIB
-"""Size of those whose number changes."""
+"""Size of the objects in the table by number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is measured."""
+    """Parameters of all measurements."""
 
     num_objects: int
     """Objects of each variant in each round of the steps."""
     num_rounds: int
     """Rounds of the steps."""
     in_flight: int
-    """Requests under way where that is not what changes."""
+    """Requests in flight, except in the table by requests in flight."""
     sizes: tuple[int, ...]
     """Sizes of objects, in bytes."""
     in_flights: tuple[int, ...]
@@ -56,11 +56,11 @@ class Plan:
     totals: tuple[int, ...]
     """Numbers of objects of 1 KiB."""
     num_samples: int
-    """Samples of each point of the growth, but for the largest totals."""
+    """Samples of each row; the largest totals have one."""
     max_objects: int
-    """Most objects of a point whose size or requests in flight change."""
+    """Maximum number of objects of a row by size or by requests in flight."""
     max_bytes: int
-    """Most bytes of it."""
+    """Maximum number of bytes of such a row."""
 
 
 FULL = Plan(
@@ -92,7 +92,7 @@ PARTS = ("steps", "size", "in-flight", "total")
 
 
 def steps_table(taken: dict[str, list[float]]) -> str:
-    """Write the table of the steps."""
+    """Return the table of the steps."""
     more = added(taken)
     rows = [
         (
@@ -107,7 +107,7 @@ def steps_table(taken: dict[str, list[float]]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table in Markdown; the first two columns are words where there are four."""
+    """Return a table in Markdown; of four columns the first two are text, else only the first."""
     words = 2 if len(head) == 4 else 1
     lines = [" | ".join(head), " | ".join(["---"] * words + ["---:"] * (len(head) - words))]
     return "\n".join(f"| {line} |" for line in (*lines, *(" | ".join(row) for row in rows)))
@@ -117,10 +117,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def sample(work: Work) -> dict[str, Any]:
-    """Do one work in a process of its own.
+    """Do one work in a separate process.
 
     Raises:
-        RuntimeError: It failed; says what it printed.
+        RuntimeError: The process failed; the message contains its output.
     """
     command = [sys.executable, "-m", "perf.work", json.dumps(asdict(work))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -130,7 +130,7 @@ def sample(work: Work) -> dict[str, Any]:
 
 
 def works(part: str, plan: Plan, server: Server) -> list[Work]:
-    """Return the works of one growth, one for each point."""
+    """Return the works of one table, one for each row."""
 
     def work(size: int, in_flight: int, num_objects: int) -> Work:
         return Work(
@@ -157,12 +157,12 @@ def works(part: str, plan: Plan, server: Server) -> list[Work]:
 
 
 def num_keys(size: int, plan: Plan) -> int:
-    """Return how many objects of a size there are: fewer of the large ones."""
+    """Return the number of different objects of a size; large sizes have fewer."""
     return max(1, min(NUM_KEYS, plan.max_bytes // (4 * size)))
 
 
 def growth(part: str, rows: list[list[dict[str, Any]]]) -> str:
-    """Write the table of one growth: the samples of each point."""
+    """Return a table by size, requests in flight or number; `rows` has the samples of each row."""
     names = {"size": "object", "in-flight": "in flight", "total": "objects of 1 KiB"}
 
     def middle(samples: list[dict[str, Any]], key: str) -> float:
@@ -194,7 +194,7 @@ def growth(part: str, rows: list[list[dict[str, Any]]]) -> str:
 
 
 def name_of(size: int) -> str:
-    """Write a size in words."""
+    """Return a size with its unit."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
 
 
@@ -205,7 +205,7 @@ def run(parts: Sequence[str], plan: Plan) -> list[dict[str, Any]]:
     """Measure and print; return every sample."""
     sizes = sorted({*plan.sizes, SIZE_BYTES, SMALL_BYTES})
     objects = tuple((size, num_keys(size, plan)) for size in sizes)
-    # What stands for a larger object in a warm-up.
+    # The warm-up reads an object of 1 MiB instead of larger ones.
     objects += () if MIB in sizes else ((MIB, 1),)
     samples: list[dict[str, Any]] = []
     with open_server(ServerSpec(objects=objects)) as server:
@@ -228,7 +228,7 @@ def run(parts: Sequence[str], plan: Plan) -> list[dict[str, Any]]:
                 continue
             rows = []
             for work in works(part, plan, server):
-                # A long one is steady by itself.
+                # A long sample has little noise, so that one is enough.
                 count = 1 if work.num_objects >= 10 * plan.max_objects else plan.num_samples
                 rows.append([sample(work) for _ in range(count)])
                 samples += [{"part": part, **row} for row in rows[-1]]
@@ -240,8 +240,8 @@ def main() -> None:
     """Parse the command line, measure and print."""
     parser = argparse.ArgumentParser(prog="perf.ledger", description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
-    parser.add_argument("--toy", action="store_true", help="sizes that show that it works")
-    parser.add_argument("--out", type=Path, help="where every sample is kept, as JSON lines")
+    parser.add_argument("--toy", action="store_true", help="tiny sizes, to test the command")
+    parser.add_argument("--out", type=Path, help="write all samples to this file, as JSON lines")
     args = parser.parse_args()
     if unknown := [part for part in args.parts if part not in PARTS]:
         parser.error(f"unknown part {unknown[0]!r}; there are {', '.join(PARTS)}")

@@ -1,8 +1,8 @@
-"""`python -m perf.memory`: the most memory that one call holds, beside what it must hold.
+"""`python -m perf.memory`: peak memory of single calls, compared with limits.
 
-Each call runs in a process of its own against the embedded server in another. What is told is the
-peak of resident memory (VmHWM) above that of the same process before the call, when everything was
-imported and one small object had been read and written. Linux only.
+Each call runs in a separate process; the embedded server runs in another process. The figure is the
+maximum resident memory (VmHWM) minus the resident memory before the call. Before it, all modules
+are imported, and one small object was written and read. Linux only.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ GIB = 1024 * MIB
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One call on so many bytes, and what its peak must stay under."""
+    """One call, the bytes that it moves, and the limit of its peak memory."""
 
     call: str
-    """Function of this module, below."""
+    """Function of this module; one of `CALLS`."""
     size_bytes: int
-    """Bytes that it reads or writes in all."""
+    """Bytes that the call reads or writes."""
     limit_bytes: int
-    """Most that its peak may be above idle."""
+    """Limit of the peak minus the memory before the call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """What one scenario took."""
+    """Memory and time of one scenario."""
 
     idle_bytes: int
     peak_bytes: int
@@ -54,7 +54,7 @@ class Growth:
 
     @property
     def grown_bytes(self) -> int:
-        """Peak above idle."""
+        """Peak minus the memory before the call."""
         return self.peak_bytes - self.idle_bytes
 
 
@@ -66,11 +66,11 @@ SCENARIOS = (
     Scenario(call="open_writer", size_bytes=4 * GIB, limit_bytes=256 * MIB),
     Scenario(call="sync_open_writer", size_bytes=4 * GIB, limit_bytes=256 * MIB),
 )
-"""The first and the fifth are promises; `get` holds the object itself."""
+"""All scenarios. `get` returns the whole object, so its limit is above the size of the object."""
 
 
 async def get(store: aioflux.Store, size_bytes: int) -> int:
-    """Read one object whole."""
+    """Read one object with one call."""
     return len(await store.get("object"))
 
 
@@ -84,7 +84,7 @@ async def open_reader(store: aioflux.Store, size_bytes: int) -> int:
 
 
 async def get_many(store: aioflux.Store, size_bytes: int) -> int:
-    """Read one object of a MiB so often that it is as much."""
+    """Read one object of 1 MiB repeatedly, `size_bytes` in all."""
     keys = ["small"] * (size_bytes // MIB)
     return sum([len(data) async for _, data in store.get_many(keys)])
 
@@ -99,7 +99,7 @@ async def open_writer(store: aioflux.Store, size_bytes: int) -> int:
 
 
 def sync_get(store: sync.Store, size_bytes: int) -> int:
-    """Read one object whole, blocking."""
+    """Read one object with one blocking call."""
     return len(store.get("object"))
 
 
@@ -151,10 +151,10 @@ def _growth(scenario: Scenario, count: int, idle: int, begun: float) -> Growth:
 
 
 def measure(scenario: Scenario) -> Growth:
-    """Run one scenario in a process of its own, the server in another."""
+    """Run one scenario in a separate process, and the server in another."""
     with (
         tempfile.TemporaryDirectory(prefix="aioflux-memory-") as root,
-        # On disk: an object of 4 GiB need not fit into memory beside everything else.
+        # On disk, because an object of 4 GiB may not fit into memory.
         GCSServerProcess(buckets=("bucket",), root=root, arguments=("--no-md5",)) as server,
     ):
         if "writer" not in scenario.call:

@@ -1,4 +1,4 @@
-"""Pages of a listing, rendered beforehand: what parsing them costs, and nothing else."""
+"""Pages of a listing, rendered before the measurement, so that only parsing is measured."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["PAGE_SIZE", "pages"]
 
 PAGE_SIZE = 5000
-"""Objects of a page: the most that the service gives."""
+"""Objects on a page: the maximum that the service returns."""
 _FIRST_GENERATION = 1_700_000_000_000_000
 
 
 def pages(work: Work) -> tuple[bytes, ...]:
-    """Return the pages of a set as the JSON API writes them, asked for by our mask of fields.
+    """Return the pages of a set in the JSON API's format, with the fields that aioflux requests.
 
-    Names, generations, etags, checksums and times differ from object to object; content type and
-    storage class do not, as in a set that one program wrote.
+    Names, generations, etags, checksums and times differ between objects. Content type and storage
+    class are the same, as in a set that one program wrote.
     """
     return _rendered(work.size_bytes, work.num_objects)
 
@@ -42,7 +42,7 @@ def _page(size_bytes: int, count: int, start: int) -> str:
 
 
 def _item(prefix: str, size_bytes: int, index: int) -> str:
-    # Written by hand, because a million are made for each sample.
+    # Formatted without the json module, which is slow for a million items in each sample.
     crc32c = b2a_base64((index * 2_654_435_761 % 2**32).to_bytes(4, "big"), newline=False).decode()
     return (
         f'{{"name":"{prefix}{index:07d}.bin","generation":"{_FIRST_GENERATION + index}",'

@@ -1,7 +1,7 @@
-"""Saves and loads of torch.distributed.checkpoint, by one process or by several ranks.
+"""Saves and loads with torch.distributed.checkpoint, by one process or by several ranks.
 
-`python -m perf.ranks '<json>'` is one rank of a gloo group: it reads a task as JSON from each line
-of its input, and answers with a line.
+`python -m perf.ranks '<json>'` runs one rank of a gloo group. The rank reads tasks from standard
+input, one JSON line for each, and prints a line after each task.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from perf.states import state_of
-from perf.work import Told
+from perf.work import OperationResult
 
 if TYPE_CHECKING:
     from perf.work import Work
@@ -34,27 +34,28 @@ if TYPE_CHECKING:
 __all__ = ["RESHARDED_RANKS", "Task", "do", "prepare"]
 
 RESHARDED_RANKS = 3
-"""Ranks that load what one more saved."""
+"""Number of ranks that load in `reshard_dcp`; four ranks save."""
 
 _WIDTH = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What every rank is told to do."""
+    """An operation of all ranks."""
 
     peer: str
-    """Module below `perf.peers`: its `writer(task)` and `reader(task)` are DCP's."""
+    """Module below `perf.peers`: its `writer(task)` and `reader(task)` return a StorageWriter and a
+    StorageReader of DCP."""
     operation: str
     """`save_dcp`, `load_dcp` or `reshard_dcp`."""
     url: str
-    """Root of the server."""
+    """Root url of the server."""
     bucket: str
-    """The bucket on it."""
+    """Bucket on the server."""
     directory: str
-    """Where `disk_dcp`, which needs no server, writes."""
+    """Directory of `disk_dcp`, which uses no server."""
     dtype: str
-    """Of the tensors."""
+    """Dtype of the tensors."""
     size_bytes: int
     """Size of all tensors of all ranks."""
     world_size: int
@@ -64,20 +65,20 @@ class Task:
 
     @property
     def uri(self) -> str:
-        """Where the checkpoint is."""
+        """Uri of the checkpoint."""
         return f"{self.root}/{self.prefix}"
 
     @property
     def prefix(self) -> str:
-        """Prefix of the checkpoint; what is read is not what a measured save writes."""
+        """Prefix of the checkpoint; loads do not read the checkpoint of a measured save."""
         place = "saved" if self.operation == "save_dcp" else "read"
         return f"dcp/{self.peer}/{self.world_size}-{self.dtype}-{self.size_bytes}/{place}"
 
     def _own(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of one rank, with as few rows as those of models have.
+        """Return the tensors of one rank, with about as many rows as the tensors of models.
 
-        DCP makes a tensor of all row numbers to plan the load of a shard: with 100 million rows it
-        would be most of what is measured, for every contender.
+        DCP creates a tensor of all row numbers to plan the load of a shard. With 100 million rows,
+        this would take most of the time of every contender.
         """
         own = state_of(self.dtype, self.size_bytes // self.world_size)
         return {
@@ -86,7 +87,7 @@ class Task:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the part of this rank, full of bytes."""
+        """Return the state of this rank to save."""
         own = self._own()
         if self.world_size == 1:
             return dict(own)
@@ -94,7 +95,7 @@ class Task:
         return {name: DTensor.from_local(each, mesh, [Shard(0)]) for name, each in own.items()}
 
     def target(self) -> dict[str, Any]:
-        """Return tensors to load into, in memory that was written."""
+        """Return tensors to load into; their memory is written."""
         if self.world_size == 1:
             own = self._own()
             return {name: torch.zeros_like(each).fill_(1) for name, each in own.items()}
@@ -117,7 +118,7 @@ _targets: dict[Task, dict[str, Any]] = {}
 
 
 def _prepare(task: Task) -> None:
-    """Make what the measured part starts from: memory, and a checkpoint to read."""
+    """Create the input of the measured part: the state, and for a load the checkpoint."""
     if task.operation == "save_dcp":
         task.state()
     elif task not in _targets:
@@ -128,7 +129,7 @@ def _prepare(task: Task) -> None:
 
 
 def _perform(task: Task) -> int:
-    """Do it, and return the bytes that were read from the service, where the peer tells."""
+    """Do the task; return the bytes read from the server, if the peer counts them, or 0."""
     peer: Any = importlib.import_module(f"perf.peers.{task.peer}")
     if task.operation == "save_dcp":
         dcp.save(task.state(), storage_writer=peer.writer(task))
@@ -140,7 +141,7 @@ def _perform(task: Task) -> int:
 
 
 class _Ranks:
-    """Processes of one group."""
+    """The processes of all ranks."""
 
     def __init__(self, world_size: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -156,8 +157,8 @@ class _Ranks:
         ]
         atexit.register(self._close)
 
-    def tell(self, verb: str, task: Task) -> list[int]:
-        """Let all ranks do the same, and return what they answer."""
+    def run(self, verb: str, task: Task) -> list[int]:
+        """Run a task on all ranks, and return their results."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps([verb, asdict(task)]) + "\n")
@@ -169,7 +170,7 @@ class _Ranks:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"a rank ended with status {process.wait()}")
+            raise RuntimeError(f"a rank exited with status {process.wait()}")
         return int(line)
 
     def _close(self) -> None:
@@ -188,19 +189,19 @@ def _ranks(world_size: int) -> _Ranks:
     return _Ranks(world_size)
 
 
-_keepers: list[subprocess.Popen[bytes]] = []
+_removers: list[subprocess.Popen[bytes]] = []
 
 
 @cache
 def _directory() -> str:
-    """Return a directory that is removed when this process is gone, however it ends."""
+    """Return a directory that another process removes when this process exits or is killed."""
     directory = tempfile.mkdtemp(prefix="aioflux-perf-dcp-")
-    keeper = subprocess.Popen(  # noqa: S603  our own command
+    remover = subprocess.Popen(  # noqa: S603  our own command
         ["/bin/sh", "-c", 'cat >/dev/null; rm -rf "$0"', directory],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
-    _keepers.append(keeper)  # whose input ends with this process
+    _removers.append(remover)  # keeps the pipe to its standard input open
     return directory
 
 
@@ -219,32 +220,32 @@ def _task(work: Work) -> Task:
 
 
 def prepare(work: Work) -> None:
-    """Make what the work starts from, outside the measured part."""
+    """Create the input of the work, before the measured part."""
     task = _task(work)
     if task.world_size == 1:
         _quietly(_prepare, task)
     else:
-        _ranks(task.world_size).tell("prepare", task)
+        _ranks(task.world_size).run("prepare", task)
 
 
-def do(work: Work) -> Told:
-    """Save or load, and return the bytes of all tensors; and those that were read, where told."""
+def do(work: Work) -> OperationResult:
+    """Save or load; return the bytes of all tensors, and the bytes read from the server."""
     task = _task(work)
     if task.world_size == 1:
         read = _quietly(_perform, task)
     else:
-        read = sum(_ranks(task.world_size).tell("perform", task))
-    return Told(task.size_bytes, stored_bytes=read)
+        read = sum(_ranks(task.world_size).run("perform", task))
+    return OperationResult(task.size_bytes, stored_bytes=read)
 
 
 def _quietly(act: Any, task: Task) -> Any:
-    with warnings.catch_warnings():  # DCP warns where there is no process group
+    with warnings.catch_warnings():  # DCP warns if there is no process group
         warnings.simplefilter("ignore")
         return act(task)
 
 
 def main() -> None:
-    """Be one rank."""
+    """Run one rank."""
     rank, world_size, port = json.loads(sys.argv[1])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

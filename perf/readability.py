@@ -1,8 +1,8 @@
-"""Counts of what makes the code hard to read: `python -m perf.readability [ROOT]`.
+"""Figures about the readability of the code: `python -m perf.readability [ROOT]`.
 
-Prints one table for a checkout: size per package, class names that a top-level package uses twice,
-idioms that the style guide bans, tests that depend on private names, and the longest modules and
-functions. Two checkouts are compared by running it on each; nothing is imported or executed.
+Prints for one checkout: size of each package, class names used twice in a top-level package, lines
+with banned idioms, tests that depend on private names, and the longest modules and functions. To
+compare two checkouts, run the command on each. It does not import or execute the code.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ IDIOMS: Final = re.compile(
     r"|\b[Hh]ears? of\b|\bin vain\b|\bcomes? up with\b|\bas it stands\b"
     r"|\b(?:of|to|than|before) ours\b|\blet go\b|\bwho asks\b|\bdoes not yet speak\b"
 )
-"""Wording that the style guide replaces by the field's terms."""
+"""Banned wording; use the terms of the field instead."""
 
 SEAMS: Final = frozenset(
     {"aioflux._services.base", "aioflux._http", "aioflux._http.pool", "aioflux._http.request"}
 )
-"""Private modules that tests may import, beside the pure ones."""
+"""Private modules that tests may import, in addition to the pure modules."""
 PURE: Final = re.compile(r"^PURE := \$\(addprefix aioflux/,(.*?)\)$", re.MULTILINE | re.DOTALL)
-"""The pure modules, in the Makefile."""
+"""List of the pure modules in the Makefile."""
 PATCH: Final = re.compile(r"monkeypatch\.setattr\(|mock\.patch|patch\.object\(")
 SECONDS: Final = re.compile(r"^_?[A-Z][A-Z0-9_]*SECONDS\b", re.MULTILINE)
 
 
 @dataclass
 class Module:
-    """One source file and what was counted in it."""
+    """One source file and its counts."""
 
     path: Path
     source: str
     tree: ast.Module
     package: str
-    """First part of the dotted path below `aioflux`; the module itself for those at the top."""
+    """First part of the dotted path below `aioflux`; `(top)` for modules directly below it."""
     num_lines: int = 0
     num_docstring_lines: int = 0
     num_code_lines: int = 0
@@ -59,7 +59,7 @@ def read_modules(root: Path) -> list[Module]:
     """Read every module of the package below a checkout.
 
     Args:
-        root: The checkout: the folder that holds `aioflux/`.
+        root: The folder that contains `aioflux/`.
     """
     modules = []
     for path in sorted((root / "aioflux").rglob("*.py")):
@@ -73,13 +73,13 @@ def read_modules(root: Path) -> list[Module]:
 
 
 def count(module: Module) -> None:
-    """Count the lines of one module: all, those of docstrings, and those that hold code."""
+    """Count the lines of one module: all lines, docstring lines, and lines with code."""
     lines = module.source.splitlines()
     docstring_lines: set[int] = set()
     for node in ast.walk(module.tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            # A string that is an expression documents what it follows: a field, a constant.
+            # A string expression documents the module, class, function, field or constant.
             for each in body:
                 value = each.value if isinstance(each, ast.Expr) else None
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -96,7 +96,7 @@ def count(module: Module) -> None:
 
 
 def class_collisions(modules: Sequence[Module]) -> dict[tuple[str, str], list[str]]:
-    """Return the class names that one top-level package uses twice, underscores aside."""
+    """Return class names used twice in one top-level package, ignoring leading underscores."""
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for module in modules:
         for node in ast.walk(module.tree):
@@ -107,7 +107,7 @@ def class_collisions(modules: Sequence[Module]) -> dict[tuple[str, str], list[st
 
 
 def idiom_lines(root: Path, modules: Sequence[Module]) -> Iterator[str]:
-    """Yield each line of the package, the README and the documents that holds a banned idiom."""
+    """Yield the lines of the package, the README and the documents with a banned idiom."""
     texts = [(module.path, module.source) for module in modules]
     documents = (*root.glob("README.md"), *sorted((root / "docs").rglob("*.md")))
     texts += [(path.relative_to(root), path.read_text(encoding="utf-8")) for path in documents]
@@ -118,7 +118,7 @@ def idiom_lines(root: Path, modules: Sequence[Module]) -> Iterator[str]:
 
 
 def tests_matching(root: Path, pattern: re.Pattern[str]) -> dict[Path, int]:
-    """Return the test files that match a pattern, and how often."""
+    """Return the number of matches of a pattern, for each test file that has any."""
     found = {}
     for path in sorted((root / "tests").rglob("*.py")):
         if number := len(pattern.findall(path.read_text(encoding="utf-8"))):
@@ -127,7 +127,7 @@ def tests_matching(root: Path, pattern: re.Pattern[str]) -> dict[Path, int]:
 
 
 def private_imports(root: Path) -> dict[Path, set[str]]:
-    """Return the test files that import private modules or names other than seams, and which."""
+    """Return the private names that test files import, except seams, for each file."""
     makefile = root / "Makefile"
     pure = PURE.search(makefile.read_text(encoding="utf-8")) if makefile.exists() else None
     paths = pure[1].replace("\\", " ").split() if pure else []
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root: Path = parser.parse_args(arguments).root
     modules = read_modules(root)
     if not modules:
-        print(f"{root} holds no aioflux/; name a checkout", file=sys.stderr)
+        print(f"{root} has no folder aioflux/; pass the path of a checkout", file=sys.stderr)
         return 2
     _print_packages(modules)
     _print_counts(root, modules)

@@ -1,7 +1,7 @@
-"""`python -m perf.server`: how fast the embedded server is, so that it does not hide the client.
+"""`python -m perf.server`: speed of the embedded server, to check that it is not the bottleneck.
 
-Runs `wrk` with one thread against a server in a process of its own and prints what it reached,
-with the CPU time that the server took for each request: that is steadier on a busy machine.
+Runs `wrk` with one thread against a server in a separate process. Prints the rate, and the CPU time
+of the server for each request, which depends less on other load of the machine.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Scenario:
     size_bytes: int
     connections: int = 16
     arguments: tuple[str, ...] = ()
-    """Of the server."""
+    """Arguments of the server."""
 
     @property
     def name(self) -> str:
-        """What the row is called."""
+        """Label of the row."""
         kib = self.size_bytes >> 10
         size = f"{kib >> 10} MiB" if kib >= 1024 else f"{kib} KiB"
         return " ".join((self.method, size, *self.arguments))
@@ -75,28 +75,28 @@ def measure(scenario: Scenario, seconds: float) -> str:
             script.write(PUT.format(size=scenario.size_bytes))
             script.flush()
             command += ["-s", script.name]
-        began = cpu_seconds(server.pid)
+        before = cpu_seconds(server.pid)
         done = subprocess.run(  # noqa: S603
             [*command, url], capture_output=True, text=True, check=True
         )
-        spent = cpu_seconds(server.pid) - began
+        spent = cpu_seconds(server.pid) - before
     completed = COMPLETED.search(done.stdout)
     if completed is None:
         raise RuntimeError(f"wrk printed no total:\n{done.stdout}")
     count = int(completed[1])
     rate = count / (float(completed[2]) * UNITS[completed[3]])
-    trouble = "  ".join(ERRORS.findall(done.stdout))
+    errors = "  ".join(ERRORS.findall(done.stdout))
     return (
         f"{scenario.name:<22} {rate:>9,.0f} {rate * scenario.size_bytes / 1e9:>7.2f} "
-        f"{1e6 * spent / max(1, count):>9,.0f}  {trouble}"
+        f"{1e6 * spent / max(1, count):>9,.0f}  {errors}"
     ).rstrip()
 
 
 def main() -> None:
     """Parse the command line and print the table."""
     parser = argparse.ArgumentParser(prog="perf.server", description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each scenario")
-    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of each scenario")
+    parser.add_argument("--only", default="", help="run scenarios whose name contains this text")
     args = parser.parse_args()
     if shutil.which("wrk") is None:
         sys.exit("perf.server: wrk is missing (apt install wrk)")

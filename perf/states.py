@@ -1,7 +1,7 @@
-"""States to save and to load: tensors of the sizes that a transformer has, of one dtype.
+"""State dicts to save and load: tensors with the shapes of a transformer's layers, in one dtype.
 
-`python -m perf.states DTYPE SIZE_BYTES PATH` writes one with torch.save, and prints the size of the
-file and its crc32c, as the service tells it.
+`python -m perf.states DTYPE SIZE_BYTES PATH` writes a state with torch.save, and prints the size of
+the file and its crc32c in base64.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _BLOCK = random.Random(0).randbytes(1 << 20)  # noqa: S311  no secret
 _WIDTH = 2048
 _SHAPES = ((_WIDTH,), (_WIDTH, _WIDTH), (_WIDTH,), (_WIDTH, 4 * _WIDTH), (4 * _WIDTH, _WIDTH))
-"""Of the tensors of one layer."""
+"""Shapes of the tensors of one layer."""
 _PAGE_BYTES = 4096
 
 
 @lru_cache(maxsize=1)
 def state_of(dtype: str, size_bytes: int) -> dict[str, torch.Tensor]:
-    """Return a state whose tensors have so many bytes together, all in memory that was written.
+    """Return a state whose tensors have `size_bytes` in all; all of their memory is written.
 
-    The last one takes what is left, so that its shape is any.
+    The last tensor has one dimension and the remaining size.
     """
     kind = DTYPES[dtype]
     state: dict[str, torch.Tensor] = {}
-    left = size_bytes
-    while left:
+    num_missing = size_bytes
+    while num_missing:
         shape = _SHAPES[len(state) % len(_SHAPES)]
         tensor = torch.empty(shape, dtype=kind)
-        if tensor.nbytes > left:
-            tensor = torch.empty(left // kind.itemsize, dtype=kind)
+        if tensor.nbytes > num_missing:
+            tensor = torch.empty(num_missing // kind.itemsize, dtype=kind)
         view = memoryview(tensor.view(-1).view(torch.uint8).numpy())
         for at in range(0, len(view), len(_BLOCK)):
             view[at : at + len(_BLOCK)] = _BLOCK[: len(view) - at]
         state[f"layers.{len(state) // len(_SHAPES)}.{len(state) % len(_SHAPES)}"] = tensor
-        left -= tensor.nbytes
+        num_missing -= tensor.nbytes
     return state
 
 
@@ -56,14 +56,14 @@ def num_bytes_of(state: dict[str, torch.Tensor]) -> int:
 
 
 def touch(state: dict[str, torch.Tensor]) -> int:
-    """Read from each page of each tensor, as whoever uses them will; return the bytes of all."""
+    """Read one byte of each memory page of all tensors; return the size of all tensors."""
     for tensor in state.values():
         tensor.view(-1).view(torch.uint8)[::_PAGE_BYTES].sum()
     return num_bytes_of(state)
 
 
 def main() -> None:
-    """Write what the arguments name."""
+    """Write the state that the arguments describe."""
     dtype, size_bytes, target = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     state: Any = state_of(dtype, size_bytes)
     torch.save(state, target)

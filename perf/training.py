@@ -1,4 +1,4 @@
-"""Steps of a training that only computes: matrices of 512 x 512, on one thread."""
+"""A small training loop on one thread, without data loading: linear layers of 512 x 512."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 512
 
 
 def train(num_steps: int, after: Callable[[int], None]) -> None:
-    """Make steps of 10 ms or so each, and call `after` with the number of each."""
+    """Run training steps of about 10 ms, and call `after` with the number of each step."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layers = [torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(4)]

@@ -1,8 +1,9 @@
-"""What each contender is asked to do, and the process that does it.
+"""The work of one sample, and the process that measures it.
 
-`python -m perf.work '<json>'` does one piece of work and prints one JSON line of what it took. With
-`--wait` behind it says `ready` when it has warmed up, and goes on when it is sent a line: so two
-contenders may start side by side and still be measured one after the other. Linux only.
+`python -m perf.work '<json>'` does one `Work` and prints its figures as a JSON line. With `--wait`,
+the process prints `ready` after its warm-up, and starts the measurement when it receives a line on
+standard input. So two contenders can start at the same time and are measured one after the other.
+Linux only.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
 __all__ = [
-    "LOOPLESS",
+    "BLOCKING",
     "WARM_UP_BYTES",
     "Work",
     "body_of",
@@ -47,24 +48,22 @@ __all__ = [
 ]
 
 
-class Told(NamedTuple):
-    """What an operation tells."""
+class OperationResult(NamedTuple):
+    """Result of an operation of a peer."""
 
     num_bytes: int
-    """Bytes that it moved."""
+    """Bytes that were read or written."""
     waited_seconds: float = 0.0
-    """Time that their consumer waited."""
+    """Time that the consumer waited for batches."""
     stored_bytes: int = 0
-    """Bytes that they take where they are stored, or that were read, where that is another
-    number."""
+    """Compressed size, or bytes that were read from the server, if it differs from `num_bytes`."""
 
 
-Moved: TypeAlias = "int | tuple[int, float] | Told"
-"""What an operation returns: the bytes that it moved; and the time that their consumer waited; or
-all of it."""
+Moved: TypeAlias = "int | tuple[int, float] | OperationResult"
+"""Return value of an operation: `num_bytes`, `(num_bytes, waited_seconds)`, or all fields."""
 MIB = 1024 * 1024
 _PR_SET_PDEATHSIG = 1
-LOOPLESS = frozenset(
+BLOCKING = frozenset(
     {
         "aioflux_async",
         "aioflux_data",
@@ -100,17 +99,17 @@ LOOPLESS = frozenset(
         "zstd_plain",
     }
 )
-"""Contenders that block in threads or in a process of their own; they run without uvloop."""
+"""Contenders that do not use the event loop (threads or processes); they run without uvloop."""
 TIMED = frozenset({"wrk"})
-"""Contenders that work for some time, not for some requests, and are not warmed up."""
+"""Contenders that run for a fixed time, not a number of requests; they have no warm-up."""
 WARM_UP_BYTES = MIB
-"""Size of the object that stands for a larger one in a warm-up."""
+"""Size of the object that is used in the warm-up instead of a larger one."""
 MAX_WARM_UP_OBJECTS = 128
-"""Most objects of a warm-up."""
+"""Maximum number of objects of a warm-up."""
 
 
 def set_prefix(size_bytes: int, count: int) -> str:
-    """Return the prefix of a set of objects; the server reads both numbers from it."""
+    """Return the prefix of a set of objects; the server parses both numbers from the prefix."""
     return f"{size_bytes}x{count}/"
 
 
@@ -125,12 +124,12 @@ def lines_prefix(size_bytes: int, count: int) -> str:
 
 
 def lines_key(size_bytes: int, count: int, index: int) -> str:
-    """Return the key of one of them."""
+    """Return the key of one shard of text."""
     return f"{lines_prefix(size_bytes, count)}{index:07d}.txt"
 
 
 def state_key(dtype: str, size_bytes: int) -> str:
-    """Return the key of the object that torch.save wrote of a state."""
+    """Return the key of the object in which torch.save stored a state."""
     return f"state-{dtype}-{size_bytes}/state.pt"
 
 
@@ -141,51 +140,51 @@ class Work:
     peer: str
     """Module below `perf.peers`."""
     operation: str
-    """Its function: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all` or
-    `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`;
+    """Function of the peer: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all`
+    or `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`;
     `compress`, `decompress`, `save_compressed`, `save_plain`, `load_compressed` or `load_plain`;
     `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`;
     `lines` or `lines_loader`."""
     url: str
-    """Root of the server, `http://` or `https://`."""
+    """Root url of the server, `http://` or `https://`."""
     ca_file: str = ""
-    """PEM of the authority that signed the server's certificate; empty where it has none."""
+    """PEM file of the authority that signed the server's certificate; empty without TLS."""
     bucket: str = "perf"
-    """The bucket on it."""
+    """Bucket on the server."""
     scheme: str = "gs"
-    """What is spoken: `gs`, `s3` or `az`."""
+    """Protocol of the server: `gs`, `s3` or `az`."""
     size_bytes: int
     """Size of each object, in bytes."""
     num_objects: int
     """Objects to read or to write."""
     num_keys: int = 64
-    """Different objects; their keys come round again and again."""
+    """Number of different objects; their keys are repeated in a cycle."""
     in_flight: int = 64
-    """Requests under way at once."""
+    """Maximum number of requests in flight."""
     range_size_bytes: int = 16 * MIB
     """Size of a range or part of a large object, in bytes."""
     is_set: bool = False
-    """Whether the objects are those of a set, as many as there are objects to move."""
+    """Whether the objects are a set (`set_key`) of `num_objects` objects."""
     batch_size: int = 1
-    """Objects of a batch, where batches are loaded."""
+    """Objects in a batch, for operations that load batches."""
     num_workers: int = 0
-    """Processes that load them; 0 is the one that consumes. Of a distributed checkpoint: ranks that
-    save it."""
+    """DataLoader workers; with 0 the consumer loads in its own process. For distributed
+    checkpoints: the number of ranks that save."""
     num_threads: int = 0
-    """Threads in each process that loads; 0 is the contender's default."""
+    """Threads in each loading process; 0 is the contender's default."""
     compose: str = ""
     """`off`, `on` or `auto`; empty is the contender's default."""
     step_seconds: float = 0.0
-    """Time that the consumer takes over each batch."""
+    """Time that the consumer sleeps after each batch."""
     is_whole: bool = False
-    """Whether the consumer is handed the bytes, as a tensor, or only how many there are."""
+    """Whether an item is the bytes of an object, as a tensor, or only their number."""
     dtype: str = ""
-    """Of the tensors of a state: `bf16` or `fp32`, or one of `perf.weights.KINDS`; `size_bytes` is
-    that of all of them."""
+    """Dtype of the tensors of a state: `bf16` or `fp32`, or one of `perf.weights.KINDS`;
+    `size_bytes` is then the size of all tensors."""
     counter: str = ""
-    """Url of a page on which the server tells how many requests came; empty where it has none."""
+    """Url of the server's page with its number of requests; empty if it has none."""
     server_pids: tuple[int, ...] = ()
-    """Processes of the server, whose CPU time is told beside the contender's."""
+    """Processes of the server, whose CPU time is measured too."""
 
     @property
     def prefix(self) -> str:
@@ -205,13 +204,13 @@ class Work:
         return (f"{self.size_bytes}/{index % self.num_keys}" for index in range(self.num_objects))
 
     def body(self) -> bytes:
-        """Return the bytes of one object: the same each time, so made once."""
+        """Return the bytes of one object: cached, and the same for every object."""
         return body_of(self.size_bytes)
 
     def warm_up(self) -> Work:
-        """Return the work that goes before: as many objects as in flight, or a small one.
+        """Return the work of the warm-up: one object for each request in flight, or a small object.
 
-        Clients are opened anew for what is measured, so that more connections warm nothing more.
+        The measured part opens a new client, so that a longer warm-up would have no effect.
         """
         if self.size_bytes > WARM_UP_BYTES:
             return replace(self, size_bytes=WARM_UP_BYTES, num_objects=1, num_keys=1)
@@ -226,20 +225,18 @@ def _random_bytes() -> bytes:
 
 @lru_cache(maxsize=1)
 def body_of(size_bytes: int) -> bytes:
-    """Return so many bytes, each in memory that was written: zeros of the kernel are not read.
+    """Return `size_bytes` random bytes: one MiB, repeated.
 
-    A large body is the same MiB again and again.
+    All of the memory is written, so that reading it does not read the kernel's zero page.
     """
     block = _random_bytes()
     return (block * -(-size_bytes // len(block)))[:size_bytes]
 
 
 def prepare(work: Work) -> None:
-    """Make what the work starts from, outside the measured part.
+    """Create the input of the work: the bytes or state to write, or the pages to parse.
 
-    That is the bytes of an object or the state to write, or the pages to parse.
-
-    An adapter whose library starts from something else has a `prepare` of its own.
+    It runs before the measured part. A peer that needs another input has its own `prepare`.
     """
     if work.operation.startswith("put"):
         work.body()
@@ -250,7 +247,7 @@ def prepare(work: Work) -> None:
 
 
 async def bounded(one: Callable[[str], Awaitable[int]], work: Work) -> int:
-    """Sum `await one(key)` over the keys, with `in_flight` under way at once."""
+    """Return the sum of `await one(key)` over all keys, with `in_flight` concurrent calls."""
     keys = work.each_key()
 
     async def worker() -> int:
@@ -270,13 +267,13 @@ def resident_bytes(field: str) -> int:
 
 
 def own_cpu_seconds() -> float:
-    """Return the CPU time of this process and of those children that have ended."""
+    """Return the CPU time of this process and of its children that have exited."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def cpu_seconds_of(pids: tuple[int, ...]) -> float:
-    """Return the CPU time of other processes, from /proc: in hundredths of a second."""
+    """Return the CPU time of other processes, from /proc, with a resolution of 0.01 s."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -285,7 +282,11 @@ def cpu_seconds_of(pids: tuple[int, ...]) -> float:
 
 
 def _checked(work: Work, num_bytes: int) -> int:
-    """Return how many objects these bytes are, which must be all that were asked for."""
+    """Return the number of objects that were moved.
+
+    Raises:
+        RuntimeError: Not all bytes of all objects were moved.
+    """
     num_objects, rest = divmod(num_bytes, work.size_bytes)
     is_short = num_objects != work.num_objects and work.peer not in TIMED
     if rest or num_objects == 0 or is_short:
@@ -294,18 +295,18 @@ def _checked(work: Work, num_bytes: int) -> int:
 
 
 def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Do the work and return what it took.
+    """Do the work and return its figures.
 
     Args:
-        work: What to do.
-        wait: Called between the warm-up and the part that is measured.
+        work: The work.
+        wait: Called between the warm-up and the measured part.
 
     Returns:
-        `seconds`; `cpu_seconds`, its ended children's among them; `server_cpu_seconds`;
-        `num_objects` and `num_bytes` moved; `num_requests` that came to the server, where it tells,
-        `waited_seconds` of a consumer of batches, `stored_bytes` where tensors are compressed;
-        `idle_bytes` resident before, the body of an
-        object to write among them; `peak_bytes` resident at most meanwhile, without children.
+        `seconds`; `cpu_seconds`, with children that have exited; `server_cpu_seconds`;
+        `num_objects` and `num_bytes` moved; `num_requests` that the server received, if it counts
+        them; `waited_seconds` of the consumer of batches; `stored_bytes` of compressed tensors;
+        `idle_bytes`, the resident memory before the measured part, with the body to write;
+        `peak_bytes`, the maximum resident memory of the measured part, without children.
     """
     sign_in(work)
     adapter = importlib.import_module(f"perf.peers.{work.peer}")
@@ -317,10 +318,10 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
             _checked(warm_up, moved[0] if isinstance(moved, tuple) else moved)
         gc.collect()
         wait()
-        # Only now: of two contenders that have started side by side, one holds a large body.
+        # After `wait`: of the two contenders that started together, only one has a large body.
         getattr(adapter, "prepare", prepare)(work)
-        # The kernel's mark of the most that was ever resident starts anew; getrusage's cannot, and
-        # begins with what the process held that this one came from.
+        # Reset VmHWM, the maximum resident size. ru_maxrss of getrusage cannot be reset, and starts
+        # with the value of the parent process.
         Path("/proc/self/clear_refs").write_text("5")
         idle_bytes = resident_bytes("VmRSS")
         server_begun, cpu_begun = cpu_seconds_of(work.server_pids), own_cpu_seconds()
@@ -330,11 +331,11 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
         seconds = time.perf_counter() - begun
         cpu_seconds = own_cpu_seconds() - cpu_begun
         server_cpu_seconds = cpu_seconds_of(work.server_pids) - server_begun
-        # The question after it is counted, too.
+        # The second request for the counter is counted, too.
         num_requests = max(0, _num_requests(work) - num_requests - 1)
         peak_bytes = resident_bytes("VmHWM")
     getattr(adapter, "finish", _nothing)(work)
-    told = Told(*moved) if isinstance(moved, tuple) else Told(moved)
+    told = OperationResult(*moved) if isinstance(moved, tuple) else OperationResult(moved)
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
@@ -345,13 +346,13 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
         "waited_seconds": told.waited_seconds,
         "stored_bytes": told.stored_bytes,
         "idle_bytes": idle_bytes,
-        # The kernel sums its counts up now and then only: the mark may lag behind.
+        # The kernel updates VmHWM with a delay: it can be lower than an earlier VmRSS.
         "peak_bytes": max(idle_bytes, peak_bytes),
     }
 
 
 def _nothing(_: Work) -> None:
-    """Do what most adapters do when all is measured."""
+    """Default of a peer's `finish`, which runs after the measurement: do nothing."""
 
 
 async def _coroutine(operation: Callable[[Work], Awaitable[Moved]], work: Work) -> Moved:
@@ -359,7 +360,7 @@ async def _coroutine(operation: Callable[[Work], Awaitable[Moved]], work: Work) 
 
 
 def _num_requests(work: Work) -> int:
-    """Return how many requests have come to the server, this one among them; 0 if it tells none."""
+    """Return the number of requests that the server received, with this one; 0 if unknown."""
     if not work.counter:
         return 0
     with urllib.request.urlopen(work.counter) as answer:  # noqa: S310  http to our own server
@@ -369,29 +370,29 @@ def _num_requests(work: Work) -> int:
 
 
 def _loop_factory(peer: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if peer in LOOPLESS:
+    if peer in BLOCKING:
         return None
-    # Only here: who runs without it does not pay for its import.
+    # Imported here: blocking contenders must not pay for the import.
     import uvloop
 
     return uvloop.new_event_loop
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this process when its parent dies, and likewise those forked from it."""
+    """Ask the kernel to kill this process when its parent dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _wait_for_line() -> None:
     print("ready", flush=True)
     if not sys.stdin.readline():
-        sys.exit("perf.work: nobody waits for this work any more")
+        sys.exit("perf.work: standard input was closed before the measurement")
 
 
 def main() -> None:
     """Do the work that the first argument describes."""
     end_with_parent()
-    # What the kernel was asked for is not inherited.
+    # A forked child does not inherit the setting.
     os.register_at_fork(after_in_child=end_with_parent)
     fields = json.loads(sys.argv[1])
     fields["server_pids"] = tuple(fields.get("server_pids", ()))
@@ -399,7 +400,7 @@ def main() -> None:
     is_waiting = "--wait" in sys.argv[2:]
     result = measure(work, wait=_wait_for_line) if is_waiting else measure(work)
     print(json.dumps({"work": asdict(work), **result}), flush=True)
-    # Nothing is left to do, and the next contender waits for this process to be gone.
+    # Skip the clean-up of the interpreter: the next contender waits for the exit of this process.
     os._exit(0)
 
 

@@ -1,12 +1,13 @@
-"""Hypothesis profiles: `HYPOTHESIS_PROFILE=nightly` searches longer and at random.
+"""Settings of all tests, and fixtures with servers of other projects.
 
-And the servers of other projects that tests of several rooms ask.
+`HYPOTHESIS_PROFILE=nightly` runs more, random examples.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
     from tests.servers.rclone import Rclone
     from tests.servers.seaweedfs import SeaweedFS
 
-# A derandomized run fails only for a change in the code. Busy machines stall: no deadline, and no
-# verdict on how long examples take to draw.
+# A shell starts background jobs with SIGINT ignored. The processes that tests start would inherit
+# that, and Ctrl-C could not be tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# With `derandomize`, a test fails only after a change in the code. Busy machines stall, so there is
+# no deadline and no check of slow generation.
 settings.register_profile(
     "ci",
     derandomize=True,
@@ -41,7 +46,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test once on each cloud that `@pytest.mark.clouds("gs", "s3", "az")` names.
 
-    Where it names none, the test's own parameters do.
+    Without names, the test parametrizes `cloud` itself.
     """
     marker = metafunc.definition.get_closest_marker("clouds")
     if marker is not None and marker.args and "cloud" in metafunc.fixturenames:
@@ -49,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what was imported from garbage collection: each full one takes 0.5 s otherwise."""
+    """Exempt imported objects from garbage collection; a full collection would take 0.5 s."""
     gc.collect()
     gc.freeze()
 
@@ -59,7 +64,7 @@ SERVERS = {"azurite", "ceph_like_server", "ignoring_server", "moto", "rclone", "
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a server of another project as `more`: `make test-more` runs it."""
+    """Mark tests that need a server of another project as `more`, for `make test-more`."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         cloud = callspec.params.get("cloud", "gs") if callspec is not None else "gs"
@@ -69,20 +74,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def empty_memory() -> Iterator[None]:
-    """Forget at a module's end what it left below `memory://`, which lives as long as a process."""
+    """Delete the objects of a module below `memory://`, which exist until the process exits."""
     yield
     process_state.forget_objects()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_servers() -> None:
-    """Forget at a module's beginning what S3 servers compare: one may have another's port."""
+    """Forget the results of S3 probes: another server may have used the same port."""
     process_state.forget_servers()
 
 
 @pytest.fixture
 def cloud(request: pytest.FixtureRequest) -> str:
-    """Which cloud a test runs on."""
+    """Name of the cloud that a test runs on."""
     name: str = getattr(request, "param", "gs")
     return name
 
@@ -98,7 +103,7 @@ def seaweedfs() -> Iterator[SeaweedFS]:
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[Moto]:
-    """An S3 server that takes any keys; started once, with the bucket `bucket`."""
+    """An S3 server that accepts any keys; started once, with the bucket `bucket`."""
     from tests.servers.moto import Moto
 
     with Moto() as server:
@@ -107,7 +112,7 @@ def moto() -> Iterator[Moto]:
 
 @pytest.fixture(scope="session")
 def ignoring_server(moto: Moto) -> Iterator[ConditionsGateway]:
-    """An S3 server that ignores conditions of writes; with the bucket `bucket` of moto."""
+    """An S3 server that ignores preconditions of writes; with the bucket `bucket` of moto."""
     from tests.servers.conditions import ConditionsGateway
 
     with ConditionsGateway(moto.url, "ignores_conditions") as server:
@@ -116,7 +121,7 @@ def ignoring_server(moto: Moto) -> Iterator[ConditionsGateway]:
 
 @pytest.fixture(scope="session")
 def ceph_like_server(moto: Moto) -> Iterator[ConditionsGateway]:
-    """An S3 server that refuses a correct `If-Match` in quotes; with moto's bucket `bucket`."""
+    """An S3 server that rejects a correct `If-Match` in quotes; with moto's bucket `bucket`."""
     from tests.servers.conditions import ConditionsGateway
 
     with ConditionsGateway(moto.url, "quoted_if_match_fails") as server:
@@ -134,7 +139,7 @@ def rclone() -> Iterator[Rclone]:
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """A process that forks others; started once, since it takes seconds to import Lightning."""
+    """A process that forks others; started once, because importing Lightning takes seconds."""
     from tests.integrations.lightning.fork_server import ForkServer
 
     with ForkServer(tmp_path_factory.mktemp("fork_server")) as fork_server:

@@ -1,4 +1,4 @@
-"""Timeouts that a slow machine does not reach, and waiting for what it does late."""
+"""Timeouts that a slow machine does not reach, and waits for conditions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["PATIENCE_SECONDS", "PATIENT", "patient", "wait_until", "wait_until_i
 FAR_SECONDS = 120.0
 
 PATIENCE_SECONDS = 200.0
-"""Limit of a wait that takes a moment on a quiet machine."""
+"""Limit of a wait; on an idle machine the wait is short."""
 
 PATIENT = Timeouts(connect_seconds=100, progress_seconds=100, idle_seconds=100)
-"""For tests that count requests: none is retried because it is slow."""
+"""Timeouts for tests that count requests, so that no slow request is retried."""
 
 
 @pytest.fixture(autouse=True)

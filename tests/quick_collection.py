@@ -1,6 +1,6 @@
-"""Collections of garbage that pass over the objects of one test alone.
+"""A fixture that limits garbage collection to the objects of one test.
 
-A full pass over all objects of the test process takes a second or more.
+A collection of all objects of the test process takes a second or more.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ __all__ = ["quick_collection"]
 
 @pytest.fixture
 def quick_collection() -> None:
-    """Leave objects that are older than the test out of `gc.collect`, for good."""
+    """Exclude all existing objects from garbage collection, until the process exits."""
     gc.freeze()

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def rendezvous_port() -> Iterator[int]:
     """Reserve a port on 127.0.0.1 for MASTER_PORT.
 
-    It stays bound here, and does not listen. The kernel then does not choose it for other sockets,
-    but lets one bind it explicitly with SO_REUSEADDR, as torch's store does.
+    A socket binds the port and does not listen. The kernel then does not choose the port for other
+    sockets, but another socket can bind it explicitly with SO_REUSEADDR, as torch's store does.
     """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]

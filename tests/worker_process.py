@@ -1,6 +1,6 @@
-"""Processes that carry out commands of a test, forked from one that has imported PyTorch.
+"""Processes that run commands of a test, forked from a process that has imported PyTorch.
 
-A command has a name and JSON arguments; its result is JSON, too.
+A command has a name and JSON arguments; its result is JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["WorkerProcess"]
 PROCESSES = multiprocessing.get_context("forkserver")
 FAR_SECONDS = 120.0
 
-# If another package of tests preloads other modules, PyTorch is among them.
+# If another test package has set other preloads before, they include PyTorch, too.
 PROCESSES.set_forkserver_preload(["torch.distributed", "torch.utils.data", "aioflux.compat.nebula"])
 
 
@@ -66,7 +66,7 @@ class WorkerProcess:
         return result
 
     def end(self, number: signal.Signals | None = None) -> int:
-        """Let it end, or end it by a signal; return its exit status."""
+        """Send it a signal if one is given, close its connection, and return its exit status."""
         if number is not None and self.process.pid is not None:
             os.kill(self.process.pid, number)
         self._connection.close()

@@ -1,1 +1,1 @@
-"""Credentials of the storage services."""
+"""Credentials and request signatures of the storage services."""

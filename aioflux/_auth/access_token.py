@@ -1,6 +1,6 @@
-"""Access tokens: none, from the caller's function, or renewed before they expire.
+"""Sources of access tokens: anonymous, a function of the caller, or tokens that are renewed.
 
-A token source has `get_nowait`, `get`, `invalidate` and `close`.
+Each source has the methods `get_nowait`, `get`, `invalidate` and `close`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = [
 ]
 
 CALL_SECONDS: Final = 5.0
-"""Seconds for which the result of the caller's credentials function is reused; its expiry is not
-known. A slow function may cache its own result for longer."""
+"""Time for which a token of the caller's function is reused, in seconds. It is short, because the
+expiry of the token is not known. A slow function can itself cache its token for longer."""
 _TOKEN: Final = re.compile(r"[!-~]+")
 
 _RENEW_SECONDS: Final = 240.0
-"""A token is renewed in the background this long before it expires. The metadata server of Google
-itself returns the same token until about 4 minutes before its end
-(cloud.google.com/compute/docs/access/authenticate-workloads)."""
+"""Longest time between the renewal of a token and its expiry, in seconds. An earlier renewal would
+be useless, because Google's metadata server returns the same token until about 4 minutes before its
+expiry (cloud.google.com/compute/docs/access/authenticate-workloads)."""
 _RETRY_SECONDS: Final = 10.0
-"""Time between two attempts to renew a token that is still valid."""
+"""Time between two attempts to renew a token that is still valid, in seconds."""
 
 
 class NotReady(enum.Enum):
@@ -50,29 +50,29 @@ class NotReady(enum.Enum):
 
 
 NOT_READY: Final = NotReady.NOT_READY
-"""Returned by `get_nowait` if `await get()` has to find or renew the credentials first."""
+"""Result of `get_nowait` if the caller must `await get()`, which may request a token first."""
 
 
 class AnonymousToken:
-    """No credentials: for emulators and public buckets."""
+    """A token source without a token, for emulators and public buckets."""
 
     def get_nowait(self) -> str | NotReady | None:
-        """Return None: no token."""
+        """Return None."""
         return None
 
     async def get(self) -> str | None:
-        """Return None: no token."""
+        """Return None."""
         return None
 
     def invalidate(self, token: str) -> None:
-        """Do nothing: there is no token."""
+        """Do nothing."""
 
     async def close(self) -> None:
         """Do nothing."""
 
 
 class ProvidedToken:
-    """Tokens of the caller's function; each is used for `CALL_SECONDS`, or until a 401."""
+    """Tokens of a function of the caller. Each token is used for `CALL_SECONDS`, or until a 401."""
 
     def __init__(
         self,
@@ -80,52 +80,52 @@ class ProvidedToken:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Initialize; `clock` returns seconds, from any start."""
+        """Initialize without calling the function; `clock` is a monotonic clock, in seconds."""
         self._provider = provider
         self._clock = clock
         self._token = ""
-        self._call_at = -math.inf
+        self._next_call_at = -math.inf
         self._calls: SingleFlight[None] = SingleFlight()
 
     def get_nowait(self) -> str | NotReady | None:
-        """Return the token, or `NOT_READY` if the function has to be called first."""
-        return self._token if self._clock() < self._call_at else NOT_READY
+        """Return the token, or `NOT_READY` if the function must be called first."""
+        return self._token if self._clock() < self._next_call_at else NOT_READY
 
     async def get(self) -> str | None:
-        """Return the token; call the function if there is none in use.
+        """Return the token; call the function if the token is too old or was rejected.
 
         Raises:
-            CredentialsError: The token cannot be sent.
+            CredentialsError: The function returned a value that is not a token.
         """
-        if self._clock() >= self._call_at:
+        if self._clock() >= self._next_call_at:
             await self._calls.run(self._call)
         return self._token
 
     async def _call(self) -> None:
         token = await call_provider(self._provider)
         if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
-            kind = "empty text" if token == "" else f"a {type(token).__name__} that cannot be sent"
+            kind = "an empty string" if token == "" else f"an invalid {type(token).__name__}"
             raise CredentialsError(
-                f"the function given as credentials= returned {kind}; an access token is text "
-                "of visible characters, with no space or line end around it"
+                f"the function given as credentials= returned {kind}; an access token is text of "
+                "visible ASCII characters, with no space or line end around it"
             )
-        self._token, self._call_at = token, self._clock() + CALL_SECONDS
+        self._token, self._next_call_at = token, self._clock() + CALL_SECONDS
 
     def invalidate(self, token: str) -> None:
         """Stop using a token that the service rejected; the next `get` calls the function."""
         if token == self._token:
-            self._call_at = -math.inf
+            self._next_call_at = -math.inf
 
     async def close(self) -> None:
-        """Cancel a running call."""
+        """Cancel a running call of the function."""
         await self._calls.aclose()
 
 
 class RenewedToken(ABC):
-    """A token that expires; subclasses implement how it is renewed."""
+    """A token that is renewed before it expires. Subclasses implement the renewal."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
-        """Initialize; `clock` returns Unix time, in seconds."""
+        """Initialize without a token; `clock` returns Unix time, in seconds."""
         self._clock = clock
         self._token: str | None = None
         self._renew_at = 0.0
@@ -135,36 +135,36 @@ class RenewedToken(ABC):
 
     @abstractmethod
     async def _refresh(self) -> tuple[str, float]:
-        """Return a new token and its expiry, in seconds of Unix time."""
+        """Return a new token, and its expiry as Unix time in seconds."""
 
     def get_nowait(self) -> str | NotReady | None:
-        """Return the token, or `NOT_READY` if it has to be found or renewed first."""
+        """Return the token, or `NOT_READY` if there is none yet, or its renewal is due."""
         return self._token if self._clock() < self._renew_at else NOT_READY
 
     async def get(self) -> str | None:
-        """Return a token that is valid now.
+        """Return a valid token.
 
         Raises:
             CredentialsError: No credentials were found, or they cannot be refreshed.
-            TransientError: They could not be refreshed this time.
+            TransientError: The credentials could not be refreshed now; another attempt may succeed.
         """
         now = self._clock()
         if now < self._renew_at:
             return self._token
         if not self._renewal.is_running:
             self._renewal.start(self._renew)
-            # While the old token is valid, a failed renewal is repeated later; its error is raised
-            # only once the token has expired.
+            # While the old token is valid, a failed renewal is repeated later, and its error is
+            # dropped. Errors are raised only after the token has expired or was rejected.
             self._renew_at = min(now + _RETRY_SECONDS, self._expires_at)
         if now >= self._expires_at:
             await self._renewal.run(self._renew)
         return self._token
 
     def invalidate(self, token: str) -> None:
-        """Stop using a token that the service rejected; the next `get` waits for another one.
+        """Stop using a token that the service rejected; the next `get` waits for a new token.
 
-        Many requests may be rejected with one token: the first starts a renewal. A token that was
-        replaced since is ignored.
+        Many concurrent requests may be rejected with the same token. A call for a token that was
+        already replaced has no effect.
         """
         if token == self._token:
             self._is_rejected = True
@@ -184,12 +184,13 @@ class RenewedToken(ABC):
 
 
 async def call_provider(provider: Callable[[], Any]) -> Any:
-    """Call the caller's function for credentials, and await its result if it is awaitable.
+    """Call the caller's credentials function, and await its result if it is awaitable.
 
-    A coroutine function is called on the loop; any other may block, and is called in a thread.
+    A coroutine function is called on the event loop. Other functions may block, and are called in a
+    thread.
 
     Raises:
-        RuntimeError: It raised StopIteration, which no future can hold.
+        RuntimeError: The function raised StopIteration, which asyncio cannot set on a future.
     """
 
     def call() -> Any:

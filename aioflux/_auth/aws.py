@@ -1,7 +1,8 @@
-"""AWS credentials: found and refreshed by botocore, off the event loop.
+"""AWS keys and settings, from the environment, from botocore or from a function of the caller.
 
-botocore is imported here only, when the first request to `s3://` needs keys. Its errors may contain
-secrets: errors here name their class alone.
+botocore runs in a thread. Only this module imports it, and not before the first request to `s3://`
+needs keys or settings from it. The text of botocore's errors may contain secrets, so messages here
+contain only the class of such an error.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["NOT_READY", "AWSSource", "Settings"]
 
 _RENEW_SECONDS: Final = 15 * 60
-"""Keys are renewed in the background this long before they expire, as in botocore."""
+"""Time between the renewal of keys and their expiry, in seconds; the same as in botocore."""
 _UNUSABLE_SECONDS: Final = 60
-"""Keys that expire within this time sign nothing."""
+"""Keys that expire within this time, in seconds, are not used."""
 _CHECK_SECONDS: Final = 5.0
-"""Time between two checks of the expiry of keys, and between two attempts to renew them."""
+"""Time for which keys of botocore are used without another check of their expiry, in seconds."""
 
 _HOW_TO_SIGN_IN: Final = (
     "run 'aws configure' or 'aws sso login', set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
@@ -55,7 +56,10 @@ _TRANSIENT_ERRORS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the environment and the profile besides the keys; empty if not set."""
+    """Settings from the environment and the profile, without the keys.
+
+    A setting that neither of them has is empty or False.
+    """
 
     region: str = ""
     endpoint_url: str = ""
@@ -66,17 +70,17 @@ class Settings:
 
 
 class AWSSource:
-    """The keys of one store; at most one renewal at a time.
+    """Source of the keys and settings of one store.
 
     Attributes:
-        is_anonymous: There are no keys, and nothing is signed.
+        is_anonymous: Whether no keys are used, so that requests are not signed.
     """
 
     def __init__(self, access: S3Access, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Initialize; keys are looked for on first use.
+        """Initialize without reading keys or settings; `clock` is a monotonic clock, in seconds.
 
         Raises:
-            TypeError: `access.credentials` has a type that cannot be used.
+            TypeError: `access.credentials` has a type that is not supported.
         """
         self.is_anonymous = access.anonymous
         self._access = access
@@ -88,31 +92,33 @@ class AWSSource:
         self._check_at = 0.0
         self._is_rejected = False
         self._renewal: SingleFlight[None] = SingleFlight()
-        given = access.credentials
-        if given is None:
+        credentials = access.credentials
+        if credentials is None:
             pass
-        elif hasattr(given, "get_frozen_credentials"):
-            self._credentials = given
-        elif hasattr(given, "get_credentials"):
-            # boto3's session wraps one of botocore.
-            self._session = getattr(given, "_session", given)
-        elif callable(given):
-            self._provider = given
+        elif hasattr(credentials, "get_frozen_credentials"):
+            self._credentials = credentials
+        elif hasattr(credentials, "get_credentials"):
+            # A session of boto3 contains a session of botocore.
+            self._session = getattr(credentials, "_session", credentials)
+        elif callable(credentials):
+            self._provider = credentials
         else:
             raise TypeError(
                 "credentials must be aioflux.S3Access, botocore credentials, a session of botocore "
-                f"or boto3, or a function that returns credentials, not {type(given).__name__}"
+                "or boto3, or a function that returns credentials, not "
+                f"{type(credentials).__name__}"
             )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
 
     async def settings(self) -> Settings:
-        """Return the settings of the environment and the profile, read in a thread.
+        """Read the settings from the environment and the profile.
 
         Raises:
-            CredentialsError: The requested profile does not exist.
-            ValueError: The profile names a services section that does not exist.
+            CredentialsError: The profile does not exist or cannot be read, or botocore is needed
+                and not installed.
+            ValueError: The profile names a `services` section that does not exist.
         """
         is_given = self.is_anonymous or self._access.credentials is not None
         if is_given and self._session is None and not _has_profiles():
@@ -120,17 +126,18 @@ class AWSSource:
         return await asyncio.to_thread(self._find_settings)
 
     def get_nowait(self) -> Keys | NotReady | None:
-        """Return the keys, or `NOT_READY` if they have to be found or renewed first."""
+        """Return the keys; None if the source is anonymous, `NOT_READY` if `get` must be called."""
         if self._clock() < self._check_at:
             return self._keys
         return None if self.is_anonymous else NOT_READY
 
     async def get(self) -> Keys | None:
-        """Return keys that are valid now.
+        """Return valid keys, or None if the source is anonymous.
 
         Raises:
-            CredentialsError: No credentials were found, or they cannot be refreshed.
-            TransientError: They could not be refreshed this time.
+            CredentialsError: No valid credentials were found, or they cannot be refreshed.
+            TransientError: The credentials could not be found or refreshed now; another attempt may
+                succeed.
         """
         if self.is_anonymous:
             return None
@@ -146,14 +153,14 @@ class AWSSource:
             return self._keys
         self._renewal.start(self._renew)
         if is_usable and not self._expires_within(_UNUSABLE_SECONDS):
-            # The old keys are still valid, and the new ones are not awaited.
+            # The old keys are still valid: do not wait for the new keys.
             self._check_at = now + _CHECK_SECONDS
             return self._keys
         await self._renewal.run(self._renew)
         return self._keys
 
     def invalidate(self, keys: Keys) -> None:
-        """Stop using keys that the service rejected as expired; the next `get` finds others."""
+        """Stop using keys that the service rejected as expired; the next `get` renews them."""
         if keys is self._keys:
             self._is_rejected = True
             self._check_at = 0.0
@@ -220,17 +227,20 @@ class AWSSource:
                     "or S3Access(profile=...), and ~/.aws/config"
                 ) from None
             raise CredentialsError(
-                f"~/.aws/config could not be read ({type(exc).__name__})"
+                f"the AWS profiles could not be read ({type(exc).__name__}): check ~/.aws/config "
+                "and ~/.aws/credentials, or the files in AWS_CONFIG_FILE and "
+                "AWS_SHARED_CREDENTIALS_FILE"
             ) from None
-        nested = _section(profile, "s3")
-        style = nested.get("addressing_style", "")
+        s3_section = _section(profile, "s3")
+        style = s3_section.get("addressing_style", "")
         endpoint_url = environment.endpoint_url or _service_endpoint(profile, services)
         return Settings(
             region=environment.region or region or "",
             endpoint_url="" if is_ignored else endpoint_url or profile.get("endpoint_url", ""),
             addressing=style if style in {"path", "virtual"} else "",
             use_fips=bool(use_fips),
-            use_dualstack=bool(use_dualstack) or _is_true(nested.get("use_dualstack_endpoint", "")),
+            use_dualstack=bool(use_dualstack)
+            or _is_true(s3_section.get("use_dualstack_endpoint", "")),
             ca_bundle=ca_bundle or "",
         )
 
@@ -239,7 +249,7 @@ class AWSSource:
             if self._credentials is None:
                 self._credentials = self._open_session().get_credentials()
             elif self._is_rejected and self._access.credentials is None:
-                # The file or the environment may have others by now.
+                # The file or the environment may contain new keys.
                 self._session = None
                 self._credentials = self._open_session().get_credentials()
             frozen = None
@@ -254,7 +264,7 @@ class AWSSource:
                     f"AWS credentials could not be found or refreshed this time "
                     f"({type(exc).__name__}): their provider did not respond"
                 ) from None
-            # Not `from` it: its text may contain what a process, a file or a service returned.
+            # `from None`: the text of `exc` may contain output of a process, a file or a service.
             raise CredentialsError(
                 f"AWS credentials could not be found or refreshed ({type(exc).__name__}): "
                 f"{_HOW_TO_SIGN_IN}"
@@ -267,10 +277,10 @@ class AWSSource:
 
 @functools.cache
 def _builtin_handlers() -> Any:
-    """Return botocore's own event handlers, which hold no keys and no settings.
+    """Return the built-in event handlers of botocore, which contain no keys and no settings.
 
-    Every session would register the same 120 functions again, which is 9 of the 10 ms that one
-    takes. Each gets a copy, to which it may add.
+    Without this function each new session would register the 120 handlers again. That takes 9 of
+    the 10 ms in which a session is created. Each session uses a copy, to which it may add handlers.
     """
     import botocore.hooks  # type: ignore[import-untyped]
     import botocore.session
@@ -280,12 +290,16 @@ def _builtin_handlers() -> Any:
     return handlers
 
 
-def _as_keys(given: Any) -> Keys | None:
-    """Return the keys of credentials in any form; None if they are none."""
-    if isinstance(given, (tuple, list)) and 2 <= len(given) <= 3:
-        texts = [*given, None][:3]
+def _as_keys(credentials: Any) -> Keys | None:
+    """Return the keys of a tuple, a list or a credentials object; None if it has no keys.
+
+    Raises:
+        CredentialsError: The access key or the token cannot be sent in a header.
+    """
+    if isinstance(credentials, (tuple, list)) and 2 <= len(credentials) <= 3:
+        texts = [*credentials, None][:3]
     else:
-        texts = [getattr(given, name, None) for name in ("access_key", "secret_key", "token")]
+        texts = [getattr(credentials, name, None) for name in ("access_key", "secret_key", "token")]
     access_key, secret_key, token = texts
     is_text = isinstance(access_key, str) and isinstance(secret_key, str)
     if not is_text or not access_key or not secret_key or not isinstance(token or "", str):
@@ -293,21 +307,22 @@ def _as_keys(given: Any) -> Keys | None:
     for text in (access_key, token or ""):
         if not text.isascii() or any(not " " < char <= "~" for char in text):
             raise CredentialsError(
-                "the AWS access key or session token cannot be sent: it has spaces, line ends or "
-                "other characters that no header accepts; copy it again"
+                "the AWS access key or session token cannot be sent: it has a space, a line end or "
+                "another character that no key contains; copy it again"
             )
     return Keys(access_key, secret_key, token or "")
 
 
 def _settings_of_environment() -> Settings:
-    """Return the settings of the environment.
+    """Return the settings from environment variables.
 
     Environment:
         AWS_REGION, AWS_DEFAULT_REGION: Region.
-        AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL: Endpoint, unless AWS_IGNORE_CONFIGURED_ENDPOINT_URLS
-            is true.
-        AWS_USE_FIPS_ENDPOINT, AWS_USE_DUALSTACK_ENDPOINT: Variant of the endpoints of AWS.
-        AWS_CA_BUNDLE: File of the authorities that are trusted.
+        AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL: Url of the endpoint.
+        AWS_IGNORE_CONFIGURED_ENDPOINT_URLS: If true, the endpoint is not read.
+        AWS_USE_FIPS_ENDPOINT, AWS_USE_DUALSTACK_ENDPOINT: If true, this variant of the endpoint of
+            AWS is used.
+        AWS_CA_BUNDLE: File with the certificates of trusted authorities.
     """
     get = os.environ.get
     is_ignored = _is_true(get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ""))
@@ -322,12 +337,12 @@ def _settings_of_environment() -> Settings:
 
 
 def _is_true(text: str) -> bool:
-    """Return whether a text means true for botocore."""
+    """Return whether botocore reads a text as true."""
     return text.lower() == "true"
 
 
 def _has_profiles() -> bool:
-    """Return whether there are files of profiles, and botocore to read them."""
+    """Return whether a file of profiles exists, and botocore is installed to read it."""
     get = os.environ.get
     paths = (
         get("AWS_CONFIG_FILE") or "~/.aws/config",
@@ -338,16 +353,16 @@ def _has_profiles() -> bool:
 
 
 def _section(profile: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a nested section; an empty one if there is none."""
+    """Return a nested section of a profile; empty if it does not exist."""
     section = profile.get(name)
     return section if isinstance(section, dict) else {}
 
 
 def _service_endpoint(profile: Mapping[str, Any], services: Mapping[str, Any]) -> str:
-    """Return the S3 endpoint of the services section that a profile names; empty for none.
+    """Return the S3 endpoint of the `services` section of a profile; empty if it has none.
 
     Raises:
-        ValueError: The section does not exist.
+        ValueError: The profile names a section that does not exist.
     """
     name = profile.get("services")
     if name is None:

@@ -1,8 +1,8 @@
-"""Azure credentials: account keys sign, SAS tokens go into the url, azure-identity returns tokens.
+"""Azure credentials: account keys (Shared Key signatures), SAS tokens and access tokens.
 
-Azure's SDK is imported only to find an access token; keys and SAS tokens work without it.
-Source of the signature: learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key; it
-is checked byte for byte against the policy of azure-storage-blob.
+The Azure SDK is imported only to find an access token; keys and SAS tokens work without it.
+Source of the signature: learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key.
+Tests compare signatures with those of azure-storage-blob.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEVELOPMENT_ACCOUNT = "devstoreaccount1"
 _DEVELOPMENT_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
-"""Published by Microsoft, the same for all
+"""Account key of the development account. It is published, and the same in every emulator
 (learn.microsoft.com/azure/storage/common/storage-connect-azurite)."""
 
 _SIGNED = (
@@ -58,20 +58,20 @@ _SIGNED = (
     b"range",
 )
 _ACCOUNT = re.compile(r"[A-Za-z0-9_-]{1,63}")
-"""Characters of a host name: with others a uri could name any host, to which the credentials would
-be sent. Accounts of Azure have small letters and digits, emulators accept more."""
+"""Names of accounts, which are part of the host name. Other characters would allow a uri to send
+the credentials to any host. Azure allows lower-case letters and digits, emulators allow more."""
 _SAS = re.compile(r"[!-~]+")
 _HOW_TO_SIGN_IN = (
-    "run 'az login', set AZURE_STORAGE_CONNECTION_STRING, or pass credentials= an account key, a "
-    f"SAS token, a connection string or a credential of azure-identity; {ANONYMOUS!r} for a public "
-    "container"
+    "run 'az login', set AZURE_STORAGE_CONNECTION_STRING, or pass an account key, a SAS token, a "
+    "connection string or a credential of azure-identity as credentials=; for a public container "
+    f"pass credentials={ANONYMOUS!r}"
 )
 
 Source: TypeAlias = "AnonymousToken | ProvidedToken | AzureToken"
 
 
 def is_sas(text: str) -> bool:
-    """Return whether a text is a SAS token: a query with a signature."""
+    """Return whether a text is a SAS token: a query string with a `sig` parameter."""
     return "sig" in parse_qs(text.removeprefix("?"))
 
 
@@ -88,11 +88,11 @@ def string_to_sign(
 
     Args:
         account: Name of the account.
-        method: Method.
-        path: Path as it is sent, percent-encoded.
-        query: Parameters, not encoded.
-        headers: Every header but Host and Content-Length.
-        num_bytes: Length of the body.
+        method: HTTP method.
+        path: Path, percent-encoded as it is sent.
+        query: Query parameters, not percent-encoded.
+        headers: All headers except Host and Content-Length.
+        num_bytes: Length of the body, in bytes.
     """
     fields = {name.lower(): value for name, value in headers}
     fields[b"content-length"] = b"%d" % num_bytes if num_bytes else b""
@@ -106,23 +106,23 @@ def string_to_sign(
 
 
 def _sort_key(name: bytes) -> bytes:
-    """Return the sort key of a header: the service ignores hyphens, and sorts `_` first."""
+    """Return the sort key of a header: the service ignores `-`, and sorts `_` before letters."""
     return name.replace(b"-", b"").replace(b"_", b" ")
 
 
 class SharedKey:
-    """The key of a storage account. Not in any repr, and not picklable."""
+    """Signer with the key of a storage account. Its repr omits the key; it cannot be pickled."""
 
     def __init__(self, account: str, key: str, *, clock: Callable[[], float] = time.time) -> None:
-        """Decode a key as the portal shows it.
+        """Decode a key in the form that the portal shows; `clock` returns Unix time, in seconds.
 
         Raises:
-            CredentialsError: It is not base64.
+            CredentialsError: The key is not base64.
         """
         try:
             secret = binascii.a2b_base64(key, strict_mode=True)
         except ValueError:
-            # Not `from` it: the traceback must not contain the key.
+            # `from None`: the traceback must not contain the key.
             raise CredentialsError(
                 f"the key of the storage account {account!r} is not base64; copy it whole, as the "
                 "portal shows it under 'Access keys'"
@@ -143,7 +143,10 @@ class SharedKey:
         *,
         num_bytes: int = 0,
     ) -> list[tuple[bytes, bytes]]:
-        """Return the headers that sign a request now: date and Authorization."""
+        """Return the headers `x-ms-date` and Authorization of a request that is sent now.
+
+        Arguments as in `string_to_sign`.
+        """
         second = int(self._clock())
         if second != self._second:
             self._second, self._date = second, formatdate(second, usegmt=True).encode()
@@ -158,19 +161,19 @@ class SharedKey:
         return f"<SharedKey of {self._account}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} holds credentials and does not pickle")
+        raise TypeError(f"{self!r} holds credentials and cannot be pickled")
 
 
 class AzureToken(RenewedToken):
-    """The access token of an azure-identity credential, or of one with the same `get_token`."""
+    """Access token of an azure-identity credential, or of an object with the same `get_token`."""
 
     def __init__(self, credential: Any = None, *, clock: Callable[[], float] = time.time) -> None:
-        """Initialize; no token is requested yet.
+        """Initialize without requesting a token.
 
         Args:
-            credential: Has `get_token(scope)`, which may be a coroutine function; None finds the
-                default one on first use.
-            clock: Unix time, in seconds.
+            credential: Object with the method `get_token(scope)`, which may be a coroutine
+                function. None for DefaultAzureCredential.
+            clock: Returns Unix time, in seconds.
         """
         super().__init__(clock=clock)
         self._credential = credential
@@ -178,16 +181,16 @@ class AzureToken(RenewedToken):
     async def _refresh(self) -> tuple[str, float]:
         try:
             if inspect.iscoroutinefunction(getattr(self._credential, "get_token", None)):
-                found = await self._credential.get_token(SCOPE)
+                token = await self._credential.get_token(SCOPE)
             else:
-                found = await asyncio.to_thread(self._find)
+                token = await asyncio.to_thread(self._get_token_blocking)
         except Exception as exc:
             if (error := _map_error(exc)) is None:
                 raise
             raise error from exc
-        return found.token, float(found.expires_on)
+        return token.token, float(token.expires_on)
 
-    def _find(self) -> Any:
+    def _get_token_blocking(self) -> Any:
         if self._credential is None:
             self._credential = _default_credential()
         return self._credential.get_token(SCOPE)
@@ -198,56 +201,59 @@ def _default_credential() -> Any:
         from azure.identity import DefaultAzureCredential
     except ImportError as exc:
         raise CredentialsError(
-            "azure-identity finds credentials, and is not installed: "
-            f"pip install 'aioflux[azure]'; or {_HOW_TO_SIGN_IN}"
+            "azure-identity, which finds the default credentials, is not installed: run pip "
+            "install 'aioflux[azure]', or set AZURE_STORAGE_CONNECTION_STRING, or pass an account "
+            "key, a SAS token or a connection string as credentials=; for a public container pass "
+            f"credentials={ANONYMOUS!r}"
         ) from exc
     return DefaultAzureCredential()
 
 
 def _map_error(error: Exception) -> Exception | None:
-    """Return the error to raise for an error of the SDK; None if the SDK did not raise it."""
+    """Return the error to raise for an error of the Azure SDK; None for other errors."""
     try:
         from azure.core import exceptions
     except ImportError:
         return None
     name = type(error).__name__
     if isinstance(error, exceptions.ClientAuthenticationError):
-        # The first line only: after it, each way to sign in explains at length why it failed.
+        # Only the first line: each kind of credential explains its failure in further lines.
         reason = str(error).strip().partition("\n")[0].rstrip(".:")[:200]
         return CredentialsError(
             f"Azure returned no access token ({name}: {reason}): {_HOW_TO_SIGN_IN}"
         )
     if isinstance(error, exceptions.AzureError):
         return TransientError(
-            f"Azure returned no access token this time ({name}): its sign-in did not respond"
+            f"Azure returned no access token this time ({name}): the request to the token endpoint "
+            "failed"
         )
     return None
 
 
 @dataclass(slots=True)
 class AzureAccess:
-    """Authorization of requests to one account: a key, a SAS token, an access token, or nothing."""
+    """Authorization of requests to one account: a key, a SAS token, an access token, or none."""
 
     account: str
     """Name of the storage account."""
     key: SharedKey | None = field(default=None, repr=False)
-    """Signs each request."""
+    """Signer of each request, or None."""
     sas: str = field(default="", repr=False)
-    """Query that authorizes each request, without a leading `?`."""
+    """SAS token: query string that is added to each request, without a leading `?`; or empty."""
     token: Source = field(default_factory=AnonymousToken, repr=False)
-    """Source of a bearer token, or of none."""
+    """Source of the bearer token; anonymous by default."""
     endpoint_url: str = ""
-    """Endpoint of the account's blobs, if it is part of the credentials; else empty."""
+    """Endpoint of the account's blobs, if the credentials contain it; otherwise empty."""
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} holds credentials and does not pickle")
+        raise TypeError(f"{self!r} holds credentials and cannot be pickled")
 
 
 def parse_connection_string(text: str) -> dict[str, str]:
-    """Return the settings of a connection string, names in lower case.
+    """Return the settings of a connection string, by name in lower case.
 
     Raises:
-        CredentialsError: It is not one.
+        CredentialsError: A part of the text has no `=`.
     """
     settings: dict[str, str] = {}
     for part in filter(None, text.strip().split(";")):
@@ -271,7 +277,7 @@ def _access_of_connection_string(account: str, text: str) -> AzureAccess:
         endpoint = f"http://127.0.0.1:10000/{name}"
     if name and name != account:
         raise CredentialsError(
-            f"the connection string is of the storage account {name!r}, not of {account!r}"
+            f"the connection string belongs to the storage account {name!r}, not to {account!r}"
         )
     if not endpoint and (suffix := settings.get("endpointsuffix")):
         protocol = settings.get("defaultendpointsprotocol", "https")
@@ -285,10 +291,10 @@ def _access_of_connection_string(account: str, text: str) -> AzureAccess:
 
 
 def _account_of_connection_string(settings: Mapping[str, str]) -> str:
-    """Return the account of a connection string; empty if it is not in there.
+    """Return the account of a connection string; empty if the string does not contain it.
 
-    One with a SAS token has no account name, but an endpoint with the account in its host, or in
-    its path for emulators. A custom domain has none.
+    A connection string with a SAS token has no account name. Its endpoint contains the account in
+    the host name, or in the path for emulators; a custom domain does not contain the account.
     """
     if name := settings.get("accountname", ""):
         return name
@@ -301,10 +307,10 @@ def _account_of_connection_string(settings: Mapping[str, str]) -> str:
 
 
 def _checked_sas(text: str) -> str:
-    """Return a SAS token as it is sent.
+    """Return a SAS token without surrounding whitespace and without a leading `?`.
 
     Raises:
-        CredentialsError: It cannot be part of a url.
+        CredentialsError: The token contains a character that a url must not contain.
     """
     token = text.strip().removeprefix("?")
     if _SAS.fullmatch(token) is None:
@@ -318,32 +324,36 @@ def _checked_sas(text: str) -> str:
 def open_access(
     account: str, credentials: Any, *, is_http: bool, environ: Mapping[str, str]
 ) -> AzureAccess:
-    """Return how requests to an account are authorized.
+    """Return the authorization of requests to an account.
 
     Environment:
-        AZURE_STORAGE_CONNECTION_STRING: As the portal shows it; ignored if it is of another
-            account.
-        AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN: As for the `az`
-            command; ignored if the account is another.
+        AZURE_STORAGE_CONNECTION_STRING: Connection string; ignored if it is for another account.
+        AZURE_STORAGE_ACCOUNT: Account of the two variables below, which are ignored for other
+            accounts.
+        AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN: Account key, else SAS token.
 
     Args:
         account: Name of the storage account.
-        credentials: An account key, a SAS token, a connection string, or `ANONYMOUS`; a credential
-            of azure-identity, AzureNamedKeyCredential or AzureSasCredential; a function that
-            returns an access token or a SAS token, or an awaitable of one; None for those of
-            the environment, else azure-identity's DefaultAzureCredential.
-        is_http: The endpoint has no TLS; DefaultAzureCredential is not used then.
-        environ: The environment.
+        credentials: One of these:
+
+            * A text: an account key, a SAS token, a connection string, or `ANONYMOUS`.
+            * A credential of azure-identity, an AzureNamedKeyCredential or an AzureSasCredential.
+            * A function that returns an access token or a SAS token, or an awaitable of one.
+            * None: the credentials in the environment, else azure-identity's
+              DefaultAzureCredential.
+        is_http: Whether the endpoint has no TLS. DefaultAzureCredential is then replaced by the
+            published key for the development account, and by no credentials for other accounts.
+        environ: The environment variables.
 
     Raises:
-        CredentialsError: They are invalid, or of another account.
-        TypeError: `credentials` is none of these.
+        CredentialsError: The credentials are invalid, or belong to another account.
+        TypeError: `credentials` has a type that is not listed above.
         ValueError: `account` is not a valid name.
     """
     if _ACCOUNT.fullmatch(account) is None:
         raise ValueError(
-            f"{account!r} is not a name of a storage account; write az://account/container/prefix, "
-            "and an endpoint of your own as endpoint_url="
+            f"{account!r} is not a valid name of a storage account; write "
+            "az://account/container/prefix, and pass a custom endpoint as endpoint_url="
         )
     if credentials is None:
         return _access_of_environment(account, environ) or _default_access(account, is_http=is_http)
@@ -353,7 +363,7 @@ def open_access(
     if named is not None:
         name, key = named
         if name != account:
-            raise CredentialsError(f"the key is of the account {name!r}, not of {account!r}")
+            raise CredentialsError(f"the key belongs to the account {name!r}, not to {account!r}")
         return AzureAccess(account, key=SharedKey(account, key))
     if isinstance(signature := getattr(credentials, "signature", None), str):
         return AzureAccess(account, sas=_checked_sas(signature))
@@ -369,7 +379,7 @@ def open_access(
 
 
 def _access_of_text(account: str, text: str) -> AzureAccess:
-    text = text.strip()  # as read from a file
+    text = text.strip()  # a text read from a file may end with a newline
     if text == ANONYMOUS:
         return AzureAccess(account)
     if ";" in text or text.lower().startswith("usedevelopmentstorage="):

@@ -1,4 +1,4 @@
-"""Google credentials: found and refreshed by google-auth, used as bearer tokens."""
+"""Google credentials, from which google-auth makes access tokens."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _HOW_TO_SIGN_IN = (
 
 
 class GoogleToken(RenewedToken):
-    """The access token of google-auth credentials.
+    """Access token of google-auth credentials.
 
-    It has the two methods that gcloud-aio-storage calls on its own token class, so that one object
-    authorizes the requests of both.
+    It has the two methods of gcloud-aio's `Token` that gcloud-aio-storage calls, so that requests
+    of aioflux and of gcloud-aio-storage share one token.
     """
 
     def __init__(self, credentials: Any = None, *, clock: Callable[[], float] = time.time) -> None:
-        """Keep google-auth credentials; None finds the default ones on first use."""
+        """Send no request yet. `credentials` of None means Application Default Credentials."""
         super().__init__(clock=clock)
         self._credentials = credentials
 
@@ -54,8 +54,8 @@ class GoogleToken(RenewedToken):
         try:
             if self._credentials is None:
                 self._credentials, _ = google.auth.default(scopes=SCOPES)
-            # The caller's token is used first, and always if it has no expiry: it may be one that
-            # cannot be refreshed.
+            # The token in the caller's credentials is used first. One without an expiry is used
+            # until the service rejects it: such credentials may be unable to refresh it.
             is_first_or_endless = self._token is None or self._credentials.expiry is None
             is_usable = is_first_or_endless and not self._is_rejected
             if not (is_usable and self._credentials.valid):
@@ -68,21 +68,21 @@ class GoogleToken(RenewedToken):
             if _is_transient(exc):
                 raise TransientError(
                     f"Google credentials could not be refreshed this time ({type(exc).__name__}): "
-                    "the token endpoint did not respond"
+                    "the request to the token endpoint failed"
                 ) from exc
             raise CredentialsError(
                 f"Google credentials could not be refreshed ({type(exc).__name__}): "
                 f"{_HOW_TO_SIGN_IN}"
             ) from exc
         expiry = self._credentials.expiry
-        # google-auth keeps naive times in UTC. Credentials without an expiry are read again in an
-        # hour.
+        # google-auth returns naive times in UTC. Credentials without an expiry are read again after
+        # one hour.
         expires_at = expiry.replace(tzinfo=UTC).timestamp() if expiry else self._clock() + 3600.0
         return self._credentials.token, expires_at
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return the first sentence of google-auth's error, such as the name of a missing key file."""
+    """Return the first sentence of an error, up to 200 characters: it may name a missing file."""
     text = " ".join(str(error).split())
     return text.partition(". ")[0].rstrip(".")[:200] or type(error).__name__
 
@@ -100,7 +100,7 @@ def _is_transient(exc: BaseException | None) -> bool:
 
 
 def anonymous_credentials() -> Any:
-    """Return credentials that send no token: for public buckets."""
+    """Return google-auth credentials without a token, for public buckets."""
     from google.auth.credentials import AnonymousCredentials
 
     return AnonymousCredentials()  # type: ignore[no-untyped-call]
@@ -111,13 +111,13 @@ def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | Provided
 
     Args:
         credentials: google-auth credentials, the content of a JSON key file as a mapping, a
-            function that returns a token (or an awaitable of one), "anonymous", or None for
-            Application Default Credentials.
-        emulator: The endpoint is an emulator, which needs no credentials.
+            function that returns an access token (or an awaitable of one), "anonymous", or None
+            for Application Default Credentials.
+        emulator: Whether the endpoint is an emulator. Then None means no credentials.
 
     Raises:
-        CredentialsError: The mapping is not the content of a key file.
-        TypeError: `credentials` is none of these.
+        CredentialsError: The mapping is not the key file of a service account or a user.
+        TypeError: `credentials` has a type that is not listed above.
     """
     if credentials is None:
         return AnonymousToken() if emulator else GoogleToken()
@@ -155,13 +155,13 @@ def _credentials_of_key_file(info: Mapping[str, Any]) -> Any:
         if kind == "authorized_user" or "refresh_token" in info:
             return user.Credentials.from_authorized_user_info(info)  # type: ignore[no-untyped-call]
     except ValueError:
-        # Not `from` it: the traceback must not contain the key.
+        # `from None`: the traceback must not contain the key.
         raise CredentialsError(
-            "the mapping given as credentials= is not the content of a whole key file of Google "
-            "Cloud; pass what json.load returns of it"
+            "the mapping given as credentials= is not the whole content of a key file of Google "
+            "Cloud; pass the result of json.load of the file"
         ) from None
     raise CredentialsError(
-        "the mapping given as credentials= is neither of a service account nor of a user; for "
-        "other kinds set GOOGLE_APPLICATION_CREDENTIALS to the file, or pass google-auth "
-        "credentials"
+        "the mapping given as credentials= is neither the key file of a service account nor that "
+        "of a user; for other kinds set GOOGLE_APPLICATION_CREDENTIALS to the file, or pass "
+        "google-auth credentials"
     )

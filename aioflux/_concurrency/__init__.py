@@ -1,1 +1,1 @@
-"""Fan-out, work run to completion, single flight, byte budgets and iteration for asyncio."""
+"""Tools for asyncio: fan-out, run to completion, single flight, byte budgets, iteration."""

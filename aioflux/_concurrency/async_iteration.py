@@ -9,24 +9,24 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
     from types import TracebackType
 
-__all__ = ["nested"]
+__all__ = ["aclosing_inner"]
 
 T = TypeVar("T")
 
 
 def _finalize(generator: AsyncGenerator[object, None]) -> None:
-    """Do nothing with an inner generator that is collected: the outer one closes it.
+    """Do nothing when an inner generator is collected: the outer generator closes it.
 
-    Without a finalizer Python would end it without awaiting anything, and print that.
+    Without a finalizer, Python would close the generator without awaiting, and print an error.
     """
 
 
-class nested(Generic[T]):  # noqa: N801  a context manager like `contextlib.aclosing`
-    """`aclosing` for an asynchronous generator that another one iterates.
+class aclosing_inner(Generic[T]):  # noqa: N801  a context manager like `contextlib.aclosing`
+    """`aclosing` for an asynchronous generator that another asynchronous generator iterates.
 
-    A loop that ends closes all generators that it knows of at once. The inner one would then be
-    closed twice, by the loop and by the outer one, which fails and prints a traceback. So only the
-    outer one is registered with the loop.
+    When an event loop ends, it closes all generators that are registered with it, at the same time.
+    An inner generator would be closed by the loop and by the outer generator at once, which fails
+    and prints a traceback. So only the outer generator is registered with the loop.
     """
 
     def __init__(self, generator: AsyncGenerator[T, None]) -> None:

@@ -11,8 +11,8 @@ __all__ = ["ByteBudget"]
 class ByteBudget:
     """A first-come-first-served budget of bytes.
 
-    A request for more than the whole budget waits until nothing else is held, and is then admitted
-    alone: one range or part is always let through.
+    A caller that needs more bytes than the whole budget acquires them when no other bytes are held,
+    so that a range or part of any size can be transferred.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -22,11 +22,11 @@ class ByteBudget:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are held now."""
+        """Number of bytes that are acquired and not yet released."""
         return self._held
 
     def try_acquire(self, size: int) -> bool:
-        """Acquire `size` bytes if they are free and no one waits; return whether they were."""
+        """Acquire `size` bytes and return True; False if they are not free, or other calls wait."""
         held = self._held
         if self._waiters or (held > 0 and held + size > self._max):
             return False
@@ -34,7 +34,7 @@ class ByteBudget:
         return True
 
     async def acquire(self, size: int) -> None:
-        """Wait for `size` bytes. Cancellation releases what was granted."""
+        """Wait for `size` bytes, and acquire them. A cancelled call holds no bytes."""
         if self.try_acquire(size):
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -60,7 +60,7 @@ class ByteBudget:
         while self._waiters:
             size, waiter = self._waiters[0]
             is_too_much = self._held > 0 and self._held + size > self._max
-            if is_too_much or waiter.cancelled():  # its handler removes it, and wakes the next
+            if is_too_much or waiter.cancelled():  # a cancelled waiter removes itself in `acquire`
                 return
             self._waiters.popleft()
             self._held += size

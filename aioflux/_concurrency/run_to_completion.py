@@ -1,4 +1,4 @@
-"""Work that cancellation must not cut short: clean-up that would cost money undone."""
+"""Work that continues when its caller is cancelled, such as the clean-up of stored bytes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 _log = logging.getLogger("aioflux")
 
 _running: set[asyncio.Task[Any]] = set()
-"""The loop holds its tasks weakly, and these may outlive their callers."""
+"""Strong references to tasks: event loops have only weak ones, and tasks may outlive callers."""
 
 
 def start_task(coroutine: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """Start a task that is referenced, and is one of `tasks`, until it ends."""
+    """Start a task that stays referenced, and a member of `tasks`, until it is done."""
     task = asyncio.create_task(coroutine)
     for group in (_running, tasks):
         group.add(task)
@@ -29,7 +29,7 @@ def start_task(coroutine: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]])
 
 
 async def wait_until_done(future: asyncio.Future[Any]) -> asyncio.CancelledError | None:
-    """Wait until `future` is done, and return the last cancellation of the caller meanwhile."""
+    """Wait until `future` is done, even if cancelled; return the last cancellation, or None."""
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
@@ -49,21 +49,22 @@ async def run_to_completion(
 ) -> None:
     """Run `work` to completion in a task of its own, and wait for it.
 
-    Cancelling the caller ends the wait alone. If the task itself is cancelled, as `asyncio.run`
-    cancels all tasks when it ends and then waits for them, `work` is run again: it must be
-    idempotent.
+    If the caller is cancelled, only its wait ends. If the task itself is cancelled, `work` is run
+    again, because `asyncio.run` cancels all tasks before it returns, and waits for them.
 
     Args:
-        work: The work.
-        tasks: Holds the task while it runs.
-        seconds: Time that the work may take.
-        interrupted_seconds: Time that it may still take after its task was cancelled.
-        wait_seconds: Time to wait for it; all by default. After that it goes on by itself.
+        work: The work; it must be idempotent.
+        tasks: Set that contains the task while it runs.
+        seconds: Time limit of the work.
+        interrupted_seconds: Time limit of the work after its task was cancelled.
+        wait_seconds: Longest time to wait for the work, which then continues in the background; by
+            default until it is done.
 
     Raises:
-        TimeoutError: One of these times ran out.
+        TimeoutError: The time for the work, or for the wait, has passed. After the time for the
+            wait the work continues.
     """
-    task = start_task(_run_anew_if_cancelled(work, seconds, interrupted_seconds), tasks)
+    task = start_task(_rerun_if_cancelled(work, seconds, interrupted_seconds), tasks)
     try:
         async with asyncio.timeout(wait_seconds):
             await asyncio.shield(task)
@@ -73,7 +74,7 @@ async def run_to_completion(
         raise
 
 
-async def _run_anew_if_cancelled(
+async def _rerun_if_cancelled(
     work: Callable[[], Awaitable[object]], seconds: float, interrupted_seconds: float
 ) -> None:
     now = asyncio.get_running_loop().time
@@ -93,20 +94,20 @@ async def _run_anew_if_cancelled(
         except Exception as exc:
             if cancelled is None:
                 raise
-            _warn(exc)  # the end of the loop expects a cancellation alone
+            _warn(exc)  # not raised: `asyncio.run` prints every exception but a cancellation
             break
     if cancelled is not None:
         raise cancelled
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """Log a failure that no caller waits for."""
+    """Log a failure of a task whose caller no longer waits."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _warn(error)
 
 
 def _warn(error: BaseException) -> None:
     _log.warning(
-        "clean-up after a cancellation failed, `Store.clean` does it later: %s",
-        str(error) or "the service does not answer",
+        "clean-up in the background failed; call `Store.clean` later to delete the rest: %s",
+        str(error) or "no response from the service",
     )

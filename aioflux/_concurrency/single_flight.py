@@ -1,4 +1,4 @@
-"""One call at a time, shared by all callers that need its result."""
+"""Single flight: one call at a time, whose result is shared by all its callers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Outcome: TypeAlias = "tuple[T | None, BaseException | None]"
 
 
 class SingleFlight(Generic[T]):
-    """Calls of which one is under way at a time.
+    """One call at a time, shared by concurrent callers.
 
-    A caller joins the call that is under way, if there is one; all get its result or its error. A
-    cancelled caller does not end it.
+    While a call is running, other callers wait for it, and all receive its result or its error. A
+    cancelled caller does not cancel the call.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class SingleFlight(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Return whether a call is under way."""
+        """Return whether a call is running."""
         return self._task is not None and not self._task.done()
 
     def start(
@@ -35,7 +35,7 @@ class SingleFlight(Generic[T]):
         *,
         create_task: Callable[[Any], asyncio.Task[Outcome[T]]] = asyncio.create_task,
     ) -> asyncio.Task[Outcome[T]]:
-        """Call `function` in a task, unless a call is under way; return that."""
+        """Return the task of the running call, or start a task that calls `function`."""
         if self._task is None or self._task.done():
             self._task = create_task(_outcome(function))
         return self._task
@@ -46,14 +46,14 @@ class SingleFlight(Generic[T]):
         *,
         create_task: Callable[[Any], asyncio.Task[Outcome[T]]] = asyncio.create_task,
     ) -> T:
-        """Call `function`, or join the call that is under way; raise what it raises."""
+        """Call `function`, or wait for the running call, and return the result."""
         result, error = await asyncio.shield(self.start(function, create_task=create_task))
         if error is not None:
             raise error
         return result  # type: ignore[return-value]  # without an error it is a T
 
     async def aclose(self) -> None:
-        """Cancel the call that is under way."""
+        """Cancel the running call."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -64,5 +64,5 @@ async def _outcome(function: Callable[[], Coroutine[Any, Any, T]]) -> Outcome[T]
         return await function(), None
     except asyncio.CancelledError:
         raise
-    except BaseException as exc:  # a SystemExit raised in a task would end the loop
+    except BaseException as exc:  # a SystemExit raised in a task would stop the event loop
         return None, exc

@@ -1,7 +1,7 @@
-"""HTTP/1.1 client: bodies are received into the caller's memory and sent from it.
+"""HTTP/1.1 client that receives bodies into, and sends bodies from, memory of the caller.
 
-Every service sends its object bytes through `open_pool`. One request is one attempt; retries,
-checksums and status codes are the caller's.
+Every service sends requests for object bytes through a pool of `open_pool`. One request is one
+attempt. The caller decides on retries, compares checksums, and maps status codes to errors.
 """
 
 from aioflux._http.codec import Headers, ResponseHead

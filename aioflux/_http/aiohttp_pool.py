@@ -1,7 +1,7 @@
-"""The proxy transport: the requests of `Pool`, over aiohttp.
+"""A pool of connections through a proxy, over aiohttp.
 
-Slower than `Pool`, with the same guarantees, and tested by the same suite. One
-difference: aiohttp reports broken chunked framing as a lost connection.
+It has the methods and guarantees of `Pool`, and passes the same tests, but is slower. One
+difference: invalid chunked framing is reported as a lost connection, because aiohttp does so.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _SLICE_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 512 * 1024
 _NO_HEADERS: Final = FixedHeaders()
 _WITH_URL: Final = (aiohttp.ClientResponseError, aiohttp.InvalidURL)
-"""Errors whose text contains a full url: the proxy's with its password, or one with a token."""
+"""Errors whose text contains a whole url, which may contain a password or a token."""
 
 
 class AiohttpPool:
-    """Requests over one aiohttp session, through a proxy or directly."""
+    """A pool of connections of one aiohttp session, through a proxy or directly."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class AiohttpPool:
         ssl_context: ssl.SSLContext | None = None,
         proxy: str | None = None,
     ) -> None:
-        """Initialize as `Pool`, with the url of a proxy; the first request opens the session."""
+        """Initialize as `Pool`, with the url of a proxy, or None for direct connections."""
         if max_connections < 1:
             raise ValueError(f"max_connections must be above 0, not {max_connections!r}")
         self._max_connections = max_connections
@@ -124,24 +124,24 @@ class AiohttpPool:
             ):
                 return await self._receive(response, attempt, payload, into, max_body_bytes)
         except TransportError as exc:
-            raise attempt.describe(exc) from exc.__cause__
+            raise attempt.add_progress(exc) from exc.__cause__
         except (TimeoutError, aiohttp.ClientError, OSError) as exc:
             cause = None if isinstance(exc, _WITH_URL) else exc
-            raise attempt.describe(_map_error(exc, origin)) from cause
+            raise attempt.add_progress(_map_error(exc, origin)) from cause
         finally:
             attempt.timeout = None
 
     def start_get(self, *_: object) -> None:
-        """Return None, as no request can start without a task in aiohttp; see `Pool.start_get`."""
+        """Return None: aiohttp needs a task for each request. See `Pool.start_get`."""
 
     async def aclose(self) -> None:
-        """Fail the requests under way and close every connection."""
+        """Fail all pending requests, and close every connection."""
         self._is_closed = True
         if self._session is not None:
             await self._sockets.aclose(self._session)
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """Return the session, which the first request opens."""
+        """Return the session; the first call opens it."""
         if self._session is None:
             trace = aiohttp.TraceConfig()
             trace.on_request_headers_sent.append(_headers_sent)
@@ -152,7 +152,7 @@ class AiohttpPool:
                     limit=0,
                     limit_per_host=self._max_connections,
                     keepalive_timeout=self._timeouts.idle_seconds,
-                    # Not aiohttp's default, which reads the environment when it is imported.
+                    # aiohttp's default context reads the environment when aiohttp is imported.
                     ssl=self._ssl_context or default_context(),
                     socket_factory=self._sockets.create,
                 ),
@@ -161,7 +161,7 @@ class AiohttpPool:
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
-                # Not `trust_env`, which would add credentials of ~/.netrc.
+                # `trust_env` would also send credentials of ~/.netrc.
                 proxy=self._proxy,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
                 read_bufsize=_READ_BYTES,
@@ -181,7 +181,7 @@ class AiohttpPool:
     ) -> Response:
         """Receive the body of a response into its destination."""
         head = attempt.head = _head_of(response)
-        attempt.progressed()
+        attempt.on_progress()
         num_bytes = head.content_length
         if response.method == "HEAD" or head.status in (204, 304):
             num_bytes = 0
@@ -202,7 +202,7 @@ class AiohttpPool:
             status=head.status, chunked=False, into=into, max_body_bytes=max_body_bytes
         )
         async for data in response.content.iter_any():
-            attempt.progressed()
+            attempt.on_progress()
             try:
                 streamed.feed(data, 0, len(data))
             finally:
@@ -210,21 +210,22 @@ class AiohttpPool:
             if streamed.is_truncated:
                 break
         if streamed.is_truncated or (payload is not None and not payload.is_sent):
-            # Not `release`: the writer would go on reading the caller's memory.
+            # Otherwise aiohttp releases the response after this block, and its writer continues to
+            # read the caller's memory.
             response.close()
         body = streamed.finish() if buffer is None else buffer.finish()
         return Response(head.status, head.headers, body, streamed.num_bytes)
 
 
 class _Attempt:
-    """Progress of one request, and the deadline that progress extends.
+    """State of one request. Its deadline is extended whenever bytes are received or sent.
 
     Attributes:
-        timeout: The deadline; None once the request has ended.
-        head: Head of the response, once received.
-        num_in_destination: Leading bytes of the body that are in the caller's memory.
-        is_sent: The server may have seen the request.
-        is_resendable: It may be sent again if its connection was lost.
+        timeout: The `asyncio.timeout` of the request; None when the request is complete.
+        head: Head of the response, if it was received.
+        num_in_destination: Bytes of the body that were written to memory of the caller.
+        is_sent: The server may have received the request.
+        is_resendable: aiohttp may send the request again after its connection was lost.
     """
 
     def __init__(
@@ -238,32 +239,32 @@ class _Attempt:
         self._progress_seconds = progress_seconds
         self._head_seconds = head_seconds
 
-    def progressed(self) -> None:
-        """Extend the deadline: bytes were received or sent."""
-        self._due_in(self._progress_seconds)
+    def on_progress(self) -> None:
+        """Extend the deadline after bytes were received or sent."""
+        self._set_deadline(self._progress_seconds)
 
-    def sent(self) -> None:
-        """Set the deadline for the response to start: the request is sent."""
-        self._due_in(self._head_seconds)
+    def on_sent(self) -> None:
+        """Set the deadline for the response to start, after the request was sent."""
+        self._set_deadline(self._head_seconds)
 
-    def describe(self, error: TransportError) -> TransportError:
-        """Return the error with the progress of the request added."""
+    def add_progress(self, error: TransportError) -> TransportError:
+        """Set the fields of `error` that describe the progress, and return `error`."""
         error.head = self.head
         error.num_bytes_received = self.num_in_destination
         error.request_sent = self.is_sent
         return error
 
-    def _due_in(self, seconds: float) -> None:
+    def _set_deadline(self, seconds: float) -> None:
         self.is_sent = True
         if self.timeout is not None and not self.timeout.expired():
             self.timeout.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 class _Payload(aiohttp.payload.Payload):
-    """A request body that is written from the caller's memory, slice by slice.
+    """A request body that is written from memory of the caller, slice by slice.
 
     Attributes:
-        is_sent: All of it was written to the transport.
+        is_sent: The whole body was written to the transport.
     """
 
     def __init__(self, views: list[memoryview], attempt: _Attempt) -> None:
@@ -274,29 +275,29 @@ class _Payload(aiohttp.payload.Payload):
         self._size = sum(map(len, views))
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """Return the text of the body; the base class requires it."""
+        """Return the text of the body, as the base class requires."""
         return b"".join(self._views).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the slices, each once the transport's buffer has drained."""
+        """Write the slices, and wait after each until the buffer of the transport has drained."""
         for view in self._views:
             for start in range(0, len(view), _SLICE_BYTES):
-                self._attempt.progressed()
+                self._attempt.on_progress()
                 await writer.write(view[start : start + _SLICE_BYTES])
         self.is_sent = True
-        self._attempt.sent()
+        self._attempt.on_sent()
 
     async def write_with_length(
         self, writer: AbstractStreamWriter, content_length: int | None
     ) -> None:
-        """Write all: the length that aiohttp passes is that of the payload."""
+        """Write the whole body: `content_length` is the length of the payload."""
         await self.write(writer)
 
 
 async def _reject_resend(
     session: aiohttp.ClientSession, context: SimpleNamespace, params: object
 ) -> None:
-    """Stop aiohttp from sending a PUT or DELETE again, which it does by itself."""
+    """Raise before aiohttp sends a PUT or DELETE again after a lost connection."""
     attempt: _Attempt = context.trace_request_ctx
     if attempt.is_sent and not attempt.is_resendable:
         raise ConnectionLostError("the connection was lost, and the request cannot be sent again")
@@ -306,11 +307,11 @@ async def _headers_sent(
     session: aiohttp.ClientSession, context: SimpleNamespace, params: object
 ) -> None:
     attempt: _Attempt = context.trace_request_ctx
-    attempt.sent()
+    attempt.on_sent()
 
 
 def _head_of(response: aiohttp.ClientResponse) -> ResponseHead:
-    """Convert the head of aiohttp's response."""
+    """Return the head of a response of aiohttp."""
     fields = Headers()
     for raw, value in response.raw_headers:
         name = raw.lower()
@@ -323,17 +324,17 @@ def _head_of(response: aiohttp.ClientResponse) -> ResponseHead:
 
 
 def _map_error(exc: Exception, origin: Origin) -> TransportError:
-    """Map an error of aiohttp to an error of `_http`."""
-    where = origin.url
+    """Return the error of `_http` for an error of aiohttp."""
+    server = origin.url
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
-        return CertificateError(certificate_error_text(where, exc.certificate_error))
+        return CertificateError(certificate_error_text(server, exc.certificate_error))
     if isinstance(exc, aiohttp.ClientHttpProxyError):
-        words = " ".join(exc.message.split())[:100]
-        return ConnectError(f"no connection to {where}: the proxy returned {exc.status} {words}")
+        reason = " ".join(exc.message.split())[:100]
+        return ConnectError(f"no connection to {server}: the proxy returned {exc.status} {reason}")
     if isinstance(exc, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
-        return ConnectError(f"no connection to {where}: {exc}")
+        return ConnectError(f"no connection to {server}: {exc}")
     if isinstance(exc, TimeoutError):
-        return StalledError(f"the request to {where} made no progress for too long")
+        return StalledError(f"the request to {server} made no progress within its timeout")
     if isinstance(exc, _WITH_URL):
-        return ProtocolError(f"not a valid response from {where}: {type(exc).__name__}")
-    return ConnectionLostError(f"the connection to {where} was lost: {exc}")
+        return ProtocolError(f"not a valid response from {server}: {type(exc).__name__}")
+    return ConnectionLostError(f"the connection to {server} was lost: {exc}")

@@ -1,4 +1,4 @@
-"""Bodies: destinations of those received, pieces of those sent."""
+"""Memory of request bodies, destinations of response bodies, and bodies of unknown length."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Destination: TypeAlias = memoryview | type[bytes] | Callable[[int], memoryview]
 """Destination of the body of a 2xx response: memory, a function that returns memory for a length in
-bytes, or `bytes` for an object of that class.
+bytes, or the class `bytes` to receive a new object of that class.
 
-The function is called once, as soon as the length is known, and never for another status.
+The function is called once, as soon as the length of the body is known.
 """
 
 MAX_ERROR_BODY_BYTES: Final = 1024 * 1024
-"""Bytes kept of the body of a response other than 2xx; the rest is dropped."""
+"""Maximum size of the body of a response that is not 2xx, in bytes; the rest is dropped."""
 
 
 def as_views(body: Sequence[Buffer] | Buffer | None) -> list[memoryview]:
-    """Return flat byte views of a request body's memory, in order, without empty ones.
+    """Return one-dimensional byte views of the parts of a request body, without empty parts.
 
     Raises:
         TypeError: A part is not a buffer.
@@ -54,7 +54,7 @@ def as_views(body: Sequence[Buffer] | Buffer | None) -> list[memoryview]:
 
 
 def as_destination(into: memoryview) -> memoryview:
-    """Return a flat byte view of the memory that a response body is received into.
+    """Return a one-dimensional byte view of the memory that a response body is received into.
 
     Raises:
         ValueError: The memory is read-only or not contiguous.
@@ -65,10 +65,10 @@ def as_destination(into: memoryview) -> memoryview:
 
 
 def check_length(num_bytes: int, into: Destination | None, max_body_bytes: int | None) -> None:
-    """Check the length of a body before any of it is received.
+    """Check the length of a body before the body is received.
 
     Raises:
-        ProtocolError: It is longer than its destination or its limit.
+        ProtocolError: The body is longer than its destination or than `max_body_bytes`.
     """
     if isinstance(into, memoryview) and num_bytes > len(into):
         raise ProtocolError(f"body of {num_bytes} bytes is over the {len(into)} bytes of `into`")
@@ -77,10 +77,10 @@ def check_length(num_bytes: int, into: Destination | None, max_body_bytes: int |
 
 
 def memory_for(into: Destination, num_bytes: int) -> memoryview:
-    """Return the memory for a body of exactly this many bytes.
+    """Return the memory for a body of exactly `num_bytes` bytes.
 
     Raises:
-        ValueError: The caller's function returned less, or memory that cannot be written.
+        ValueError: The function `into` returned less memory, or read-only memory.
     """
     if isinstance(into, memoryview):
         return into[:num_bytes]
@@ -91,12 +91,14 @@ def memory_for(into: Destination, num_bytes: int) -> memoryview:
 
 
 class StreamedBody:
-    """A body of unknown length: chunked, or until the connection closes.
+    """A body of unknown length: chunked, or up to the close of the connection.
 
     Attributes:
-        num_bytes: Bytes of payload so far.
-        is_done: The last chunk was read, or the limit reached; never set for a body until close.
-        is_truncated: The rest was dropped because the limit was reached.
+        num_bytes: Bytes of payload received so far.
+        is_done: The last chunk was received, or the body of an error response exceeded
+            `MAX_ERROR_BODY_BYTES`. The close of the connection does not set it.
+        is_truncated: The body of an error response exceeded `MAX_ERROR_BODY_BYTES`, and the rest is
+            dropped.
     """
 
     def __init__(
@@ -122,11 +124,11 @@ class StreamedBody:
 
     @property
     def num_in_destination(self) -> int:
-        """Bytes of payload that are in the caller's memory."""
+        """Bytes of payload that were written to memory of the caller."""
         return 0 if self._into is None else self.num_bytes
 
     def finish(self) -> Buffer:
-        """Return what was received, in the caller's memory or in a buffer of its own."""
+        """Return the received body, in the destination or in a new buffer."""
         if self._is_bytes:
             return bytes(self._buffer)
         if self._allocate is not None:
@@ -136,10 +138,10 @@ class StreamedBody:
         return self._buffer if self._into is None else self._into[: self.num_bytes]
 
     def feed(self, data: bytes | bytearray, start: int, end: int) -> int:
-        """Read `data[start:end]`; return the offset at which the body ended.
+        """Receive `data[start:end]`, and return the offset in `data` after the last byte used.
 
         Raises:
-            ProtocolError: The framing is invalid, or the body is longer than allowed.
+            ProtocolError: The framing is invalid, or the body is longer than its limit.
         """
         if self._decoder is None:
             self._store(memoryview(data)[start:end])
@@ -148,14 +150,14 @@ class StreamedBody:
         try:
             stop = self._decoder.feed(data, start, end, pieces)
         finally:
-            # What came before the invalid framing is payload, from which the caller may resume.
+            # Payload before invalid framing is valid: the caller may resume after it.
             for piece in pieces:
                 self._store(piece)
         self.is_done = self.is_truncated or self._decoder.is_done
         return stop
 
     def _store(self, piece: memoryview) -> None:
-        """Append a piece of payload, up to the limit."""
+        """Store a piece of payload, up to the limit."""
         end = self.num_bytes + len(piece)
         if self._max_bytes is not None and end > self._max_bytes:
             if not self._truncate:

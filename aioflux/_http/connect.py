@@ -1,12 +1,12 @@
-"""Opening connections over TCP and TLS, and closing those that their request abandoned.
+"""Opening of connections over TCP and TLS, and closing of connections after a cancellation.
 
-asyncio leaks a TLS handshake that is cancelled: closing its transport does nothing before the
-handshake has started and waits for the peer afterwards, and the socket stays open. A `Connector`
-therefore never cancels a connect task with its caller, and closes the connection once it is open.
+asyncio leaks the socket of a TLS handshake that is cancelled: closing the transport has no effect
+before the handshake, and waits for the peer during the handshake. When a caller is cancelled, a
+`Connector` therefore does not cancel the connect task, and closes the connection when it is open.
 
-aiohttp forgets a TLS connection once it has started to close it, and its session's `close` does not
-wait for one: after a request that was cancelled during the handshake or before its response, the
-socket stays open until the peer closes. A `SocketTracker` closes such sockets.
+aiohttp does not keep a reference to a TLS connection that it is closing, and closing a session does
+not wait for it. After a request that was cancelled during the handshake or before its response, the
+socket stays open until the peer closes it. A `SocketTracker` closes such sockets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Connector", "SocketTracker", "certificate_error_text", "default_context"]
 
 _CLOSE_SECONDS: Final = 1.0
-"""Time for a connect task, or for the sockets of a session, when their pool is closed."""
+"""Time that closing a pool waits for its connect tasks or sockets, in seconds."""
 _POLL_SECONDS: Final = 0.001
 
 
@@ -39,31 +39,32 @@ def default_context(ca_file: str = "") -> ssl.SSLContext:
     """Return a TLS context that verifies certificates and host names.
 
     Args:
-        ca_file: File of the authorities that are trusted instead of the system's.
+        ca_file: File of the authorities that are trusted instead of the system's; an empty string
+            means the system's.
 
     Environment:
-        SSL_CERT_FILE, SSL_CERT_DIR: Authorities that are trusted instead of the system's; OpenSSL
-            reads both, for every request of a store.
+        SSL_CERT_FILE, SSL_CERT_DIR: File and directory of the authorities that are trusted instead
+            of the system's. OpenSSL reads both variables.
 
     Raises:
-        OSError: The file cannot be read, or holds no certificates.
+        OSError: The file cannot be read, or contains no certificates.
     """
     context = ssl.create_default_context(cafile=ca_file or None)
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-def certificate_error_text(where: str, exc: BaseException) -> str:
-    """Return a message that says why a certificate was rejected, and what to do about it."""
+def certificate_error_text(server: str, exc: BaseException) -> str:
+    """Return the message for a rejected certificate: the reason, and advice."""
     reason = getattr(exc, "verify_message", "") or str(exc)
     return (
-        f"the certificate of {where} was rejected ({reason}); pass ssl_context= with the authority "
-        "that signed it, or name that authority's file in SSL_CERT_FILE"
+        f"the certificate of {server} was rejected ({reason}); pass ssl_context= with the "
+        "authority that signed it, or name that authority's file in SSL_CERT_FILE"
     )
 
 
 class Connector:
-    """Opens the connections of one pool, each in a connect task of its own."""
+    """Opener of the connections of one pool. Each connection has its own connect task."""
 
     def __init__(
         self,
@@ -73,13 +74,14 @@ class Connector:
         on_lost: Callable[[Connection], None],
         on_abandoned: Callable[[Connection], None],
     ) -> None:
-        """Initialize; nothing is connected yet.
+        """Initialize without opening a connection.
 
         Args:
-            timeouts: `connect_seconds` limits TCP and TLS handshake together.
+            timeouts: `connect_seconds` limits the time for name lookup, TCP and TLS in all.
             ssl_context: TLS settings; `default_context()` if None.
-            on_lost: Called when the transport of a connection is closed.
-            on_abandoned: Called with an open connection whose caller was cancelled; closes it.
+            on_lost: Called with each connection when its transport is closed.
+            on_abandoned: Called with a new connection whose caller was cancelled. The function must
+                close it.
         """
         self._connect_seconds = timeouts.connect_seconds
         self._ssl_context = ssl_context
@@ -103,7 +105,7 @@ class Connector:
             raise
 
     async def aclose(self) -> None:
-        """Wait for the connect tasks, for a second at most, and cancel those that remain."""
+        """Wait for the connect tasks, for one second at most, then cancel those still running."""
         if not self._tasks:
             return
         _, pending = await asyncio.wait(tuple(self._tasks), timeout=_CLOSE_SECONDS)
@@ -139,13 +141,13 @@ class Connector:
 
 
 class SocketTracker:
-    """Creates the sockets of one aiohttp session (`socket_factory`) and closes all of them."""
+    """Socket factory of one aiohttp session, which can close all sockets that it created."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def create(self, address: tuple[Any, ...]) -> socket.socket:
-        """Create a socket for an address in the form of `getaddrinfo`."""
+        """Create a socket for an address, which is a tuple of `getaddrinfo`."""
         family, kind, protocol, *_ = address
         created = socket.socket(family, kind, protocol)
         self._sockets = [*self._open(), created]
@@ -153,18 +155,17 @@ class SocketTracker:
 
     @property
     def num_open(self) -> int:
-        """Sockets that are open."""
+        """Number of open sockets."""
         return len(self._open())
 
     async def aclose(self, session: ClientSession) -> None:
-        """Close a session and the sockets it left open; wait for them, for a second at most.
+        """Close a session and all of its sockets, and wait until they are closed.
 
-        Raises:
-            asyncio.CancelledError: The wait was cancelled; the sockets are being closed.
+        The wait takes one second at most. If it is cancelled, the sockets are closed nevertheless.
         """
         await session.close()
         for remaining in self._open():
-            # The transport sees the end of the stream, and closes at once.
+            # The transport then reads the end of the stream, and closes.
             with contextlib.suppress(OSError):
                 remaining.shutdown(socket.SHUT_RDWR)
         for _ in range(int(_CLOSE_SECONDS / _POLL_SECONDS)):

@@ -1,14 +1,14 @@
-"""One HTTP/1.1 connection, which receives bodies directly into their destination.
+"""An HTTP/1.1 connection that receives bodies directly into their destination.
 
-    kernel --recv--> scratch --head--> parse --+-- small body: copied from the same recv
-                                               +-- large body: the next recv has the destination
+    kernel --recv--> scratch --head--> parse --+-- small body: copied from scratch
+                                               +-- large body: next recv into the destination
     caller's memory --slices--> transport.write --> kernel
 
-There is no timer per request. The hot path sets a flag at each progress, and the pool looks at the
-flags of all connections now and then (`check_timeouts`).
+No request has its own timer. The callbacks set a flag whenever bytes were sent or received, and one
+timer of the pool checks the flags of all connections (`Connection.check_timeouts`).
 
-Over 500 lines because it is one state machine, whose callbacks share the state of one request: cut
-in two, the halves would reach into each other on the hot path.
+Over 500 lines because the connection is one state machine, whose callbacks share the state of the
+current request.
 """
 
 from __future__ import annotations
@@ -60,76 +60,77 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "Response", "ResponseFuture"]
 
-# One recv takes the head and a body of up to about this size; a larger body costs a copy of at
-# most this much.
+# Size of the scratch buffer. A recv into this buffer receives a head and the beginning of the body,
+# which is then copied into the destination.
 _SCRATCH_BYTES: Final = MAX_HEAD_BYTES
-# After a body of more than `_LARGE_BYTES` the next head is received nearly by itself: the part of
-# the body that comes with it is copied.
+# Number of bytes of the scratch buffer that are used after a body of more than `_LARGE_BYTES`. The
+# next body is probably large, too, and less of it is copied with a smaller buffer.
 _HEAD_BYTES: Final = 4096
 _LARGE_BYTES: Final = 32 * 1024
-# Most body bytes handed to the transport at once: what it may hold of the caller's memory.
-# 32 MiB PUTs to nginx on loopback: 0.91 GB/s in slices of 256 KiB, 0.97 of 1 MiB, 0.87 of 4 MiB,
-# which is within the noise of that machine.
+# Maximum size of a slice of a request body, which is written to the transport at once. 32 MiB PUTs
+# to nginx on loopback: 0.91 GB/s in slices of 256 KiB, 0.97 of 1 MiB, 0.87 of 4 MiB, which is
+# within the noise.
 _SLICE_BYTES: Final = 1024 * 1024
-# TLS encrypts a copy of a whole slice, and how much of that was sent is not visible: the slice
-# bounds both memory and the slowest link that does not count as stalled (256 KiB in
-# `progress_seconds`).
+# The TLS transport encrypts a copy of the whole slice, and does not show how much of it was sent.
+# The slice size therefore bounds the memory of the copy. It also decides which link is reported as
+# stalled: one that needs longer than `progress_seconds` for 256 KiB.
 _TLS_SLICE_BYTES: Final = 256 * 1024
 _MAX_INTERIM_RESPONSES: Final = 16
 _INT: Final = struct.Struct("i")
-_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)  # Linux alone has it
-# A server holds back less than a segment: 1,460 bytes on most networks, 8,948 with jumbo frames.
+_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)  # only on Linux
+# A server with Nagle's algorithm delays a piece that is smaller than a segment: 1,460 bytes on most
+# networks, 8,948 with jumbo frames.
 _SEGMENT_BYTES: Final = 16 * 1024
 
 
 class ResponseFuture(Protocol):
-    """The methods of an asyncio future by which a response is delivered.
+    """Receiver of one response: an asyncio future, or an object with these methods of a future.
 
-    An object other than a future is called within the callback that received the response.
+    The methods are called inside the callback of the transport that received the last bytes.
     """
 
     def done(self) -> bool:
-        """Return whether the response is no longer awaited."""
+        """Return whether the request was cancelled, or already has a result or an error."""
 
     def set_result(self, result: Response, /) -> None:
-        """Receive a complete response; the connection is free by then."""
+        """Deliver a complete response. The connection can send another request by then."""
 
     def set_exception(self, exception: Exception, /) -> None:
-        """Receive the reason why there is none."""
+        """Deliver the error of a request without a complete response."""
 
 
 @dataclass(slots=True)
 class Response:
-    """A complete response."""
+    """A complete response, of any status."""
 
     status: int
-    """HTTP status; any, an error is the caller's to raise."""
+    """HTTP status. A caller raises an error for a status that it does not expect."""
     headers: Headers
-    """Fields, names in lower case."""
+    """Header fields, names in lower case."""
     body: Buffer
-    """The body; a view of `into` if that was memory and the status is 2xx."""
+    """The body; a view of `into` if `into` was memory and the status is 2xx."""
     num_bytes: int
     """Length of the body, in bytes."""
     connection: Connection | None = field(default=None, compare=False, repr=False)
-    """The connection it was received on; None for aiohttp's."""
+    """The connection that received the response; None for responses of aiohttp."""
 
     def discard_connection(self) -> None:
-        """Send no further request over the connection: its responses cannot be trusted."""
+        """Close the connection, after a response that cannot be from the service."""
         if self.connection is not None:
             self.connection.retire()
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection, one request at a time.
+    """A connection that carries one request at a time.
 
     Attributes:
-        slots: Slots of the pool, one of which it holds; None if no request has waited for it.
+        slots: Slots of the origin, one of which the connection holds; None before the pool sets it.
         is_usable: Another request may be sent.
-        is_lost: The transport is closed for good; `on_lost` has been or is being called.
-        num_requests: Requests so far, the current one included.
+        is_lost: The transport is closed, and `on_lost` was called or is being called.
+        num_requests: Number of requests so far, including the current one.
         response_started: At least one byte of the response to the current request was received.
-        fully_sent: The last request may have been sent completely; otherwise the server cannot have
-            acted on it.
+        fully_sent: The whole current request may have been sent. If False, the server cannot have
+            carried it out.
     """
 
     def __init__(self, *, on_lost: Callable[[Connection], None], is_tls: bool) -> None:
@@ -148,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch_view = memoryview(self._scratch)
         self._num_scratch = 0
         self._scratch_end = _SCRATCH_BYTES
-        # The current request.
+        # State of the current request.
         self._future: ResponseFuture | None = None
         self._is_head_request = False
         self._into: Destination | None = None
@@ -158,7 +159,7 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing: deque[memoryview] = deque()
         self._has_body = False
         self._write_paused = False
-        # Its response.
+        # State of its response.
         self._head: ResponseHead | None = None
         self._template: HeadTemplate | None = None
         self._num_interim = 0
@@ -168,12 +169,12 @@ class Connection(asyncio.BufferedProtocol):
         self._num_received = 0
         self._num_expected = 0
         self._streamed: StreamedBody | None = None
-        # For `check_timeouts`.
+        # State of `check_timeouts`.
         self._has_progressed = True
         self._progress_at = 0.0
         self._num_unsent = 0
 
-    # Called by the pool.
+    # Methods that the pool calls.
 
     def send(
         self,
@@ -186,10 +187,10 @@ class Connection(asyncio.BufferedProtocol):
         head_seconds: float,
         future: ResponseFuture,
     ) -> None:
-        """Start a request, which `flush` writes; its response or error is set on `future`.
+        """Start a request, as in `Pool.request`. `flush` writes it, and `abort` cancels it.
 
-        `abort` cancels it. By the time the future is set, the transport no longer reads the body's
-        memory.
+        The response or the error is set on `future`. The transport does not read the memory of the
+        request body after that. `is_head` is True for the method HEAD.
         """
         self._future = future
         self._is_head_request = is_head
@@ -206,37 +207,42 @@ class Connection(asyncio.BufferedProtocol):
         self._unwritten_head = request_head
 
     def flush(self) -> None:
-        """Write the started request, unless it was aborted meanwhile."""
+        """Write the request of the last `send`, unless it was aborted since."""
         request_head, self._unwritten_head = self._unwritten_head, b""
         try:
             if self._has_body:
                 self._send_slices(request_head)
             elif request_head:
                 self._transport.write(request_head)
-        except Exception as error:  # other connections are flushed after this one
+        except Exception as error:  # the pool must flush its other connections too
             self._fail(error)
 
     @property
     def is_stale(self) -> bool:
-        """Return whether the connection was closed between the previous request and this one."""
+        """Return whether the server probably closed the connection before the current request.
+
+        Servers close idle connections. True if this is not the first request of the connection, and
+        no byte of its response was received.
+        """
         return self.num_requests > 1 and not self.response_started
 
-    def has_expired(self) -> bool:
-        """Return whether the idle socket is readable: as a rule, the server has closed it.
+    def is_readable(self) -> bool:
+        """Return whether the socket is readable.
 
-        The event loop reports it in its next iteration only. One system call, worth it for a
-        request that cannot be sent twice.
+        The server has probably closed an idle connection whose socket is readable.
+        The event loop would report the close only in its next iteration. The check costs one system
+        call, and is made for requests that must not be sent twice.
         """
         if self._poll is None:
-            shared = self._transport.get_extra_info("socket")
-            if shared is None or shared.fileno() < 0:
+            sock = self._transport.get_extra_info("socket")
+            if sock is None or sock.fileno() < 0:
                 return True
             self._poll = select.poll()
-            self._poll.register(shared.fileno(), select.POLLIN)
+            self._poll.register(sock.fileno(), select.POLLIN)
         return bool(self._poll.poll(0))
 
     def abort(self) -> None:
-        """Close now and drop the current request; its memory is neither read nor written after."""
+        """Close at once and drop the current request, whose memory is not accessed afterwards."""
         self.is_usable = False
         transport = self._transport
         if self._has_body and not transport.is_closing() and transport.get_write_buffer_size():
@@ -245,23 +251,24 @@ class Connection(asyncio.BufferedProtocol):
         self._reset()
 
     def release(self) -> None:
-        """Release its slot, after a request that `Pool.start_get` started."""
+        """Release the slot of the connection, after a request of `Pool.start_get`."""
         assert self.slots is not None
         self.slots.release(self)
 
     def retire(self) -> None:
-        """Accept no further request: close now, or when the current request has ended."""
+        """Accept no further request: close now, or when the current request is complete."""
         self.is_usable = False
         if self._future is None:
             self.abort()
 
     def check_timeouts(self, now: float, timeouts: Timeouts, *, late_seconds: float = 0.0) -> None:
-        """Fail a request without progress, or close an idle connection, after its timeout.
+        """Fail a request that made no progress, and close a connection that is idle for too long.
 
         Args:
-            now: Time of the loop's clock, in seconds.
-            timeouts: The limits.
-            late_seconds: Time for which the loop itself was blocked, which does not count.
+            now: Time of the event loop, in seconds.
+            timeouts: The timeouts.
+            late_seconds: Time for which the event loop was blocked, in seconds. It does not count
+                as time without progress.
         """
         if self._has_progressed:
             self._has_progressed = False
@@ -288,58 +295,58 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(StalledError(f"no progress for {limit:g} s while {doing}"))
 
     def _count_unsent(self) -> int:
-        """Return the bytes in the transport's buffer, and on Linux in the kernel's.
+        """Return the number of bytes in the buffers of the transport and, on Linux, of the kernel.
 
-        The kernel accepts some MiB of a body at once, even if the server reads nothing.
+        The kernel buffers some MiB of a body at once, even if the server reads nothing.
         """
         num_unsent = self._transport.get_write_buffer_size()
-        shared = self._transport.get_extra_info("socket")
-        if sys.platform == "linux" and shared is not None and shared.fileno() >= 0:
-            # SIOCOUTQ: bytes that the peer has not acknowledged (tcp(7)).
+        sock = self._transport.get_extra_info("socket")
+        if sys.platform == "linux" and sock is not None and sock.fileno() >= 0:
+            # Same request as SIOCOUTQ: bytes that the peer has not acknowledged (tcp(7)).
             (num_in_kernel,) = _INT.unpack(
-                fcntl.ioctl(shared.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
+                fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
             )
             num_unsent += num_in_kernel
         return num_unsent
 
     def close(self) -> None:
-        """Close because the pool is closed; fail the current request."""
+        """Fail the current request and close, because the pool is closed."""
         if self._future is not None:
-            self._fail(ConnectionLostError("the pool was closed while the request was under way"))
+            self._fail(ConnectionLostError("the pool was closed during the request"))
         else:
             self.abort()
 
-    # Called by the transport.
+    # Methods that the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to accept requests on this transport."""
+        """Store the transport, and accept requests."""
         self._transport = cast("asyncio.Transport", transport)
         self.is_usable = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the memory for the next recv: the rest of the destination, or scratch."""
+        """Return the memory for the next recv: the rest of the destination, or of `scratch`."""
         if self._destination is not None:
             return self._destination[self._num_received :]
         return self._scratch_view[self._num_scratch : self._scratch_end]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Process the bytes that were received into the last `get_buffer`."""
+        """Process the bytes that were received into the memory of the last `get_buffer`."""
         self._has_progressed = True
         if self._destination is not None:
             self._num_received += nbytes
             if self._num_received >= self._num_expected:
                 if self._num_received > self._num_expected and self._bytes_buffer is not None:
-                    # Bytes after the response, with which the next one would start.
+                    # Bytes after the response would be read as the beginning of the next response.
                     self._bytes_buffer.restore_end()
                     self.is_usable = False
                 self._finish(self._num_expected)
             elif self._num_expected - self._num_received < _SEGMENT_BYTES:
                 self._acknowledge()
         elif self._future is None:
-            # Bytes without a request, with which the next response would start.
+            # Bytes without a request would be read as the beginning of the next response.
             self.abort()
         elif self._unwritten_head:
-            # The same; the request is not sent yet, and goes over another connection.
+            # The request is started but not written: the pool sends it over another connection.
             self._fail(ConnectionLostError("the server sent bytes before the request"))
         else:
             try:
@@ -347,35 +354,37 @@ class Connection(asyncio.BufferedProtocol):
                     self._read_head(nbytes)
                 else:
                     self._feed_streamed_body(self._streamed, 0, nbytes)
-            except Exception as error:  # also what the caller's allocator raises
+            except Exception as error:  # also errors of the caller's function `into`
                 self._fail(error)
 
     def eof_received(self) -> None:
-        """End a body that lasts until close; any other request fails."""
+        """Complete a body that ends with the connection, or fail the request."""
         self.is_usable = False
         streamed = self._streamed
         if streamed is not None and self._head is not None and not self._head.chunked:
             try:
                 self._body = streamed.finish()
                 self._finish(streamed.num_bytes)
-            except Exception as error:  # what the caller's allocator raises
+            except Exception as error:  # errors of the caller's function `into`
                 self._fail(error)
         elif self._future is not None:
-            # Otherwise the transport would go on sending the body to a server that has closed.
+            # The transport would otherwise continue to send the body on a closed connection.
             self._fail(
                 ConnectionLostError(
-                    "the server closed the connection before the response was whole"
+                    "the server closed the connection before the response was complete"
                 )
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the current request, and notify the pool."""
+        """Fail the current request, and report the closed connection to the pool."""
         self.is_usable = False
         self.is_lost = True
         if self._has_body and exc is not None:
             self._read_remaining_response()
         if self._future is not None:
-            error = ConnectionLostError("the connection was closed before the response was whole")
+            error = ConnectionLostError(
+                "the connection was closed before the response was complete"
+            )
             if exc is not None:
                 error = ConnectionLostError(f"the connection was lost: {exc}")
                 error.__cause__ = exc
@@ -417,17 +426,17 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.writelines(pieces)
 
     def _shut_down_socket(self) -> None:
-        """Make sure that no more of the caller's memory is sent.
+        """Shut down the socket at once, so that no more memory of the caller is sent.
 
-        `abort` closes the socket in the next iteration of the loop, and until then the transport
-        may send its buffer; the caller may change that memory as soon as we return. A shutdown
-        through a second descriptor works at once.
+        `abort` of the transport closes the socket only in the next iteration of the event loop, and
+        the transport may send its buffer until then. The caller may change the memory of the
+        request body before that. The shutdown uses a second file descriptor of the socket.
         """
-        shared = self._transport.get_extra_info("socket")
-        if shared is not None and shared.fileno() >= 0:
-            with socket.socket(fileno=os.dup(shared.fileno())) as own:
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            with socket.socket(fileno=os.dup(sock.fileno())) as duplicate:
                 try:
-                    own.shutdown(socket.SHUT_RDWR)
+                    duplicate.shutdown(socket.SHUT_RDWR)
                 except OSError:
                     # No longer connected.
                     return
@@ -435,28 +444,29 @@ class Connection(asyncio.BufferedProtocol):
     # Receiving.
 
     def _read_remaining_response(self) -> None:
-        """Read a response that was received before a write failed.
+        """Read the response that the kernel received before a write failed.
 
-        A server that rejects an upload may respond and close; a write then fails, and the transport
-        closes with the response unread in the kernel. Under TLS only the transport could read it.
+        A server that rejects an upload may respond and close. The next write fails, and the
+        transport closes without reading the response from the kernel. With TLS it cannot be read
+        here, because only the transport can decrypt it.
         """
-        shared = self._transport.get_extra_info("socket")
-        if self._is_tls or shared is None or shared.fileno() < 0:
+        sock = self._transport.get_extra_info("socket")
+        if self._is_tls or sock is None or sock.fileno() < 0:
             return
-        with socket.socket(fileno=os.dup(shared.fileno())) as own:
+        with socket.socket(fileno=os.dup(sock.fileno())) as duplicate:
             try:
                 while self._future is not None and (
-                    num_bytes := own.recv_into(self.get_buffer(-1))
+                    num_bytes := duplicate.recv_into(self.get_buffer(-1))
                 ):
                     self.buffer_updated(num_bytes)
             except OSError:
-                # Nothing more was received, or the reset comes next.
+                # No more bytes, or a reset.
                 return
         if self._future is not None:
             self.eof_received()
 
     def _read_head(self, num_new: int) -> None:
-        """Parse the head once its end is in scratch; continue with the body."""
+        """Parse the head when the scratch buffer contains all of it, and start the body."""
         self.response_started = True
         scratch = self._scratch
         start = self._num_scratch
@@ -482,7 +492,7 @@ class Connection(asyncio.BufferedProtocol):
             stop = scratch.find(b"\r\n\r\n", 0, end)
         self._scratch_end = _SCRATCH_BYTES
         self._acknowledge()
-        # Another protocol may never send an empty line: fail now, not after a timeout.
+        # Another protocol may never send an empty line: fail now and not after a timeout.
         first = bytes(scratch[: min(end, 40)])
         if not b"HTTP/1.".startswith(first[:7]):
             raise ProtocolError(f"not an HTTP/1.1 response: {first!r}")
@@ -490,7 +500,7 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"response head is over {MAX_HEAD_BYTES} bytes")
 
     def _start_response(self, head: ResponseHead, start: int, end: int) -> None:
-        """Start a response with its head, and with the part of its body in `scratch[start:end]`."""
+        """Start a response; `scratch[start:end]` is the part of its body received with the head."""
         if (
             self._into is not bytes
             or head.content_length != end - start
@@ -502,7 +512,7 @@ class Connection(asyncio.BufferedProtocol):
         ):
             self._start_body(head, start, end)
             return
-        # Complete with one recv, as most small objects are.
+        # The whole response was received by one recv, as for most small objects.
         future = self._future
         self._future = None
         self._into = None
@@ -512,7 +522,7 @@ class Connection(asyncio.BufferedProtocol):
             future.set_result(Response(head.status, head.headers, body, end - start, self))
 
     def _skip_interim_response(self, head: ResponseHead, stop: int, end: int) -> None:
-        """Drop a 1xx response: the final one follows it."""
+        """Drop a 1xx response, after which the final response follows."""
         self._num_interim += 1
         if head.status == 101:
             raise ProtocolError("the server switched protocols without a request for it")
@@ -522,7 +532,7 @@ class Connection(asyncio.BufferedProtocol):
         self._num_scratch = end - stop
 
     def _start_body(self, head: ResponseHead, start: int, end: int) -> None:
-        """Start the body that a head declares, of which `scratch[start:end]` was received."""
+        """Start the body that a head announces; `scratch[start:end]` is already received."""
         self._head = head
         status = head.status
         if self._is_head_request or status in (204, 304):
@@ -532,7 +542,7 @@ class Connection(asyncio.BufferedProtocol):
         if not head.keep_alive:
             self.is_usable = False
         if self._outgoing:
-            # A response before the end of the request, whose rest is not needed.
+            # The server responded before it received the whole request: send no more of it.
             self._outgoing.clear()
             self.is_usable = False
         if num_bytes is None:
@@ -551,17 +561,17 @@ class Connection(asyncio.BufferedProtocol):
     def _start_sized_body(
         self, into: Destination | None, num_bytes: int, start: int, end: int
     ) -> None:
-        """Start a body of known length with the part that came with its head."""
-        num_here = end - start
+        """Start a body of known length; `scratch[start:end]` is already received."""
+        num_received = end - start
         self._scratch_end = _HEAD_BYTES if num_bytes > _LARGE_BYTES else _SCRATCH_BYTES
-        if num_here > num_bytes:
-            # Bytes after the response, with which the next one would start.
+        if num_received > num_bytes:
+            # Bytes after the response would be read as the beginning of the next response.
             self.is_usable = False
-            num_here = num_bytes
-        here = self._scratch_view[start : start + num_here]
+            num_received = num_bytes
+        received = self._scratch_view[start : start + num_received]
         if into is None or into is bytes:
-            if num_here == num_bytes:
-                self._body = bytes(here)
+            if num_received == num_bytes:
+                self._body = bytes(received)
                 self._finish(num_bytes)
                 return
             if into is None:
@@ -572,18 +582,18 @@ class Connection(asyncio.BufferedProtocol):
                 destination = self._bytes_buffer.recv_view
         else:
             self._body = destination = memory_for(into, num_bytes)
-        destination[:num_here] = here
-        self._num_received = num_here
-        if num_here == num_bytes:
+        destination[:num_received] = received
+        self._num_received = num_received
+        if num_received == num_bytes:
             self._finish(num_bytes)
         else:
             self._num_expected = num_bytes
             self._destination = destination
-            if num_bytes - num_here < _SEGMENT_BYTES:
+            if num_bytes - num_received < _SEGMENT_BYTES:
                 self._acknowledge()
 
     def _start_streamed_body(self, head: ResponseHead, start: int, end: int) -> None:
-        """Start a body of unknown length: chunked, or until the connection closes."""
+        """Start a body of unknown length: chunked, or up to the close of the connection."""
         self._scratch_end = _SCRATCH_BYTES
         if not head.chunked:
             self.is_usable = False
@@ -596,7 +606,7 @@ class Connection(asyncio.BufferedProtocol):
         self._feed_streamed_body(self._streamed, start, end)
 
     def _feed_streamed_body(self, streamed: StreamedBody, start: int, end: int) -> None:
-        """Feed `scratch[start:end]` to a body of unknown length."""
+        """Add `scratch[start:end]` to a body of unknown length."""
         try:
             stop = streamed.feed(self._scratch, start, end)
         finally:
@@ -610,23 +620,23 @@ class Connection(asyncio.BufferedProtocol):
             self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Acknowledge the received bytes now, because a part of the response is missing.
+        """Acknowledge the received bytes at once, because a part of the response is missing.
 
-        A server that sends a response in pieces and collects small ones (Nagle's algorithm, as Ceph
-        does at its defaults) holds back the next piece until then, and the kernel would wait up to
-        40 ms: 44 ms for each small read over loopback, instead of 0.2. The option applies to this
-        one acknowledgement.
+        A server that uses Nagle's algorithm (as Ceph does by default) and sends a response in
+        pieces waits for this acknowledgement before it sends the next small piece. The kernel
+        delays acknowledgements by up to 40 ms: a small read over loopback took 44 ms instead of
+        0.2 ms. The socket option applies to one acknowledgement.
         """
-        shared = self._transport.get_extra_info("socket")
-        if _QUICKACK is None or shared is None or shared.fileno() < 0:
+        sock = self._transport.get_extra_info("socket")
+        if _QUICKACK is None or sock is None or sock.fileno() < 0:
             return
-        with contextlib.suppress(OSError):  # the connection is lost, which the transport reports
-            shared.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+        with contextlib.suppress(OSError):  # a lost connection, which the transport reports too
+            sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
-    # Ending.
+    # Completion.
 
     def _finish(self, num_bytes: int) -> None:
-        """Set the complete response on the future."""
+        """Deliver the complete response to the future."""
         future, head = self._future, self._head
         body = self._body if self._bytes_buffer is None else self._bytes_buffer.finish()
         has_body = self._has_body
@@ -635,13 +645,13 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_usable:
             self._reset()
         else:
-            # Before the caller runs, which may reuse the memory of the request body.
+            # Before the caller continues: it may reuse the memory of the request body.
             self.abort()
         if future is not None and head is not None and not future.done():
             future.set_result(Response(head.status, head.headers, body, num_bytes, self))
 
     def _fail(self, error: Exception) -> None:
-        """Close the connection, and fail the current request."""
+        """Close the connection, and deliver `error` to the future of the current request."""
         future = self._future
         if isinstance(error, TransportError):
             error.head = self._head
@@ -654,13 +664,13 @@ class Connection(asyncio.BufferedProtocol):
             future.set_exception(error)
 
     def _num_in_destination(self) -> int:
-        """Return the number of leading bytes of the body in the caller's memory."""
+        """Return the number of bytes of the body that were written to memory of the caller."""
         if self._streamed is not None:
             return self._streamed.num_in_destination
         return self._num_received if self._body is self._destination else 0
 
     def _reset(self) -> None:
-        """Drop everything that belongs to the request that has ended."""
+        """Drop the state of the current request and its response."""
         self._future = None
         self._unwritten_head = b""
         self._into = None

@@ -1,8 +1,8 @@
-"""Slots for the connections to one origin: bookkeeping without I/O.
+"""Slots that limit the number of connections to one origin, without I/O.
 
-A slot is free, or held by one connection that is connecting, idle or under a request. The
-connection that became idle last is acquired first, so that under a shrinking load the others reach
-their idle limit. Requests that find no free slot wait, first in, first out.
+A slot is free, or held by one connection that is connecting, idle or in use. The connection that
+became idle last is acquired first, so that connections that are not needed reach the idle timeout.
+Requests wait for a free slot in the order in which they arrive.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class ConnectionSlots:
     """Slots for the connections to one origin.
 
     Attributes:
-        host_line: The Host header line of every request to the origin.
-        idle: Open connections without a request, the last used one at the end.
-        num_held: Slots that are not free.
+        host_line: Encoded Host header of every request to the origin.
+        idle: Idle connections, in the order in which they became idle.
+        num_held: Number of slots that are not free.
     """
 
     __slots__ = ("_max_connections", "_waiters", "host_line", "idle", "num_held")
@@ -36,21 +36,21 @@ class ConnectionSlots:
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
 
     def acquire_idle(self) -> Connection | None:
-        """Acquire an idle connection with its slot; None if there is none, or requests wait."""
+        """Acquire an idle connection and its slot; None if none is idle, or if requests wait."""
         if not self._waiters:
-            # A connection in `idle` is usable, or `remove_idle` is about to be called for it.
             while self.idle:
                 connection = self.idle.pop()
                 if connection.is_usable:
                     return connection
+                # Closed: release its slot here. `remove_idle` will not find it in `idle`.
                 self.num_held -= 1
         return None
 
     async def acquire(self) -> Connection | None:
-        """Acquire a slot, to be given back with `release`.
+        """Acquire a slot, and wait for a free one if necessary. `release` frees the slot.
 
         Returns:
-            The idle connection in it, or None: the caller may open one.
+            The open connection that holds the slot, or None if the caller has to open one.
         """
         connection = self.acquire_idle()
         if connection is not None:
@@ -67,14 +67,18 @@ class ConnectionSlots:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                # Cancelled after it had acquired the slot, which goes to the next waiter.
+                # Cancelled after `release` had passed the slot to this waiter: pass it on.
                 self.release(waiter.result())
             elif waiter in self._waiters:
                 self._waiters.remove(waiter)
             raise
 
     def release(self, connection: Connection | None) -> None:
-        """Release a slot, with the connection in it if that is still usable."""
+        """Pass a slot, with its connection if that is usable, to the next waiter.
+
+        If no request waits, a usable connection becomes idle and holds the slot; otherwise the slot
+        is free.
+        """
         if connection is not None and not connection.is_usable:
             connection = None
         waiter = self._next_waiter() if self._waiters else None
@@ -86,13 +90,13 @@ class ConnectionSlots:
             self.num_held -= 1
 
     def remove_idle(self, connection: Connection) -> None:
-        """Free the slot of a connection that was closed, if it was idle."""
+        """Release the slot of a closed connection, if the connection was idle."""
         if connection in self.idle:
             self.idle.remove(connection)
             self.release(None)
 
     def fail_waiters(self, error: Exception) -> None:
-        """Fail every waiting request."""
+        """Fail every request that waits for a slot."""
         while (waiter := self._next_waiter()) is not None:
             waiter.set_exception(error)
 

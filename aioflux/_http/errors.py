@@ -1,13 +1,13 @@
-"""Errors of requests on the data plane.
+"""Errors of HTTP requests, before services map them to the errors that users see.
 
     TransportError(Exception)
     ├── ConnectError          name lookup, TCP or TLS failed; nothing was sent
     │   └── CertificateError  the server's certificate was rejected
     ├── ConnectionLostError   closed or reset before the response was complete
-    ├── StalledError          no progress for as long as the timeouts allow
+    ├── StalledError          no progress within the timeout
     └── ProtocolError         the response is not valid HTTP/1.1, or larger than allowed
 
-Services map them to the errors that users see. A status code is not an error here.
+A response with an error status is a complete response, and raises none of these errors.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class TransportError(Exception):
     """A request failed without a complete response.
 
     Attributes:
-        message: The operation, its server and the failure.
-        num_bytes_received: Leading bytes of the body that are in the caller's memory; 0 if it
-            passed none, or if the status is not 2xx: such a body never goes there.
-        head: Head of the response, if received; pins the rest of a broken body to its etag.
-        request_sent: Whether the server may have seen the request.
+        message: Text that names the operation, the server and the failure.
+        num_bytes_received: Number of leading bytes of the body that were written to memory of the
+            caller. 0 if the caller passed no memory, or if the status is not 2xx.
+        head: Head of the response, if it was received. Its etag allows the next attempt to request
+            the rest of the same body.
+        request_sent: Whether the server may have received the request.
     """
 
     def __init__(
@@ -64,16 +65,16 @@ class ConnectError(TransportError):
 
 
 class CertificateError(ConnectError):
-    """The server's certificate was rejected: another attempt would meet the same one."""
+    """The server's certificate was rejected. Another attempt cannot succeed."""
 
 
 class ConnectionLostError(TransportError):
-    """The connection ended before the response was complete."""
+    """The connection was closed or reset before the response was complete."""
 
 
 class StalledError(TransportError):
-    """There was no progress for longer than the timeouts allow."""
+    """The request made no progress within its timeout."""
 
 
 class ProtocolError(TransportError):
-    """The response is not HTTP/1.1 as the codec accepts it, or larger than the caller allows."""
+    """The response is not valid HTTP/1.1, or larger than the caller allows."""

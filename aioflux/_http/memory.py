@@ -1,9 +1,9 @@
-"""Memory that a body is received into: uninitialised bytearrays, and `bytes` without a copy.
+"""Memory for response bodies: uninitialised bytearrays, and `bytes` objects without a copy.
 
-`bytes(bytearray(n))` costs a copy and the zeroing before it, 6 microseconds at 100 KiB against 1.7
-here, and page faults above. CPython lets C code create an uninitialised object and fill it before
-anything else refers to it (PyBytes_FromStringAndSize with a null pointer); the same is done here
-through ctypes.
+`bytes(bytearray(n))` zeroes the memory and copies it, which takes 6 us at 100 KiB instead of 1.7 us
+here, and causes page faults at larger sizes. CPython allows C code to create an uninitialised
+object with PyBytes_FromStringAndSize and a null pointer, and to fill it before other code refers to
+it. This module does the same through ctypes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if _CPYTHON:
     _new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
     _new_bytes.restype = ctypes.py_object
     _PAYLOAD_OFFSET = bytes.__basicsize__ - 1
-    # One type for every length: a ctypes array type per length would cost 10 microseconds each.
+    # One array type for every length: creating a ctypes array type takes 10 us.
     _Window = ctypes.c_ubyte * (1 << 46)
 
 
 def _make_allocator() -> Callable[[int], bytearray]:
-    """Return `bytearray(n)` without the zeroing: every byte is received over before it is read."""
+    """Return a function like `bytearray(n)` that does not zero the memory."""
     allocate = ctypes.pythonapi.PyByteArray_FromStringAndSize
-    # A prototype of our own: attributes set on the function of pythonapi would be shared by all.
+    # A new prototype: the function of `pythonapi` is shared with other modules.
     prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
     function = prototype(ctypes.cast(allocate, ctypes.c_void_p).value or 0)
     return lambda size: cast("bytearray", function(None, size))
@@ -44,11 +44,11 @@ class BytesBuffer:
     """A bytes object under construction.
 
     Attributes:
-        recv_view: Writable memory of the object, and of the NUL byte with which CPython ends every
-            bytes object: a recv into more memory than needed need not be repeated to see that
-            nothing is left. The view keeps the object alive, so that a late write of a closing
-            connection does no harm to the process; but nothing may be written once `finish` has
-            returned the object.
+        recv_view: Writable memory of the object and of the NUL byte after it, which CPython
+            appends to every bytes object. A recv that leaves this extra byte free has emptied the
+            socket, so that the event loop need not call recv again. The view keeps the object
+            alive, so that a late write of a closing connection writes to valid memory. Nothing may
+            be written after `finish` has returned the object.
     """
 
     __slots__ = ("_data", "recv_view")
@@ -61,18 +61,18 @@ class BytesBuffer:
             return
         data = _new_bytes(None, size)
         window = _Window.from_address(id(data) + _PAYLOAD_OFFSET)
-        # Any ctypes object takes attributes; this one ties the lifetimes together.
+        # The window refers to the object, and keeps it alive.
         vars(window)["owner"] = data
         self._data = data
         self.recv_view = memoryview(window).cast("B")[: size + 1]
 
     @property
     def view(self) -> memoryview:
-        """Writable memory of the object alone."""
+        """Writable memory of the object, without the NUL byte."""
         return self.recv_view[: len(self._data)]
 
     def restore_end(self) -> None:
-        """Write the NUL byte again, after something was received over it."""
+        """Write the NUL byte again, after a byte was received into it."""
         if len(self.recv_view) > len(self._data):
             self.recv_view[-1] = 0
 
@@ -80,7 +80,8 @@ class BytesBuffer:
         """Return the object.
 
         Args:
-            size: Bytes received, if fewer than its size: costs a copy.
+            size: Number of bytes received; by default the size of the object. If the object is
+                larger, its first `size` bytes are copied.
         """
         data = self._data if size is None or size == len(self._data) else self._data[:size]
         return data if isinstance(data, bytes) else bytes(data)

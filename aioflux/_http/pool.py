@@ -1,4 +1,4 @@
-"""A pool of keep-alive connections, bounded for each origin, and the requests over them."""
+"""A pool of HTTP connections, which are kept alive and limited in number for each origin."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ __all__ = ["Pool"]
 _NO_HEADERS: Final = FixedHeaders()
 
 _MAX_CHECK_SECONDS: Final = 0.25
-"""Longest time between two checks of the timeouts."""
+"""Longest time between two checks of the timeouts, in seconds."""
 
 
 class Pool:
-    """Requests over bounded keep-alive connections.
-
-    A pool belongs to the event loop of its first request. Nothing is opened before that.
+    """A pool of connections, used on the event loop of its first request.
 
     Attributes:
-        num_opened: Connections opened so far.
-        num_stale: Kept-alive connections that the server had closed, and that were replaced.
+        num_opened: Number of connections that were opened.
+        num_stale: Number of idle connections that the server had closed, and that were replaced for
+            a request.
     """
 
     def __init__(
@@ -51,11 +50,11 @@ class Pool:
         timeouts: Timeouts,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Initialize; connections are opened by requests.
+        """Initialize without opening a connection.
 
         Args:
-            max_connections: Most connections to one origin; further requests wait for a slot.
-            timeouts: Deadlines of one attempt.
+            max_connections: Maximum number of connections to one origin; further requests wait.
+            timeouts: Timeouts of one attempt.
             ssl_context: TLS settings; `default_context()` by default.
         """
         if max_connections < 1:
@@ -65,7 +64,7 @@ class Pool:
         self._max_connections = max_connections
         self._timeouts = timeouts
         self._slots: dict[Origin, ConnectionSlots] = {}
-        # Those of the last request: comparing an origin costs less than hashing it.
+        # Slots of the last request: comparing an origin is cheaper than hashing it.
         self._last_slots: tuple[Origin | None, ConnectionSlots] = (None, ConnectionSlots(1))
         self._open: set[Connection] = set()
         self._connector = Connector(
@@ -82,12 +81,12 @@ class Pool:
 
     @property
     def num_open(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return len(self._open)
 
     @property
     def num_idle(self) -> int:
-        """Open connections without a request."""
+        """Number of idle connections."""
         return sum(len(slots.idle) for slots in self._slots.values())
 
     def request(
@@ -105,29 +104,29 @@ class Pool:
     ) -> Coroutine[Any, Any, Response]:
         """Send one request and receive its complete response. Redirects are not followed.
 
-        A kept-alive connection that the server has closed is replaced. If only the request finds
-        out, it is sent again if that is safe: a GET or HEAD always, another one if its body was not
-        sent completely, so that the server cannot have acted on it.
-
-        Cancellation closes the connection and frees its slot.
+        A server may close an idle connection just before a request is sent over it. The request is
+        then sent again over another connection if this is safe: always for GET and HEAD, and for
+        other methods if the request was not sent completely, so that the server cannot have carried
+        it out. Cancellation closes the connection and frees its slot.
 
         Args:
             origin: The server.
             method: Method, in upper case.
             target: Path and query, percent-encoded.
-            headers: Further headers; Host and Content-Length are added here.
-            body: Memory that is sent without a copy; it must not change meanwhile.
+            headers: Headers other than Host and Content-Length, which the pool adds.
+            body: Memory that is sent without a copy. It must not change before the response.
             into: Memory for the body of a 2xx response, or a function that returns memory for a
-                length; `bytes` makes it an object of that class. Other bodies get a buffer of
-                their own, of 1 MiB at most.
-            max_body_bytes: Longest body of a 2xx response that is accepted.
-            head_seconds: Time for the response to start once the request is sent, in seconds; by
-                default `progress_seconds` for GET and HEAD and `idle_seconds` for the others.
-            fixed: Headers before `headers`, already encoded.
+                length, or the class `bytes` to receive an object of this class; a new buffer by
+                default. The body of another status is received into a new buffer of
+                1 MiB at most, and its rest is dropped.
+            max_body_bytes: Longest body of a 2xx response that is accepted, in bytes.
+            head_seconds: Time for the response to start after the request was sent, in seconds. By
+                default `progress_seconds` for GET and HEAD, and `idle_seconds` for other methods.
+            fixed: Encoded headers that are sent before `headers`.
 
         Raises:
-            TransportError: There is no complete response.
-            ValueError: The request cannot be encoded, or `into` cannot be written.
+            TransportError: No complete response was received.
+            ValueError: The request cannot be encoded, or `into` is read-only.
             RuntimeError: The pool is closed.
         """
         views = as_views(body) if body is not None else []
@@ -140,7 +139,7 @@ class Pool:
             head_seconds = default_head_seconds(method, self._timeouts)
         slots = self._slots_of(origin)
         head = encode_head(method, target, headers, slots.host_line + fixed.encoded)
-        # Not awaited here: one coroutine less for each request.
+        # Returned without `await`, which saves one coroutine for each request.
         return self._exchange(
             origin, slots, method, head, views, into, max_body_bytes, head_seconds
         )
@@ -162,7 +161,7 @@ class Pool:
         is_resendable = method in RESENDABLE
         connection = slots.acquire_idle() or await slots.acquire()
         try:
-            if connection is not None and not is_resendable and connection.has_expired():
+            if connection is not None and not is_resendable and connection.is_readable():
                 self.num_stale += 1
                 connection.abort()
             while True:
@@ -188,7 +187,8 @@ class Pool:
                     self.num_stale += 1
                     connection = None
         except BaseException:
-            # If cancelled, the connection must not write to the caller's memory any more.
+            # Also after a cancellation: from now on the connection must not access the caller's
+            # memory.
             if connection is not None:
                 connection.abort()
             raise
@@ -207,20 +207,21 @@ class Pool:
     ) -> Connection | None:
         """Start a GET without a task or a coroutine, if a connection is idle.
 
-        The caller calls `release` of the connection when the response or error is set on `future`,
-        or after it has aborted the connection before that.
+        The caller must call `release` of the returned connection when `future` has the response or
+        an error, or after it aborted the connection.
 
         Args:
             origin: The server.
-            target: As in `request`, and so are `headers`, `into`, `max_body_bytes` and `fixed`.
-            headers: Further headers.
-            future: Receives the response, within the callback that reads its last byte.
-            into: Memory for the body.
-            max_body_bytes: Longest body that is accepted.
-            fixed: Headers before `headers`.
+            target: As in `request`.
+            headers: As in `request`.
+            future: Receiver of the response, called inside the callback of the transport.
+            into: As in `request`.
+            max_body_bytes: As in `request`.
+            fixed: As in `request`.
 
         Returns:
-            The connection; None if none is idle, in which case nothing was done.
+            The connection; None, and nothing was sent, if no connection is idle or the pool is
+            closed.
 
         Raises:
             ValueError: The request cannot be encoded.
@@ -228,7 +229,7 @@ class Pool:
         last, slots = self._last_slots
         if origin is not last:
             slots = self._slots_of(origin)
-        # As `encode_head`, whose call every small read would pay for.
+        # The code of `encode_head`, without the cost of a call for each small read.
         if match_target(target) is None:
             raise ValueError("target must be percent-encoded: visible ASCII only, no spaces")
         lines = encode_fields(headers)
@@ -248,12 +249,12 @@ class Pool:
         return connection
 
     def _flush_soon(self, connection: Connection) -> None:
-        """Write the request of a connection at the end of this iteration of the loop.
+        """Write the request of a connection in the next iteration of the event loop.
 
-        All that are started in one iteration are sent together: a server is then woken by the first
-        and busy with it as the others arrive. Beside nginx on one machine of two cores, a GET of
-        1 KiB through a store took 54 to 61 us of the client's CPU instead of 75 to 88, and half of
-        the server's.
+        All requests that start in one iteration are written one directly after the other, so that
+        the server wakes up once for all of them. With nginx on the same machine of two cores, a GET
+        of 1 KiB by a store took 54 to 61 us of CPU in the client instead of 75 to 88 us, and half
+        of the CPU in the server.
         """
         if not self._unflushed:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -265,7 +266,7 @@ class Pool:
             connection.flush()
 
     async def aclose(self) -> None:
-        """Fail the requests under way, close every connection, and wait until all are closed."""
+        """Fail all pending requests, close every connection, and wait until all are closed."""
         self._is_closed = True
         if self._check_timer is not None:
             self._check_timer.cancel()
@@ -276,8 +277,8 @@ class Pool:
             connection.close()
         await self._connector.aclose()
         while self._open:
-            # A new event each time: another connection may open after the first event is set, and
-            # awaiting an event that is set does not yield to the loop.
+            # A new event for each wait: another connection may open after the event was set, and
+            # waiting for an event that is set does not yield to the event loop.
             self._all_lost = asyncio.Event()
             await self._all_lost.wait()
 
@@ -285,16 +286,15 @@ class Pool:
         last, slots = self._last_slots
         if origin is last:
             return slots
-        known = self._slots.get(origin)
-        if known is None:
+        if origin not in self._slots:
             host_line = encode_fields([(b"Host", origin.authority)])
-            known = ConnectionSlots(self._max_connections, host_line=host_line)
-            self._slots[origin] = known
-        self._last_slots = (origin, known)
-        return known
+            self._slots[origin] = ConnectionSlots(self._max_connections, host_line=host_line)
+        slots = self._slots[origin]
+        self._last_slots = (origin, slots)
+        return slots
 
     async def _connect(self, origin: Origin, slots: ConnectionSlots) -> Connection:
-        """Open a connection in a slot that the caller has acquired."""
+        """Open a connection for a slot that the caller has acquired."""
         connection = await self._connector.connect(origin)
         self.num_opened += 1
         if connection.is_lost:
@@ -309,7 +309,7 @@ class Pool:
         return connection
 
     def _connection_abandoned(self, connection: Connection) -> None:
-        """Close a connection whose request was cancelled as it connected."""
+        """Close a new connection whose request was cancelled during the connect."""
         if not connection.is_lost:
             self._open.add(connection)
             connection.abort()
@@ -322,10 +322,11 @@ class Pool:
             self._all_lost.set()
 
     def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check the timeouts of every connection; again later while there is one."""
+        """Check the timeouts of every connection, and schedule the next check if any is open."""
         now = loop.time()
         assert self._check_timer is not None
-        # If this process was blocked or not scheduled, responses may be here that were not read.
+        # After the event loop was blocked, the kernel may have responses that were not read yet.
+        # So the time for which the loop was blocked does not count.
         late_seconds = now - self._check_timer.when()
         if late_seconds <= self._check_seconds:
             late_seconds = 0.0

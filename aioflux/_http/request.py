@@ -1,4 +1,4 @@
-"""Parts of a request before it is sent: its origin, and the rules on its headers."""
+"""Origins of requests, and rules for their methods and headers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 RESENDABLE: Final = frozenset((b"GET", b"HEAD"))
-"""Methods that are sent again if a kept-alive connection turns out to be closed.
+"""Methods of requests that the pool sends again if the server had closed the idle connection.
 
-Not PUT and DELETE, although they are idempotent (RFC 9110, 9.2.2): under a precondition, a second
-one that follows a first whose response was lost is rejected, and only the caller, who knows that
-there were two, can distinguish that from a conflict.
+PUT and DELETE are idempotent (RFC 9110, 9.2.2), but not listed. If a PUT with a precondition is
+sent again after its response was lost, the service may reject it because the first PUT succeeded.
+Only a caller that knows of both requests can distinguish this from a conflict with another writer.
 """
 BODY_METHODS: Final = frozenset((b"POST", b"PUT", b"PATCH"))
-"""Methods that need `Content-Length: 0` if they have no body (RFC 9110, 8.6)."""
+"""Methods whose requests need `Content-Length: 0` if they have no body (RFC 9110, 8.6)."""
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _POOL_HEADERS: Final = frozenset((b"host", b"content-length", b"transfer-encoding", b"connection"))
@@ -38,7 +38,7 @@ _POOL_HEADERS: Final = frozenset((b"host", b"content-length", b"transfer-encodin
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The server of a request: scheme, host and port."""
+    """Scheme, host and port of a server."""
 
     scheme: str
     """`http` or `https`."""
@@ -60,17 +60,18 @@ class Origin:
         """Return the origin of an http or https url, without its path and query.
 
         Raises:
-            ValueError: The url has another scheme, no host, or a user name in it.
+            ValueError: The url has another scheme, a user name or a password, or no valid host or
+                port.
         """
         parts = urlsplit(url)
         if parts.username is not None or parts.password is not None:
-            raise ValueError("a url with credentials in it is not accepted")
+            raise ValueError("a url must not contain credentials")
         port = _DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
         return cls(parts.scheme, parts.hostname or "", port)
 
     @property
     def authority(self) -> bytes:
-        """Value of the Host header, without the port if it is the scheme's default."""
+        """Value of the Host header, without the default port of the scheme."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         if self.port != _DEFAULT_PORTS[self.scheme]:
             host = f"{host}:{self.port}"
@@ -78,32 +79,35 @@ class Origin:
 
     @property
     def url(self) -> str:
-        """The url without a path."""
+        """The origin as a url without a path."""
         return f"{self.scheme}://{self.authority.decode()}"
 
 
 def default_head_seconds(method: bytes, timeouts: Timeouts) -> float:
-    """Return the time for a response to start: reads are served from storage, writes take work."""
+    """Return how long to wait for the first byte of a response, in seconds.
+
+    Writes have a limit of their own, because services process a write before they respond.
+    """
     return timeouts.progress_seconds if method in RESENDABLE else timeouts.idle_seconds
 
 
 def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Reject the headers that the pool itself sets.
+    """Reject headers that the pool sets itself.
 
     Raises:
-        ValueError: One of them is among `headers`.
+        ValueError: `headers` contains such a header.
     """
     for name, _ in headers:
         if name.lower() in _POOL_HEADERS:
-            raise ValueError(f"the header {name!r} is set by the pool")
+            raise ValueError(f"the pool sets the header {name!r} itself; do not pass it")
 
 
 class FixedHeaders:
-    """Headers that many requests have in common, checked and encoded once.
+    """Headers of many requests, checked and encoded once.
 
     Attributes:
         items: Names and values, in the order in which they are sent.
-        encoded: Their lines.
+        encoded: The encoded header lines.
     """
 
     __slots__ = ("encoded", "items")
@@ -112,7 +116,7 @@ class FixedHeaders:
         """Check and encode the headers.
 
         Raises:
-            ValueError: One is set by the pool, or could end its line early.
+            ValueError: The pool sets one of the headers, or a name or value is invalid.
         """
         self.items = tuple(items)
         check_headers(self.items)

@@ -1,4 +1,4 @@
-"""The transport of an origin: `Pool`, or aiohttp if the environment names a proxy."""
+"""Choice of the pool for an origin: `Pool`, or `AiohttpPool` if it is reached through a proxy."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ __all__ = ["RequestPool", "open_pool", "proxy_for"]
 
 
 RequestPool: TypeAlias = "Pool | AiohttpPool"
-"""Sends the requests of one service."""
+"""Pool of connections for the requests of one service."""
 
 
 def proxy_for(origin: Origin) -> str | None:
     """Return the url of the proxy for an origin, or None.
 
-    This machine itself (`localhost`, `127.0.0.0/8`, `::1`) is reached directly, as an emulator
-    next to a training job has to be, unless NO_PROXY is set and empty: then every host has a proxy.
+    Loopback addresses (`localhost`, `127.0.0.0/8`, `::1`) have no proxy, so that an emulator on the
+    same machine is reached. If NO_PROXY is set to an empty string, all hosts have a proxy.
 
     Environment:
-        HTTP_PROXY, HTTPS_PROXY: Proxy for the origin's scheme; in lower case too. A url with user
-            name and password is accepted.
-        NO_PROXY: Hosts that are reached directly: names (`example.com` includes
-            `a.example.com`), each with or without a port, or `*`; in lower case too. Empty, it
-            sends this machine's own traffic through the proxy as well.
+        HTTP_PROXY, HTTPS_PROXY: Url of the proxy for the origin's scheme; may contain a user name
+            and password.
+        NO_PROXY: Comma-separated hosts without a proxy, each with or without a port, or `*` for all
+            hosts. `example.com` includes `a.example.com`.
+
+    All names are also read in lower case.
     """
     proxy = getproxies().get(origin.scheme)
     no_proxy = os.environ.get("no_proxy", os.environ.get("NO_PROXY"))
@@ -63,11 +64,11 @@ def open_pool(
     timeouts: Timeouts,
     ssl_context: ssl.SSLContext | None = None,
 ) -> RequestPool:
-    """Return the pool for an origin; no connection is opened before the first request."""
+    """Return a new pool for an origin. It opens no connection before the first request."""
     proxy = proxy_for(origin)
     if proxy is None:
         return Pool(max_connections=max_connections, timeouts=timeouts, ssl_context=ssl_context)
-    # Imported late: aiohttp takes 230 ms, and few need it here.
+    # Imported here, because aiohttp takes 230 ms to import, and is needed only with a proxy.
     from aioflux._http.aiohttp_pool import AiohttpPool
 
     return AiohttpPool(

@@ -1,1 +1,1 @@
-"""Storage services: one method is one request and one attempt."""
+"""Storage services: each method makes one attempt of one operation."""

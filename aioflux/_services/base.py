@@ -1,8 +1,9 @@
-"""The contract between transfers and one storage service: one method, one request, one attempt.
+"""The contract that every storage service implements for `_transfer/`.
 
-A service is bound to one bucket and prefix. Keys are relative to that prefix in both directions.
-Nothing here retries, splits or limits requests; `_transfer/` does. Every failure is one of
-`aioflux.errors`; a failure that another attempt may mend is a `TransientError`.
+A service is bound to one bucket and prefix. Keys in arguments and results are relative to the
+prefix. A method tries its operation once: `_transfer/` limits and retries the calls, and splits
+large reads and writes. Methods raise the errors of `aioflux.errors`: `TransientError` if another
+attempt may succeed.
 """
 
 from __future__ import annotations
@@ -39,76 +40,79 @@ __all__ = [
 ]
 
 Into: TypeAlias = "memoryview | Callable[[int], memoryview]"
-"""Memory for a body, or a function that returns it, called with the length in bytes."""
+"""Memory to receive a body into, or a function that allocates it, given the length in bytes."""
 
 Exchange: TypeAlias = "tuple[Connection, Any, bool]"
-"""A read in flight without a task: its connection, the credentials of its request, and whether it
-reads all of the object as a guess (`EncodedRead`)."""
+"""A read that `begin_get` started: its connection, its credentials, and whether its request has no
+Range, because the object probably ends within the range (see `EncodedRead` in `http`)."""
 
 MIB = 1024 * 1024
 
 MAX_EMPTY_PAGES = 10_000
-"""Pages in a row without an entry after which a listing ends with an error. Services do send some,
-for keys whose objects are deleted or filtered out (github.com/TileDB-Inc/TileDB/pull/1218 saw them
-from AWS, Google and MinIO); this many would skip 10,000,000 keys of S3, and 50,000,000 of the
-others. A listing on a server whose tokens never end would not end."""
+"""Empty pages in a row after which a listing raises an error: a server that returns a new page
+token each time would otherwise keep it running forever. Services do return empty pages, for keys
+whose objects are deleted or filtered out (github.com/TileDB-Inc/TileDB/pull/1218 reports them from
+AWS, Google and MinIO). 10,000 pages are 10,000,000 keys on S3, and 50,000,000 on gs and az."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """Capabilities of a service."""
+    """Features and limits of a service, which transfers adapt to."""
 
     generations: bool = True
     """Reads can be pinned to a generation."""
     compose: bool = True
-    """Objects can be concatenated by the service."""
+    """The service can concatenate objects."""
     max_compose_sources: int = 32
-    """Sources of one compose."""
+    """Largest number of sources of one compose."""
     conditional_create: bool = True
-    """A write with `if_absent` is rejected if there is an object; False: the server ignores it."""
+    """The service rejects a write with `if_absent` if the object exists. False: the server ignores
+    or does not support the precondition."""
     conditional_replace: bool = True
-    """A write with `if_generation_match` is rejected if the object has another generation; False:
-    the server ignores it."""
+    """The service rejects a write with `if_generation_match` if the object has another generation.
+    False: the server ignores or does not support the precondition."""
     conditional_delete: bool = True
-    """Deleting one generation keeps a newer one; False: the server deletes any, so that the
-    generation is read before each request."""
+    """The service rejects a delete of one generation if the object has another generation. False:
+    the server may delete the object anyway, so transfers compare its generation before they delete
+    it."""
     conditional_complete: bool = False
-    """Completing a multipart upload honours a precondition."""
+    """The service compares a precondition when it completes a multipart upload."""
     min_part_size_bytes: int = 5 * MIB
-    """Smallest part but the last, in bytes."""
+    """Smallest size of a part, in bytes; the last part may be smaller."""
     max_part_size_bytes: int = 5 * 1024 * MIB
-    """Largest part, in bytes."""
+    """Largest size of a part, in bytes."""
     max_parts: int = 10_000
-    """Parts of one multipart upload."""
+    """Largest number of parts of one multipart upload."""
     page_size: int = 1000
-    """Most objects in one page of a listing."""
+    """Largest number of objects in one page of a listing."""
     list_ranges: bool = True
-    """A listing can start at a key without reading those before it."""
+    """A listing can start at a key without reading the keys before it."""
     match_glob: bool = False
     """The service filters keys by a pattern."""
     checksums: bool = True
-    """Every object has a crc32c, and responses have it. If not, the service module verifies what
-    it can."""
+    """Responses contain the crc32c of an object, if it has one. If False, the service module
+    compares other checksums if there are any."""
     part_checksums: bool = True
     """Parts are sent with their crc32c, which the service compares."""
     delete_page_size: int = 0
-    """Objects that one request deletes, at most; 0: one at a time."""
+    """Largest number of objects in one `delete_page`; 0 if the service has no such request."""
     listed_checksums: bool = True
-    """Listings and reads of a range return the crc32c of the whole object; False: only `head` and
-    reads of the whole do."""
+    """Listings and reads of a range return the crc32c of the whole object. False: only `head` and
+    reads of the whole object return it."""
     guarded_transport: bool = True
-    """Bytes cannot change on the way without an error: they come over TLS, or over no network.
-    Ranges, for which services return no checksum, are trusted then."""
+    """Bytes that change on the way cause an error, because they arrive over TLS or from this
+    machine. Services return no checksum for a range; with a guarded transport ranges are trusted
+    without one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precondition:
-    """Condition of a write; empty for none."""
+    """Condition of a write; `Precondition()` always holds."""
 
     if_generation_match: str | None = None
-    """The generation that the object must have."""
+    """Generation that the object must have; None for any."""
     if_absent: bool = False
-    """No object of this key may exist."""
+    """The object must not exist."""
 
     def __bool__(self) -> bool:
         return self.if_absent or self.if_generation_match is not None
@@ -116,19 +120,18 @@ class Precondition:
 
 @dataclass(slots=True)
 class ReadRequest:
-    """The bytes `[start, end)` of an object. Not to be changed.
+    """The bytes `[start, end)` of an object, to read. Treat as immutable.
 
-    Not frozen, since each read makes one: a frozen dataclass takes 0.6 microseconds, this 0.2.
+    Not frozen, since each read creates one: that takes 0.6 microseconds if frozen, 0.2 if not.
     """
 
     key: str
-    """Key of the object."""
     generation: str = ""
-    """Generation that is read, and no other; empty for the current one."""
+    """Generation that the object must have; empty for the current one."""
     start: int = 0
-    """First byte."""
+    """First byte, counted from 0."""
     end: int | None = None
-    """One past the last byte; beyond the end of the object, or None, it means the end."""
+    """One past the last byte. None, or a value beyond the end, means the end of the object."""
 
 
 _ALWAYS = Precondition()
@@ -136,36 +139,35 @@ _ALWAYS = Precondition()
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """An object to write, and the condition of the write."""
+    """An object to write, without its bytes."""
 
     key: str
-    """Key of the object."""
     precondition: Precondition = _ALWAYS
-    """Precondition of the write."""
     content_type: str = ""
     """Media type; empty for the service's default."""
     metadata: Mapping[str, str] | None = None
-    """The user's own metadata, names in lower case."""
+    """User metadata, names in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListRequest:
-    """One page of the keys below `prefix`, within `[start_offset, end_offset)`."""
+    """One page of a listing: keys that begin with `prefix`, in `[start_offset, end_offset)`."""
 
     prefix: str
-    """Beginning of all keys."""
+    """Prefix of all listed keys."""
     start_offset: str = ""
-    """First key."""
+    """Smallest key to list; empty for no limit."""
     end_offset: str = ""
-    """Key before which the listing ends; empty for the end of the bucket."""
+    """Key at which the listing ends, not itself listed; empty for no limit."""
     delimiter: str = ""
-    """Keys that continue beyond the first one of these are listed as a common prefix."""
+    """Keys that contain the delimiter after `prefix` are listed as one common prefix, which ends
+    with it; empty to list all keys."""
     match_glob: str = ""
     """Pattern that keys match; set only for services that declare `match_glob`."""
     page_token: str = ""
     """Token of the page; empty for the first one."""
     page_size: int | None = None
-    """Largest number of objects in the page; None for the service's own."""
+    """Largest number of objects in the page; None for `Capabilities.page_size`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,9 +175,8 @@ class Source:
     """One source of a compose or copy."""
 
     key: str
-    """Key of the source."""
     generation: str = ""
-    """Generation that it must have; empty for any."""
+    """Generation that the source must have; empty for any."""
 
 
 @dataclass(slots=True)
@@ -183,15 +184,15 @@ class Body:
     """Bytes of one response to a read, with properties of the whole object."""
 
     data: bytes | bytearray | memoryview
-    """The bytes received, in the caller's memory if that was given."""
+    """The bytes received: a view of the caller's memory if the caller passed some."""
     size: int
     """Stored size of the whole object, in bytes."""
     generation: str
     """Generation that was read; empty if the service has none."""
     crc32c: int | None
-    """CRC32C of the whole object, or None."""
+    """CRC32C of the whole object; None if unknown."""
     meta: Callable[[], ObjectMeta]
-    """Builds the metadata that came with the bytes; some services return only a part of it."""
+    """Builds the metadata from the headers of the response; some services send only part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,45 +200,43 @@ class Page:
     """One response of a listing, sorted by key."""
 
     objects: Sequence[ObjectMeta]
-    """Objects of this page."""
     prefixes: Sequence[str]
-    """Common prefixes of this page, if the request has a delimiter."""
+    """Common prefixes, if the request has a delimiter."""
     next_token: str
-    """Token of the next page; empty at the end."""
+    """Token of the next page; empty for the last page."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadedPart:
-    """One part that a service holds for a multipart upload."""
+    """One part that a service has stored for a multipart upload."""
 
     number: int
     """Number of the part, from 1."""
     etag: str
-    """Entity tag that completes the upload."""
+    """ETag of the part, which the request that completes the upload contains."""
     size: int
-    """Bytes in the part."""
+    """Size in bytes."""
     crc32c: int | None = None
-    """CRC32C of the bytes that the service holds, if it returned one."""
+    """CRC32C that the service returned for the part; None if it returned none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceConfig:
-    """Settings with which a service is opened."""
+    """Settings to open a service."""
 
     location: Location
     """Bucket and prefix; the prefix is empty or ends with a slash."""
     timeouts: Timeouts
     """Deadlines of one attempt."""
     max_connections: int
-    """Most connections for HTTP requests."""
     credentials: Any = field(default=None, repr=False)
-    """As in `open_store`."""
+    """Credentials, as for `open_store`."""
     endpoint_url: str | None = None
-    """Url of another endpoint than the service's own."""
+    """Url of the server; None for the default of the service."""
     ssl_context: ssl.SSLContext | None = None
     """TLS settings; None for the system's trust store."""
     verify: bool = True
-    """Bytes are compared with checksums, those of the service's own kinds included."""
+    """Compare the bytes that are read with checksums of the service, such as MD5 on Azure."""
 
 
 class Service(ABC):
@@ -245,38 +244,39 @@ class Service(ABC):
 
     capabilities: Capabilities
     conditions_known: bool = True
-    """Whether `capabilities` say which conditions the server compares. False: a probe finds out
-    before the first conditional write (`unprobed_server`, `set_conditions`)."""
+    """The `conditional_` fields of `capabilities` are known for this server. False: S3 servers
+    differ, so a probe calls `set_conditions` before the first conditional write."""
 
     def __init__(self, *, root_uri: str, prefix: str) -> None:
         self._root_uri = root_uri
         self._prefix = prefix
 
     def uri(self, key: str = "") -> str:
-        """Return the whole uri of a key, for errors and metadata."""
+        """Return the uri of a key."""
         return f"{self._root_uri}{self._prefix}{key}"
 
     async def unprobed_server(self) -> str:
-        """Return endpoint and bucket if they need a probe, else "". Sends nothing."""
+        """Return endpoint and bucket if they need a probe, else "". Sends no request."""
         return ""
 
     def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
-        """Set `capabilities` to the results of a probe."""
+        """Set the `conditional_...` fields of `capabilities` to the results of a probe."""
         raise NotImplementedError
 
-    def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
-        """Reject a write whose condition the server ignores, or warn once if the caller allows it.
+    def reject_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
+        """Raise for a write whose precondition the server ignores, unless the user allows it.
+
+        For a write that the user allows, `warns` issues a warning, once for each server.
 
         Raises:
-            UnsupportedError: The caller did not allow it.
+            UnsupportedError: The user does not allow the write.
         """
         raise NotImplementedError
 
-    async def compares_deletes(self, *, in_pages: bool = False) -> bool:
-        """Return whether deleting one generation keeps a newer one. Sends nothing.
+    async def has_conditional_delete(self, *, in_pages: bool = False) -> bool:
+        """Return whether `delete`, or with `in_pages` `delete_page`, compares the generation.
 
-        Args:
-            in_pages: Return it for `delete_page`.
+        Sends no request.
         """
         return self.capabilities.conditional_delete
 
@@ -289,28 +289,29 @@ class Service(ABC):
         """Read bytes of an object.
 
         Args:
-            request: The bytes.
-            into: Memory for the bytes, at least as many as there are. A function is called with
-                their number, once at most, in any thread.
+            request: Key, generation and range.
+            into: Memory for the bytes, large enough for all of them. A function is called at most
+                once, in any thread.
 
         Raises:
-            NotFoundError: No such object, or not in this generation.
-            TransientError: The body ended early; `num_bytes_received` leading bytes of
-                `generation` are in `into`.
+            NotFoundError: The object does not exist, or has another generation.
+            TransientError: Another attempt may succeed. If the body ended early, `into` contains
+                its first bytes; the error has their number and generation.
         """
 
     def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
-        """Begin what `get(request)` does, without a task.
+        """Send the request of `get(request)` without a task.
 
-        The waiter receives the response or the error, and passes it to `end_get` or `fail_get`.
-        `abort_get` ends the read before that.
+        When the waiter receives a response, the caller calls `end_get`; when it receives an error,
+        `fail_get`. To cancel the read before that, the caller calls `abort_get`.
 
         Args:
-            request: The bytes: from the beginning of the object, and with an end.
-            waiter: Called when there is a response, or an error.
+            request: A read from the start of an object (`start` is 0), with an `end`.
+            waiter: Receives the response or the error.
 
         Returns:
-            None if this cannot be done at once, or not at all; nothing is under way then.
+            The exchange. None if no request was sent, because the service does not support this,
+            or because credentials or a connection are not available immediately.
 
         Raises:
             ValueError: No object can have this key.
@@ -318,41 +319,48 @@ class Service(ABC):
         return None
 
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
-        """Return what `get` returns for a response, or raise what it raises.
+        """Decode the response to a read of `begin_get`; raise the same errors as `get`.
 
         Returns:
-            The bytes, of class `bytes`; None if `get` would send another request.
+            The body, with `data` of type `bytes`. None if another request is needed: the caller
+            awaits `get`.
         """
         raise NotImplementedError
 
     def fail_get(
         self, request: ReadRequest, exchange: Exchange, error: Exception
     ) -> StorageError | None:
-        """Return what `get` raises for an error; None if it would send the request again."""
+        """Return the error of a read of `begin_get` as `get` would raise it.
+
+        Returns:
+            The error; None if another request is needed: the caller awaits `get`.
+        """
         raise NotImplementedError
 
     def abort_get(self, exchange: Exchange) -> None:
-        """End a read before its response."""
+        """Cancel a read of `begin_get`."""
         raise NotImplementedError
 
     @abstractmethod
     async def put(
         self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
     ) -> ObjectMeta:
-        """Write a whole object; the service compares `crc32c` if one is given."""
+        """Write an object in one request; the service compares `crc32c` if it is not None."""
 
     @abstractmethod
     async def delete(self, key: str, *, generation: str = "") -> None:
         """Delete an object."""
 
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
-        """Delete objects in one request, each in its generation if the service compares that.
+        """Delete objects, in one request except for names that the request cannot contain.
+
+        The request has the generations of the objects if the service compares them.
 
         Called only if the service declares a `delete_page_size`.
 
         Returns:
-            The keys that were not deleted, with the reason. A service may report a key that was
-            missing or replaced as deleted.
+            An error for each key that was not deleted. For a missing or replaced object, some
+            services return no error.
         """
         raise NotImplementedError
 
@@ -362,15 +370,15 @@ class Service(ABC):
 
     @abstractmethod
     async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
-        """Concatenate objects of this bucket into another, on the service."""
+        """Concatenate objects of this bucket into a new object, on the server."""
 
     @abstractmethod
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
-        """Copy an object within the bucket, on the service."""
+        """Copy an object within the bucket, on the server."""
 
     @abstractmethod
     async def initiate_upload(self, request: WriteRequest) -> str:
-        """Begin a multipart upload and return its id; `complete_upload` sends the precondition."""
+        """Start a multipart upload and return its id; `complete_upload` sends the precondition."""
 
     @abstractmethod
     async def put_part(
@@ -383,33 +391,33 @@ class Service(ABC):
         offset: int,
         crc32c: int | None,
     ) -> UploadedPart:
-        """Send one part: the concatenation of `pieces`, at `offset` in the object."""
+        """Send one part: the concatenation of `pieces`, which starts at `offset` in the object."""
 
     @abstractmethod
     async def complete_upload(
         self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
-        """Make the object of the parts visible, whole.
+        """Publish the concatenation of the parts as one object.
 
         Args:
-            request: The request that initiated the upload. It has a precondition only if the
-                service declares `conditional_complete`.
+            request: The same as for `initiate_upload`. It has a precondition only if the service
+                declares `conditional_complete`.
             upload_id: Id of the upload.
-            parts: Its parts, by number.
+            parts: All parts, sorted by number.
         """
 
     @abstractmethod
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        """Abort an upload and delete its parts. An unknown upload is no error."""
+        """Abort an upload and delete its parts. An unknown upload is not an error."""
 
     @abstractmethod
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
-        """Return every open upload whose key begins with a prefix, by key and id."""
+        """Return every open upload whose key begins with a prefix, sorted by key and id."""
 
     async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
-        """Return those of `permissions` that the credentials in use have on the bucket.
+        """Return the subset of `permissions` that the credentials have on the bucket.
 
-        A service without permissions returns all.
+        A service without a request for this returns all of `permissions`.
         """
         return permissions
 

@@ -1,4 +1,4 @@
-"""Header values in the forms that several services share: ranges, dates, checksums. No I/O.
+"""HTTP header values that several services share: ranges, dates, checksums. No I/O.
 
 Source: RFC 9110, 5.6.7 and 14.
 """
@@ -31,28 +31,31 @@ __all__ = [
 ]
 
 DEFAULT_TYPE = "application/octet-stream"
-"""Content type of objects that are written without one."""
+"""Content type of objects that are written without a content type."""
 _CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
 _UNSATISFIED = re.compile(rb"bytes \*/([0-9]{1,18})", re.IGNORECASE)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def byte_range(start: int, end: int | None) -> bytes:
-    """Return the Range header for `[start, end)`; None means the end of the object."""
+    """Return the value of a Range header for `[start, end)`; None means the end of the object."""
     return b"bytes=%d-" % start if end is None else b"bytes=%d-%d" % (start, end - 1)
 
 
 def parse_content_range(headers: Mapping[bytes, bytes]) -> tuple[int, int, int] | None:
-    """Return first byte, last byte and size of the object; None without a Content-Range of one."""
+    """Return first byte, last byte and object size from Content-Range.
+
+    None if the header is missing, or is not one range with a known size.
+    """
     match = _CONTENT_RANGE.fullmatch(headers.get(b"content-range") or b"")
     return (int(match[1]), int(match[2]), int(match[3])) if match is not None else None
 
 
 def size_from_response(request: ReadRequest, response: Response) -> int:
-    """Return the size of the whole object, in bytes, from a response to a read, with status 2xx.
+    """Return the size of the whole object, in bytes, from a 2xx response to a read.
 
     Raises:
-        ValueError: The response has other bytes than those of the read.
+        ValueError: The response does not have the requested bytes.
     """
     num_bytes, start, end = response.num_bytes, request.start, request.end
     if response.status == 200:
@@ -68,22 +71,28 @@ def size_from_response(request: ReadRequest, response: Response) -> int:
         and 0 < num_bytes <= end
         and content_range == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes)
     ):
-        # A whole object, as most are: this takes less time than the checks below, which accept it.
+        # Fast path for the most frequent response, a whole object; the checks below accept it, too.
         return num_bytes
     part = parse_content_range(response.headers)
     if part is None:
-        # A body of several parts (multipart/byteranges) has their ranges inside it.
-        raise ValueError(f"the Content-Range {content_range!r} has no range of known size")
+        # The response is, for example, multipart/byteranges, which has the ranges in the body.
+        raise ValueError(f"the Content-Range {content_range!r} is not one range with a known size")
     first, last, size = part
     if not start == first <= last < size or last - first + 1 != num_bytes:
-        raise ValueError(f"another range came: {num_bytes} bytes, Content-Range {content_range!r}")
+        raise ValueError(
+            f"the response is not the range from byte {start} on: it has {num_bytes} bytes, and "
+            f"its Content-Range is {content_range!r}"
+        )
     if end is not None and last >= end:
-        raise ValueError(f"more than the range came: Content-Range {content_range!r}")
+        raise ValueError(
+            f"the response is longer than the requested {end - start} bytes: its Content-Range is "
+            f"{content_range!r}"
+        )
     return size
 
 
 def size_from_unsatisfied(headers: Mapping[bytes, bytes], *, start: int) -> int | None:
-    """Return the size of the object from a response 416; None if it is missing or not plausible."""
+    """Return the object size from a 416 response; None if it has none, or one above `start`."""
     match = _UNSATISFIED.fullmatch(headers.get(b"content-range") or b"")
     if match is None or int(match[1]) > start:
         return None
@@ -91,9 +100,9 @@ def size_from_unsatisfied(headers: Mapping[bytes, bytes], *, start: int) -> int 
 
 
 def parse_http_date(text: str) -> datetime | None:
-    """Parse the fixed form of an HTTP date; None for another form.
+    """Parse an HTTP date in the preferred format (IMF-fixdate); None for other formats.
 
-    A fraction of the cost of `email.utils.parsedate_to_datetime`, which parses every form of mail.
+    Faster than `email.utils.parsedate_to_datetime`, which parses all date formats of email.
     """
     try:
         month = _MONTHS.index(text[8:11]) + 1
@@ -119,29 +128,18 @@ def meta_from_headers(
 ) -> ObjectMeta:
     """Build the metadata of an object from the headers of a response.
 
-    Names of the user's own metadata are in lower case, as names of headers are. Its values are
-    decoded as UTF-8, else as Latin-1.
-
-    Args:
-        headers: The headers, names in lower case.
-        key: Name of the object.
-        uri: Its whole uri.
-        size: Its stored size, in bytes.
-        generation: Its generation.
-        user_prefix: Prefix of the names of the user's own metadata.
-        class_header: Name of the header with the storage class.
-        crc32c: Its checksum, if known.
-        content_encoding: Its content encoding.
-        written: The request, if it is the response to a write: the headers describe the body of
-            the response then, not the object.
+    The names of `headers` and of user metadata are in lower case. Headers with `user_prefix` are
+    user metadata; their values are decoded as UTF-8, or as Latin-1 if they are not UTF-8. The
+    storage class is in `class_header`. After a write, content type and metadata are those of its
+    request, `written`, since the headers describe the body of the response.
     """
     get = headers.get
     changed = get(b"last-modified", b"").decode("latin-1")
     if written is None:
         content_type = get(b"content-type", b"").decode("latin-1")
-        cut = len(user_prefix)
+        num_cut = len(user_prefix)
         metadata = {
-            name[cut:].decode("ascii"): _as_text(value)
+            name[num_cut:].decode("ascii"): _as_text(value)
             for name, value in headers.items()
             if name.startswith(user_prefix)
         }
@@ -171,7 +169,7 @@ def _as_text(value: bytes) -> str:
 
 
 def encode_crc32c(value: int) -> str:
-    """Return a crc32c as base64 of 4 big-endian bytes."""
+    """Encode a crc32c as base64 of 4 big-endian bytes."""
     return binascii.b2a_base64(value.to_bytes(4, "big"), newline=False).decode()
 
 
@@ -179,7 +177,7 @@ def decode_crc32c(text: str | bytes) -> int | None:
     """Decode a base64 crc32c; None for an empty text.
 
     Raises:
-        ValueError: It is not base64 of 4 bytes.
+        ValueError: The text is not base64 of 4 bytes.
     """
     if not text:
         return None

@@ -1,10 +1,13 @@
-"""Reads and parts, as the services on the data plane share them.
+"""Base class of the services with an HTTP API: reads, and parts of uploads.
 
     get -------> _encode_read -> Sender.send ------------------> _decode_read -> Body
-    begin_get -> _encode_read -> Pool.start_get ----~> end_get -> _decode_read -> Body
+    begin_get -> _encode_read -> Pool.start_get ~~~~~> end_get -> _decode_read -> Body
 
-A service encodes requests and decodes responses. Errors, and requests that are sent again, are in
-`sender`.
+    ~~~>  later: the pool delivers the response to a future, and the caller then calls `end_get`
+
+Subclasses encode requests and decode responses. `sender` maps error responses. It sends a request
+again only with new credentials, a new region or a corrected clock; all other retries are in
+`_transfer`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from aioflux._http import ConnectionLostError, ProtocolError
 from aioflux._services.base import Body, Service, UploadedPart
-from aioflux._services.sender import READ, RequestKind, as_read
+from aioflux._services.sender import READ, RequestKind, as_read_error
 from aioflux._services.status import malformed_response
 from aioflux.errors import StorageError, TransientError, UnsupportedError
 
@@ -32,25 +35,24 @@ if TYPE_CHECKING:
     from aioflux._services.sender import Sender
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["COMPLETE_SECONDS", "DELETE_SECONDS", "EncodedRead", "HTTPService", "is_too_long"]
+__all__ = ["COMPLETE_SECONDS", "DELETE_SECONDS", "EncodedRead", "HTTPService", "is_body_error"]
 
 COMPLETE_SECONDS = 600.0
-"""Completing an upload of many parts, or copying an object, can take minutes
-(cloud.google.com/storage/docs/xml-api/post-object-complete)."""
+"""Maximum time until the response to a request that completes an upload or copies an object. Both
+may take minutes (cloud.google.com/storage/docs/xml-api/post-object-complete)."""
 DELETE_SECONDS = 120.0
-"""The response to one request that deletes many objects begins when all are deleted: 256 took an
-emulator of Azure 10 s."""
+"""Maximum time until the response to a request that deletes many objects. The service responds
+after the last delete: an emulator of Azure took 10 s for 256 objects."""
 
 
 EncodedRead: TypeAlias = "tuple[bytes, Sequence[tuple[bytes, bytes]], bool, bool]"
-"""A read as a service encodes it: path and query, the headers of this request alone, whether they
-have a Range, which may turn out to be past the end of the object, and whether it is a guess: it
-reads all of the object for a range that is expected to hold all of it. A bare tuple, since every
-read makes one."""
+"""An encoded request of a read: path and query; its own headers; whether they have a Range, so that
+the response may be 416; and whether the request is a guess: it has no Range, because the object
+probably ends within the range. A plain tuple, since each read creates one."""
 
 
-def is_too_long(error: BaseException | None) -> bool:
-    """Return whether a response was abandoned after a valid head, as when its body is too long."""
+def is_body_error(error: BaseException | None) -> bool:
+    """Return whether an error came after the head of a response, as for a body that is too long."""
     return isinstance(error, ProtocolError) and error.head is not None
 
 
@@ -58,9 +60,9 @@ class HTTPService(Service):
     """One bucket and prefix of a service with an HTTP API."""
 
     _service_name: ClassVar[str]
-    """Name of the service, for errors."""
-    _no_compose: ClassVar[str] = ""
-    """Advice in the error of a compose, if the service has none."""
+    """Name of the service, for error messages."""
+    _compose_advice: ClassVar[str] = ""
+    """Text of the error of `compose`, for a service that cannot compose."""
     _sender: Sender
 
     # --- reads ---------------------------------------------------------------------------
@@ -76,13 +78,13 @@ class HTTPService(Service):
                 key,
                 headers=headers,
                 into=bytes if into is None else into,
-                # A service that ignores the range is not read further.
+                # If the service ignores the range, do not receive more than the range.
                 max_body_bytes=None if end is None else end - request.start,
                 accept=416 if has_range else 0,
                 kind=RequestKind(is_read=True, generation=generation) if generation else READ,
             )
         except StorageError as exc:
-            if not (is_guess and is_too_long(exc.__cause__)):
+            if not (is_guess and is_body_error(exc.__cause__)):
                 raise
             self._note_wrong_guess()
             return await self.get(request, into=into)
@@ -104,8 +106,10 @@ class HTTPService(Service):
         pool = sender.pool
         if authorized is None or pool is None:
             return None
-        origin, whole, signed, fixed, credentials = authorized
-        connection = pool.start_get(origin, whole, signed, waiter, bytes, request.end, fixed)
+        origin, full_target, signed_headers, fixed, credentials = authorized
+        connection = pool.start_get(
+            origin, full_target, signed_headers, waiter, bytes, request.end, fixed
+        )
         return None if connection is None else (connection, credentials, is_guess)
 
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
@@ -116,24 +120,25 @@ class HTTPService(Service):
                 return self._decode_read(request, response)
             except ValueError as exc:
                 raise self._unexpected_response(request.key, response, exc) from exc
-        # A 401 is raised, too: the caller sends the request again, which counts as an attempt.
+        # After a 401, `should_resend` invalidates the token, and the error is raised: the caller
+        # sends the request again as another attempt.
         if self._sender.should_resend(response, credentials) and response.status != 401:
             return None
         kind = RequestKind(is_read=True, generation=request.generation)
-        raise as_read(self._sender.response_error(response, "read", request.key, kind))
+        raise as_read_error(self._sender.response_error(response, "read", request.key, kind))
 
     def fail_get(
         self, request: ReadRequest, exchange: Exchange, error: Exception
     ) -> StorageError | None:
         connection, _, is_guess = exchange
         connection.release()
-        if is_guess and is_too_long(error):
-            # `get` reads a range then.
+        if is_guess and is_body_error(error):
+            # The caller awaits `get`, which sends a Range after a wrong guess.
             self._note_wrong_guess()
             return None
         if isinstance(error, ConnectionLostError) and connection.is_stale:
             return None
-        return as_read(self._sender.transport_error(error, "read", request.key))
+        return as_read_error(self._sender.transport_error(error, "read", request.key))
 
     def abort_get(self, exchange: Exchange) -> None:
         connection = exchange[0]
@@ -142,7 +147,7 @@ class HTTPService(Service):
 
     @abstractmethod
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
-        """Return a read as it is sent.
+        """Encode the request of a read.
 
         Raises:
             ValueError: No object can have this key, or this generation.
@@ -150,35 +155,35 @@ class HTTPService(Service):
 
     @abstractmethod
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
-        """Return what a response, 2xx or 416, holds; None for a 416 without the object's size.
+        """Decode a response with status 2xx or 416; None for a 416 without the object's size.
 
         Raises:
-            ValueError: It is not the response to this request.
+            ValueError: The response does not match the request.
         """
 
     def _note_wrong_guess(self) -> None:
-        """Record that a guess (`EncodedRead`) was wrong."""
+        """Record that an object was larger than the range of a guess (see `EncodedRead`)."""
 
     def _verify_body(
         self, request: ReadRequest, response: Response, body: Body
     ) -> Awaitable[None] | None:
-        """Return the verification of the bytes, if some of it takes long."""
+        """Return an awaitable that verifies the bytes; None if there is nothing to verify."""
         return None
 
     def _unexpected_response(self, key: str, response: Response, exc: ValueError) -> TransientError:
-        """Return the error for a response that is not that of this read."""
+        """Return the error for a response that does not match the request of a read."""
         response.discard_connection()
         return malformed_response(
             "read", self.uri(key), exc, status=response.status, maybe_done=False
         )
 
     async def _resolve_unsatisfied(self, request: ReadRequest) -> Body:
-        """Return the body of a read past the end, after a 416 without the object's size."""
+        """Return the empty body of a read past the end, after a 416 without the object's size."""
         meta = await self.head(request.key, generation=request.generation)
         if meta.size > request.start:
             raise TransientError(
-                f"could not read {meta.uri}: the service says that byte {request.start} is past "
-                f"its end, and that it has {meta.size} bytes",
+                f"could not read {meta.uri}: the service returned HTTP 416 for byte "
+                f"{request.start}, but the object has {meta.size} bytes",
                 uri=meta.uri,
             )
         return Body(b"", meta.size, meta.generation, meta.crc32c, lambda: meta)
@@ -209,10 +214,10 @@ class HTTPService(Service):
             raise self._not_from_service(action, key, response)
         size = sum(memoryview(piece).nbytes for piece in pieces)
         try:
-            held = self._part_crc32c(response, crc32c)
+            stored_crc32c = self._part_crc32c(response, crc32c)
         except ValueError as exc:
             raise self._malformed_response(key, exc) from exc
-        return UploadedPart(number, etag, size, held)
+        return UploadedPart(number, etag, size, stored_crc32c)
 
     @abstractmethod
     def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
@@ -222,33 +227,33 @@ class HTTPService(Service):
     async def _part_headers(
         self, pieces: Sequence[bytes | memoryview], crc32c: int
     ) -> Sequence[tuple[bytes, bytes]]:
-        """Return the headers by which the service checks the bytes that it receives."""
+        """Return headers with a checksum of the part, which the service compares."""
 
     @abstractmethod
     def _part_etag(self, response: Response, upload_id: str, number: int) -> str:
-        """Return the ETag that completes the upload; empty if the service did not respond."""
+        """Return the ETag of the part; empty if the response is not from the service."""
 
     def _part_crc32c(self, response: Response, crc32c: int | None) -> int | None:
-        """Return the crc32c of the part that the service holds, if it is known.
+        """Return the crc32c of the part as the service stored it; None if unknown.
 
         Raises:
-            ValueError: It is malformed.
+            ValueError: The checksum in the response is malformed.
         """
         return None
 
     async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
-        """See base class. The error of a service without it says what to do instead."""
+        """Raise an error that says what to do instead. A service that can compose overrides it."""
         uri = self.uri(request.key)
-        raise UnsupportedError(f"could not compose {uri}: {self._no_compose}", uri=uri)
+        raise UnsupportedError(f"could not compose {uri}: {self._compose_advice}", uri=uri)
 
     # --- errors --------------------------------------------------------------------------
 
     def _malformed_response(self, key: str, exc: ValueError) -> TransientError:
-        """Return the error for a response with a malformed field; another attempt is made."""
-        return malformed_response("parse the response about", self.uri(key), exc)
+        """Return the error for a response with a malformed field; the request is retried."""
+        return malformed_response("parse the response for", self.uri(key), exc)
 
     def _not_from_service(self, action: str, key: str, response: Response) -> TransientError:
-        """Return the error for a success that is not a response of the service."""
+        """Return the error for a success response that the service itself cannot have sent."""
         response.discard_connection()
         why = (
             f"the response, HTTP {response.status}, is not from {self._service_name}; check the "

@@ -1,7 +1,7 @@
-"""Objects in the memory of this process: `memory://name`. For tests and examples.
+"""Objects in the memory of this process, for tests and examples: `memory://name`.
 
-Buckets are shared by name within one process, until it ends; another process (a spawned worker) has
-its own.
+All stores of a process with the same name share one bucket, until the process exits. Other
+processes, such as spawned workers, have separate buckets.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Upload:
 
 
 class MemoryBucket:
-    """Objects, by sorted key, and open uploads of one bucket."""
+    """Objects, their sorted keys, and open uploads of one bucket."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -94,7 +94,7 @@ _buckets: dict[str, MemoryBucket] = {}
 
 
 def memory_bucket(name: str) -> MemoryBucket:
-    """Return the bucket of this name in this process, created on first use."""
+    """Return the bucket with a name in this process; create it on first use."""
     return _buckets.setdefault(name, MemoryBucket(name))
 
 
@@ -113,31 +113,33 @@ class MemoryService(Service):
             which = f" in generation {generation}" if generation else ""
             uri = self.uri(key)
             raise NotFoundError(
-                f"there is no object {uri}{which}; list the prefix to see what exists",
+                f"there is no object {uri}{which}; list the prefix to see which objects exist",
                 uri=uri,
                 status=404,
             )
         return stored
 
     def _name(self, key: str) -> str:
-        """Return the object's whole name, or raise ValueError if it cannot be one."""
+        """Return the object's full name in the bucket; ValueError if no object can have it."""
         check_name(self._prefix + key)
         return self._prefix + key
 
-    def _check(self, key: str, precondition: Precondition) -> None:
+    def _check_precondition(self, key: str, precondition: Precondition) -> None:
         stored = self._bucket.objects.get(self._name(key))
         actual = stored.meta.generation if stored else None
         expected = precondition.if_generation_match
         if (precondition.if_absent and stored) or (expected is not None and expected != actual):
             uri = self.uri(key)
+            found = f"has generation {actual}" if stored else "does not exist"
+            wanted = f"generation {expected}" if expected is not None else "no object"
             raise PreconditionFailedError(
-                f"{uri} has generation {actual}, expected was {expected or 'no object'}",
+                f"{uri} {found}; the precondition expects {wanted}",
                 uri=uri,
                 status=412,
             )
 
     def _relative_meta(self, meta: ObjectMeta) -> ObjectMeta:
-        """Return metadata whose key is relative to the store's prefix."""
+        """Return metadata with the key relative to the store's prefix."""
         return replace(meta, key=meta.key[len(self._prefix) :])
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
@@ -165,11 +167,11 @@ class MemoryService(Service):
         self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
     ) -> ObjectMeta:
         content = bytes(data)
-        self._compare(request.key, content, crc32c)
+        self._check_crc32c(request.key, content, crc32c)
         return self._store(request, content)
 
     def _store(self, request: WriteRequest, content: bytes) -> ObjectMeta:
-        self._check(request.key, request.precondition)
+        self._check_precondition(request.key, request.precondition)
         stored = self._bucket.store(
             self._name(request.key),
             content,
@@ -178,7 +180,7 @@ class MemoryService(Service):
         )
         return self._relative_meta(stored)
 
-    def _compare(self, key: str, content: bytes, crc32c: int | None) -> None:
+    def _check_crc32c(self, key: str, content: bytes, crc32c: int | None) -> None:
         if crc32c is not None and google_crc32c.value(content) != crc32c:
             uri = self.uri(key)
             raise ChecksumError(f"the bytes of {uri} do not match their crc32c", uri=uri)
@@ -195,29 +197,29 @@ class MemoryService(Service):
         self._bucket.remove(self._prefix + key)
 
     async def list_page(self, request: ListRequest) -> Page:
-        whole = self._prefix + request.prefix
+        full_prefix = self._prefix + request.prefix
         end_offset, delimiter = request.end_offset, request.delimiter
         keys = self._bucket.keys
-        low = max(whole, self._prefix + request.start_offset, request.page_token)
+        start = max(full_prefix, self._prefix + request.start_offset, request.page_token)
         limit = request.page_size or self.capabilities.page_size
         objects: list[ObjectMeta] = []
         prefixes: list[str] = []
-        at = bisect_left(keys, low)
-        while at < len(keys) and keys[at].startswith(whole):
-            key = keys[at]
+        index = bisect_left(keys, start)
+        while index < len(keys) and keys[index].startswith(full_prefix):
+            key = keys[index]
             if end_offset and key >= self._prefix + end_offset:
                 break
             if len(objects) + len(prefixes) >= limit:
                 return Page(objects, prefixes, key)
-            cut = key.find(delimiter, len(whole)) if delimiter else -1
-            if cut < 0:
+            delimiter_index = key.find(delimiter, len(full_prefix)) if delimiter else -1
+            if delimiter_index < 0:
                 objects.append(self._relative_meta(self._bucket.objects[key].meta))
-                at += 1
+                index += 1
                 continue
-            common = key[: cut + len(delimiter)]
-            prefixes.append(common[len(self._prefix) :])
-            while at < len(keys) and keys[at].startswith(common):
-                at += 1
+            common_prefix = key[: delimiter_index + len(delimiter)]
+            prefixes.append(common_prefix[len(self._prefix) :])
+            while index < len(keys) and keys[index].startswith(common_prefix):
+                index += 1
         return Page(objects, prefixes, "")
 
     async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
@@ -253,7 +255,7 @@ class MemoryService(Service):
         crc32c: int | None,
     ) -> UploadedPart:
         content = b"".join(pieces)
-        self._compare(key, content, crc32c)
+        self._check_crc32c(key, content, crc32c)
         self._upload(key, upload_id).parts[number] = content
         return UploadedPart(number, f"part-{number}", len(content))
 
@@ -269,13 +271,13 @@ class MemoryService(Service):
         self._bucket.uploads.pop(upload_id, None)
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
-        cut = len(self._prefix)
-        found = [
-            OpenUpload(key=upload.key[cut:], upload_id=upload_id, initiated=upload.initiated)
+        num_cut = len(self._prefix)
+        uploads = [
+            OpenUpload(key=upload.key[num_cut:], upload_id=upload_id, initiated=upload.initiated)
             for upload_id, upload in self._bucket.uploads.items()
             if upload.key.startswith(self._prefix + prefix)
         ]
-        return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
+        return sorted(uploads, key=lambda upload: (upload.key, upload.upload_id))
 
     async def aclose(self) -> None:
-        """Do nothing: the bucket outlives its stores."""
+        """Do nothing: the bucket keeps its objects after its stores are closed."""

@@ -1,4 +1,4 @@
-"""The service of a uri, opened on the running loop."""
+"""Choice of the service for a location, by the scheme of its uri."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["open_service"]
 
 
 def open_service(config: ServiceConfig) -> Service:
-    """Open the service of a location's scheme.
+    """Open the service for the scheme of `config.location`, on the running event loop.
 
     Raises:
         ValueError: The scheme is not supported.

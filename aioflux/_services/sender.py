@@ -1,10 +1,10 @@
-"""Requests to one bucket: authorized, sent again after some errors, errors mapped.
+"""Sender of the HTTP requests of one service: credentials, resends, errors.
 
-    service -> Sender.send: authorize -> HTTP request -> response, or an error response
-                                                         -> should_resend -> send again, or raise
+    Sender.send: _authorize -> HTTP request -> success: return the response
+                                            -> error: should_resend ? send again : raise
 
-A subclass authorizes requests and maps the error codes of its service. A service that reads
-without a task calls `authorize_nowait`, and sends the request itself.
+A subclass authorizes requests and maps the error codes of its service. `HTTPService.begin_get`
+calls only `authorize_nowait`, and sends the request itself.
 """
 
 from __future__ import annotations
@@ -36,34 +36,35 @@ __all__ = [
     "RequestKind",
     "Sender",
     "TokenSender",
-    "as_read",
+    "as_read_error",
     "hash_body",
-    "name_errors",
+    "resolve_credentials",
 ]
 
 T = TypeVar("T")
 
 USER_AGENT: Final = (b"User-Agent", b"aioflux")
 _MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
-"""Largest response that is not an object: a page of 5,000 objects has a few MiB, at most 45,
-since the metadata of each is limited to 8 KiB (cloud.google.com/storage/quotas)."""
+"""Largest body that `send` accepts by default. The largest body that a service sends is a page of
+5,000 objects: a few MiB, or 45 MiB if each has 8 KiB of metadata, the limit of Cloud Storage
+(cloud.google.com/storage/quotas)."""
 
-
-_HASHED_ON_LOOP_BYTES: Final = 256 * 1024
-"""Bodies up to this size are hashed on the event loop: 0.2 ms by SHA-256, 0.4 by MD5."""
+_MAX_HASHED_ON_LOOP_BYTES: Final = 256 * 1024
+"""Larger bodies are hashed in a thread. A body of this size takes 0.2 ms (SHA-256) or 0.4 ms (MD5)
+on the event loop."""
 
 
 class RequestKind(NamedTuple):
-    """Properties of a request on which its headers and its errors depend."""
+    """Properties of a request that change its headers or its errors."""
 
     is_read: bool = False
-    """It reads the bytes of an object, as they are stored."""
+    """The request reads the bytes of an object."""
     generation: str = ""
-    """It is a read of this generation."""
+    """Generation that a read is pinned to; empty for none."""
     is_conditional: bool = False
-    """It is a write with a condition."""
+    """The request is a write with a precondition."""
     is_completion: bool = False
-    """It completes an upload."""
+    """The request completes an upload."""
 
 
 PLAIN: Final = RequestKind()
@@ -75,13 +76,13 @@ _READS: Final = frozenset({b"GET", b"HEAD"})
 AuthorizedRequest: TypeAlias = (
     "tuple[Origin, bytes, Sequence[tuple[bytes, bytes]], FixedHeaders, Any]"
 )
-"""A request as it is sent: server, whole path and query, its own headers with the signature, the
-headers of all requests, and its credentials, which may have been replaced when an error response
-arrives. A plain tuple, since each request makes one."""
+"""A request, ready to send: server; path and query; its own headers with the signature; the headers
+that all requests have; and its credentials, which `should_resend` compares with the current ones.
+A plain tuple, since each request creates one."""
 
 
 class ErrorResponse(Protocol):
-    """An error response, or a part with an error in the response to a batch."""
+    """An error response to a request, or to one request of a batch."""
 
     @property
     def status(self) -> int:
@@ -97,7 +98,7 @@ class ErrorResponse(Protocol):
 
 
 async def hash_body(algorithm: str, body: Any) -> bytes:
-    """Return the digest of a body, computed in a thread if that takes long."""
+    """Return the digest of a body, computed in a thread if the body is large."""
     pieces = body if isinstance(body, (list, tuple)) else (body,)
 
     def run() -> bytes:
@@ -107,43 +108,45 @@ async def hash_body(algorithm: str, body: Any) -> bytes:
         return digest.digest()
 
     size = sum(memoryview(piece).nbytes for piece in pieces)
-    return run() if size <= _HASHED_ON_LOOP_BYTES else await asyncio.to_thread(run)
+    return run() if size <= _MAX_HASHED_ON_LOOP_BYTES else await asyncio.to_thread(run)
 
 
-async def name_errors(found: Awaitable[T], action: str, uri: str) -> T:
-    """Await credentials or settings; errors name the action and the object.
+async def resolve_credentials(credentials: Awaitable[T], action: str, uri: str) -> T:
+    """Await credentials, or the settings of their source, and add action and uri to errors.
+
+    Settings are for example the endpoint and the region of S3.
 
     Raises:
         CredentialsError: There are no usable credentials.
-        TransientError: They are temporarily unavailable.
+        TransientError: The source of credentials is temporarily unavailable.
     """
     try:
-        return await found
+        return await credentials
     except CredentialsError as exc:
         raise CredentialsError(f"could not {action} {uri}: {exc.message}") from exc
     except TransientError as exc:
         raise TransientError(f"could not {action} {uri}: {exc.message}", uri=uri) from exc
 
 
-def as_read(error: StorageError) -> StorageError:
-    """Mark the error of a read: it changed nothing."""
+def as_read_error(error: StorageError) -> StorageError:
+    """Set `maybe_done` of the error of a read to False, since a read changes no object."""
     if isinstance(error, TransientError):
         error.maybe_done = False
     return error
 
 
 class Sender(ABC):
-    """Requests to one bucket.
+    """Sender of the requests to one bucket.
 
     Attributes:
-        pool: Sends requests; None before the server is known.
+        pool: Connection pool; None before the server is known.
     """
 
-    _num_sends: ClassVar[int] = 2
-    """Most times that one request is sent."""
+    _max_sends: ClassVar[int] = 2
+    """Number of times that `send` may send one request."""
 
     def __init__(self, uri: Callable[[str], str]) -> None:
-        """Initialize with a function that returns the whole uri of a key, for errors."""
+        """Initialize with a function that returns the uri of a key, for error messages."""
         self._uri = uri
         self.pool: RequestPool | None = None
 
@@ -162,28 +165,31 @@ class Sender(ABC):
         head_seconds: float | None = None,
         kind: RequestKind = PLAIN,
     ) -> Response:
-        """Send one request, again if `should_resend` says so, and return its response.
+        """Send one request and return its response.
+
+        After an error response the request is sent again if `should_resend` returns True, at most
+        `_max_sends` times in all.
 
         Args:
             method: HTTP method.
             target: Path and query, percent-encoded.
-            action: Verb for errors: "could not {action} {uri}".
-            key: Key for errors.
-            headers: Headers of this request alone.
-            body: See `Pool.request`, as for `into`, `max_body_bytes` and `head_seconds`.
-            into: Memory for the body of the response.
-            max_body_bytes: Largest body of a response.
-            accept: A status besides 2xx that is not an error.
-            head_seconds: Time until the head of the response.
-            kind: Properties on which headers and errors depend.
+            action: Verb of error messages: "could not {action} {uri}".
+            key: Key of the object, for error messages.
+            headers: Headers of this request only.
+            body: Body of the request, as in `Pool.request`.
+            into: Memory for the body of the response, as in `Pool.request`.
+            max_body_bytes: Largest body of the response; None for no limit.
+            accept: A status besides 2xx that is not an error; 0 for none.
+            head_seconds: Time until the head of the response; None for the default.
+            kind: Properties that change headers and errors.
 
         Raises:
-            StorageError: There is no response, or it is an error.
+            StorageError: The response is an error, or there is no response.
             CredentialsError: There are no usable credentials.
         """
-        num_left = self._num_sends
+        num_left = self._max_sends
         while True:
-            origin, whole, signed, fixed, credentials = await self._authorize(
+            origin, full_target, signed_headers, fixed, credentials = await self._authorize(
                 method, target, headers, body, action, key, kind
             )
             pool = self.pool
@@ -192,8 +198,8 @@ class Sender(ABC):
                 response = await pool.request(
                     origin,
                     method,
-                    whole,
-                    signed,
+                    full_target,
+                    signed_headers,
                     body=body,
                     into=into,
                     max_body_bytes=max_body_bytes,
@@ -202,13 +208,13 @@ class Sender(ABC):
                 )
             except (RuntimeError, TransportError) as exc:
                 error = self.transport_error(exc, action, key)
-                raise (as_read(error) if method in _READS else error) from exc
+                raise (as_read_error(error) if method in _READS else error) from exc
             if 200 <= response.status < 300 or response.status == accept:
                 return response
             num_left -= 1
             if not num_left or not self.should_resend(response, credentials):
                 error = self.response_error(response, action, key, kind)
-                raise as_read(error) if method in _READS else error
+                raise as_read_error(error) if method in _READS else error
 
     @abstractmethod
     async def _authorize(
@@ -225,14 +231,14 @@ class Sender(ABC):
 
         Raises:
             CredentialsError: There are no usable credentials.
-            TransientError: They are temporarily unavailable.
+            TransientError: The source of credentials is temporarily unavailable.
         """
 
     @abstractmethod
     def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> AuthorizedRequest | None:
-        """Return an authorized read; None if credentials have to be found or renewed first."""
+        """Return an authorized GET request; None if no valid credentials are available yet."""
 
     @abstractmethod
     def should_resend(self, response: Response, credentials: Any) -> bool:
@@ -240,12 +246,12 @@ class Sender(ABC):
 
         Args:
             response: The error response.
-            credentials: Credentials of the request; invalidated if they are no longer valid.
+            credentials: Credentials of the request, invalidated here if the service rejects them.
         """
 
     @abstractmethod
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
-        """Return the generation in the head of a response; empty if there is none."""
+        """Return the generation in the headers of a response; empty if there is none."""
 
     @abstractmethod
     def _service_error(
@@ -268,7 +274,7 @@ class Sender(ABC):
         if isinstance(exc, CertificateError):
             return StorageError(message, uri=uri)
         if isinstance(exc, ProtocolError):
-            # No part of the response is trusted, including the body received so far.
+            # The whole response may be wrong, also the bytes of the body received so far.
             return TransientError(message, uri=uri, maybe_done=exc.request_sent, is_malformed=True)
         return TransientError(
             message,
@@ -281,7 +287,7 @@ class Sender(ABC):
     def response_error(
         self, response: ErrorResponse, action: str, key: str, kind: RequestKind = PLAIN
     ) -> StorageError:
-        """Map an error response to an error that names the action and the object."""
+        """Return the error for an error response, with the action and the uri in its text."""
         retry_after = response.headers.get(b"retry-after")
         return self._service_error(
             response,
@@ -293,11 +299,11 @@ class Sender(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close connections and the source of credentials."""
+        """Close the connections and the source of credentials."""
 
 
 class TokenSender(Sender):
-    """Requests to one server, most of them with an access token."""
+    """Sender of requests to one server, with an access token if there is one."""
 
     def __init__(
         self, token: TokenSource, pool: RequestPool, origin: Origin, uri: Callable[[str], str]
@@ -306,12 +312,12 @@ class TokenSender(Sender):
         self._token = token
         self.pool: RequestPool = pool
         self._origin = origin
-        self._fixed_token: str | None = None
-        self._fixed, self._fixed_for_reads = self._fix(None)
+        self._encoded_token: str | None = None
+        self._headers, self._read_headers = self._encode_headers(None)
 
     @abstractmethod
-    def _fix(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
-        """Return the headers of all requests, and of all reads, with a token."""
+    def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
+        """Encode the headers that all requests have, and the headers that all reads have."""
 
     async def _authorize(
         self,
@@ -325,10 +331,10 @@ class TokenSender(Sender):
     ) -> AuthorizedRequest:
         token = self._token.get_nowait()
         if token is NOT_READY:
-            token = await name_errors(self._token.get(), action, self._uri(key))
-        if token != self._fixed_token:
-            self._use(token)
-        fixed = self._fixed_for_reads if kind.is_read else self._fixed
+            token = await resolve_credentials(self._token.get(), action, self._uri(key))
+        if token != self._encoded_token:
+            self._set_token(token)
+        fixed = self._read_headers if kind.is_read else self._headers
         return self._origin, target, headers, fixed, token
 
     def authorize_nowait(
@@ -337,14 +343,14 @@ class TokenSender(Sender):
         token = self._token.get_nowait()
         if token is NOT_READY:
             return None
-        if token != self._fixed_token:
-            self._use(token)
-        return self._origin, target, headers, self._fixed_for_reads, token
+        if token != self._encoded_token:
+            self._set_token(token)
+        return self._origin, target, headers, self._read_headers, token
 
-    async def make_ready(self, action: str, key: str) -> str | None:
-        """Wait for a token, use it for the next requests, and return it."""
+    async def ensure_token(self, action: str, key: str) -> str | None:
+        """Wait for a valid token, set it for the next requests, and return it."""
         await TokenSender._authorize(self, b"", b"", (), None, action, key, PLAIN)
-        return self._fixed_token
+        return self._encoded_token
 
     def should_resend(self, response: ErrorResponse, credentials: str | None) -> bool:
         if response.status != 401 or credentials is None:
@@ -352,10 +358,10 @@ class TokenSender(Sender):
         self._token.invalidate(credentials)
         return True
 
-    def _use(self, token: str | None) -> None:
-        """Encode the headers of all requests with a new token."""
-        self._fixed, self._fixed_for_reads = self._fix(token)
-        self._fixed_token = token
+    def _set_token(self, token: str | None) -> None:
+        """Encode the common headers of requests with a new token."""
+        self._headers, self._read_headers = self._encode_headers(token)
+        self._encoded_token = token
 
     async def aclose(self) -> None:
         await self.pool.aclose()

@@ -1,4 +1,4 @@
-"""HTTP statuses and service codes, mapped to errors."""
+"""Errors for the responses of services, by HTTP status and service code."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
 E = TypeVar("E", bound=StorageError)
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which a request of any operation is sent again. After each of them the work may
-have been done: a gateway also returns 408, 429 or 503 for a backend that was only slow."""
+"""Statuses that are retried for every operation. After any of them a write may have been done: a
+gateway also returns 408, 429 or 503 when the backend was only slow."""
 _BY_STATUS: dict[int, tuple[type[StorageError], str, str]] = {
     401: (
         PermissionDeniedError,
@@ -44,20 +44,19 @@ _BY_STATUS: dict[int, tuple[type[StorageError], str, str]] = {
         "",
         "check that the credentials in use may {action} objects there",
     ),
-    404: (NotFoundError, "no object of this name exists, ", "list the prefix to see what does"),
+    404: (NotFoundError, "the object does not exist, ", "list the prefix to see which objects do"),
     412: (PreconditionFailedError, "its generation is not the expected one, ", ""),
 }
-"""Error type of each status, with the texts before and after that of the response. The services
-`s3` and `az` have their own texts for some of them, in their `service_error`."""
+"""Error type of each status, with the texts before and after the text of the response. `s3` and
+`az` replace the texts of some statuses in their `service_error`."""
 _DIGEST_CODES = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
 
 
 def parse_retry_after(value: str | None, *, now: float | None = None) -> float | None:
-    """Return the seconds of a Retry-After header (RFC 9110, 10.2.3), or None.
+    """Return the seconds of a Retry-After header (RFC 9110, 10.2.3).
 
-    Args:
-        value: The header: seconds, or an HTTP date.
-        now: Current Unix time, in seconds; that of the clock by default.
+    None if the header is missing or malformed. A date in the header is compared with `now`, a Unix
+    time, by default the current time.
     """
     if not value:
         return None
@@ -67,13 +66,13 @@ def parse_retry_after(value: str | None, *, now: float | None = None) -> float |
         return seconds if math.isfinite(seconds) else None
     try:
         moment = email.utils.parsedate_to_datetime(text).timestamp()
-    except (ValueError, OverflowError):  # no date, or one of a year that no calendar has
+    except (ValueError, OverflowError):  # not a date, or a year outside of the calendar
         return None
     return max(0.0, moment - (time.time() if now is None else now))
 
 
 def response_error(
-    kind: type[E],
+    error_class: type[E],
     status: int,
     *,
     action: str,
@@ -84,36 +83,32 @@ def response_error(
     advice: str = "",
     **fields: Any,
 ) -> E:
-    """Return an error whose text has what failed, the response, and what to do about it.
+    """Return an error with the failed action, the response, and advice in its text.
 
     Args:
-        kind: Class of the error.
+        error_class: Class of the error.
         status: HTTP status.
-        action: Verb: "could not {action} {uri}".
+        action: Verb of the message: "could not {action} {uri}".
         uri: Uri of the object.
-        code: Code of the service, such as `NoSuchKey`.
-        detail: Message of the service, shortened here.
-        before: Text before the response.
-        advice: Text after it.
+        code: Error code of the service, such as `NoSuchKey`.
+        detail: Error message of the service; the first 300 characters are used.
+        before: Text before the status.
+        advice: Text at the end.
         fields: Further fields of the error.
     """
     message = " ".join(detail.split())[:300]
     text = f"could not {action} {uri}: {before}HTTP {status}" + (f" {code}" if code else "")
     text += (f" ({message})" if message else "") + (f"; {advice}" if advice else "")
-    return kind(text, uri=uri, status=status, **fields)
+    return error_class(text, uri=uri, status=status, **fields)
 
 
 def malformed_response(
     action: str, uri: str, why: object, *, status: int | None = None, maybe_done: bool = True
 ) -> TransientError:
-    """Return the error for a success that cannot be parsed, or is not from the service.
+    """Return the error for a success response that is malformed, or not from the service.
 
-    Args:
-        action: Verb: "could not {action} {uri}".
-        uri: Uri of the object.
-        why: What is wrong with the response.
-        status: Its HTTP status.
-        maybe_done: The request may have changed something.
+    `why` is the defect of the response. `maybe_done` says whether the request may have changed an
+    object.
     """
     return TransientError(
         f"could not {action} {uri}: {why}",
@@ -125,35 +120,33 @@ def malformed_response(
 
 
 def malformed_page(uri: str, exc: ValueError) -> TransientError:
-    """Return the error for a response to a listing that cannot be parsed."""
+    """Return the error for a page of a listing that cannot be parsed."""
     why = f"the response is not a listing ({exc})"
     return malformed_response("list", uri, why, maybe_done=False)
 
 
 def unexpected_page(uri: str, why: object) -> StorageError:
-    """Return the error for a page that is not the requested one."""
-    return StorageError(f"could not list {uri}: the page is not the requested one, {why}", uri=uri)
+    """Return the error for a page of a listing that does not match the request."""
+    return StorageError(f"could not list {uri}: the service returned a wrong page: {why}", uri=uri)
 
 
 class EmptyPageCounter:
-    """Counts the pages in a row without an entry; see `MAX_EMPTY_PAGES`."""
+    """Counter of consecutive empty pages of one listing; see `MAX_EMPTY_PAGES`."""
 
     def __init__(self, uri: str) -> None:
-        """Initialize with the uri of the listing, for errors."""
         self._uri = uri
-        self._num = 0
+        self._num_empty = 0
 
     def count(self, num_entries: int) -> None:
-        """Count one page that is not the last.
+        """Count one page that is not the last page of the listing.
 
         Raises:
-            StorageError: Too many in a row had no entry.
+            StorageError: `MAX_EMPTY_PAGES` pages in a row were empty.
         """
-        self._num = 0 if num_entries else self._num + 1
-        if self._num >= MAX_EMPTY_PAGES:
-            raise unexpected_page(
-                self._uri, f"{self._num} empty pages came in a row, each with a new next page"
-            )
+        self._num_empty = 0 if num_entries else self._num_empty + 1
+        if self._num_empty >= MAX_EMPTY_PAGES:
+            why = f"it is the last of {self._num_empty} empty pages in a row, each with a next page"
+            raise unexpected_page(self._uri, why)
 
 
 def error_from_status(
@@ -166,23 +159,23 @@ def error_from_status(
     retry_after: str | None = None,
     generation: str = "",
 ) -> StorageError:
-    """Return the error for an error response.
+    """Return the error for an error response of any service.
 
     Args:
         status: HTTP status.
-        action: Verb: "read", "compose".
+        action: Verb of the message, such as "read" or "compose".
         uri: Uri of the object.
-        code: Code of the service, such as `NoSuchKey`.
-        detail: Message of the service, shortened here.
-        retry_after: Retry-After header.
+        code: Error code of the service, such as `NoSuchKey`.
+        detail: Error message of the service; the first 300 characters are used.
+        retry_after: Value of the Retry-After header.
         generation: Generation that a read is pinned to; empty for none.
     """
-    what = {"action": action, "uri": uri, "code": code, "detail": detail}
+    texts = {"action": action, "uri": uri, "code": code, "detail": detail}
     if status in TRANSIENT:
         return response_error(
             TransientError,
             status,
-            **what,
+            **texts,
             before="the service returned ",
             retry_after_seconds=parse_retry_after(retry_after),
             maybe_done=True,
@@ -196,11 +189,11 @@ def error_from_status(
         )
     elif status == 404 and generation and code != "NoSuchBucket":
         before = f"its generation {generation} does not exist, "
-        advice = "the object was replaced or deleted since it was listed, list it again"
+        advice = "the object was replaced or deleted since it was listed; list it again"
     elif 300 <= status < 400:
         advice = (
-            "redirects are not followed, because the credentials would be sent along; pass "
-            "endpoint_url= with the right address"
+            "redirects are not followed, because the credentials would go to another server; pass "
+            "the right address as endpoint_url="
         )
     advice = advice.format(action=action)
-    return response_error(error, status, **what, before=before, advice=advice)
+    return response_error(error, status, **texts, before=before, advice=advice)

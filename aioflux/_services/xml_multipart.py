@@ -1,6 +1,6 @@
-"""The XML multipart protocol of GCS and S3: targets, bodies and responses. No I/O.
+"""Requests and responses of the XML multipart API of GCS and S3. No I/O.
 
-Source: cloud.google.com/storage/docs/multipart-uploads;
+Sources: cloud.google.com/storage/docs/multipart-uploads and
 docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html.
 """
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def part_target(path: bytes, upload_id: str, number: int) -> bytes:
-    """Return the target of a request for one part."""
+    """Return the target of a request that sends one part."""
     return b"%b?partNumber=%d&uploadId=%b" % (path, number, quote(upload_id, safe="").encode())
 
 
@@ -50,12 +50,8 @@ def list_uploads_target(
 ) -> bytes:
     """Return the target of a request that lists open uploads.
 
-    Args:
-        bucket_path: Path of the bucket.
-        prefix: Prefix of keys.
-        key_marker: Key of the last upload of the previous page.
-        id_marker: Its id.
-        is_encoded: Request percent-encoded keys, since XML cannot hold all of them.
+    The previous page returned the markers; both are empty for the first page. `is_encoded`
+    requests percent-encoded keys, since XML cannot represent some characters.
     """
     query = f"uploads&prefix={quote(prefix, safe='')}"
     if is_encoded:
@@ -68,7 +64,7 @@ def list_uploads_target(
 
 
 def complete_body(parts: Sequence[UploadedPart]) -> bytes:
-    """Return the body of a request that completes an upload: all parts, by number."""
+    """Return the body of a request that completes an upload; `parts` must be sorted by number."""
     rows = "".join(
         f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(part.etag)}</ETag></Part>"
         for part in parts
@@ -80,10 +76,10 @@ def parse_xml(data: bytes | bytearray | memoryview | str) -> ET.Element:
     """Parse a response.
 
     Raises:
-        ValueError: It is not XML.
+        ValueError: The response is not XML.
     """
     try:
-        # Of the service; expat rejects entity bombs since 2.4.1. Some begin with a byte order mark.
+        # Some services send a byte order mark. expat rejects entity bombs since 2.4.1 (S314).
         text = data if isinstance(data, str) else bytes(data).removeprefix(b"\xef\xbb\xbf")
         return ET.fromstring(text)  # noqa: S314
     except ET.ParseError as exc:
@@ -91,17 +87,17 @@ def parse_xml(data: bytes | bytearray | memoryview | str) -> ET.Element:
 
 
 def local_name(element: ET.Element) -> str:
-    """Return the name of an element, without its namespace."""
+    """Return the tag of an element without its namespace."""
     return element.tag.rpartition("}")[2]
 
 
 def texts_of(element: ET.Element) -> dict[str, str]:
-    """Return the texts directly below an element, by name."""
+    """Return the text of each child of an element, by its tag without the namespace."""
     return {local_name(child): child.text or "" for child in element}
 
 
 def parse_fields(data: bytes | bytearray | memoryview) -> dict[str, str]:
-    """Return the fields directly below the root of an XML response, without namespaces.
+    """Return the text of each child of the root of an XML response; see `texts_of`.
 
     Raises:
         ValueError: The body is not XML.
@@ -121,14 +117,17 @@ def parse_error(data: bytes | bytearray | memoryview) -> tuple[str, str]:
 def parse_uploads(
     data: bytes | bytearray | memoryview, *, is_encoded: bool = False
 ) -> tuple[list[OpenUpload], str, str]:
-    """Return the uploads of one page, with whole keys, and the two markers of the next page.
+    """Return the uploads of one page, and the key marker and the id marker of the next page.
+
+    Keys are full object names. Both markers are empty for the last page.
 
     Args:
-        data: The page.
-        is_encoded: Percent-encoded keys were requested.
+        data: Body of the response.
+        is_encoded: The request asked for percent-encoded keys.
 
     Raises:
-        ValueError: The body is not such a page.
+        KeyError: An upload has no key, no id or no time.
+        ValueError: The body is not a page of open uploads.
     """
     root = parse_xml(data)
     is_encoded = is_encoded and any(
@@ -155,17 +154,17 @@ def parse_uploads(
     if is_encoded:
         marker = unquote_plus(marker)
     if not marker and uploads:
-        marker = uploads[-1].key  # SeaweedFS does not return it
+        marker = uploads[-1].key  # SeaweedFS returns no key marker
     if not marker:
-        raise ValueError("the response is truncated, and has no marker of the next page")
+        raise ValueError("the page is truncated, but has no marker of the next page")
     return uploads, marker, fields.get("NextUploadIdMarker", "")
 
 
 def combined_crc32c(parts: Sequence[UploadedPart]) -> int | None:
-    """Return the crc32c of the concatenation of parts; None if one has none."""
-    whole = 0
+    """Return the crc32c of the concatenation of parts; None if a part has no known crc32c."""
+    checksum = 0
     for part in parts:
         if part.crc32c is None:
             return None
-        whole = combine_crc32c(whole, part.crc32c, part.size)
-    return whole
+        checksum = combine_crc32c(checksum, part.crc32c, part.size)
+    return checksum

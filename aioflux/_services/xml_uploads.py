@@ -1,4 +1,4 @@
-"""Multipart uploads in the XML protocol of GCS and S3, encoded by `xml_multipart`."""
+"""Multipart uploads of GCS and S3, with the XML API, whose requests `xml_multipart` encodes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["XMLService"]
 
 
 class XMLService(HTTPService):
-    """One bucket and prefix of a service with the XML multipart protocol."""
+    """One bucket and prefix of a service with the XML multipart API."""
 
     _encodes_keys: ClassVar[bool] = False
-    """The service can list uploads with percent-encoded keys."""
+    """Whether the service can percent-encode the keys in a listing of uploads."""
     _bucket_path: bytes = b""
-    """Path of the bucket in targets."""
+    """Path of the bucket in urls."""
 
     async def initiate_upload(self, request: WriteRequest) -> str:
         key, action = request.key, "begin an upload of"
@@ -49,15 +49,16 @@ class XMLService(HTTPService):
             raise self._not_from_service(action, key, response)
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
-        found: list[OpenUpload] = []
+        matching: list[OpenUpload] = []
         key_marker = id_marker = ""
         is_encoded = False
-        cut, whole, action = len(self._prefix), self._prefix + prefix, "list the uploads of"
-        empty = EmptyPageCounter(self.uri(prefix))
+        num_cut, full_prefix = len(self._prefix), self._prefix + prefix
+        action = "list the uploads of"
+        empty_pages = EmptyPageCounter(self.uri(prefix))
         while True:
             target = multipart.list_uploads_target(
                 self._bucket_path,
-                prefix=whole,
+                prefix=full_prefix,
                 key_marker=key_marker,
                 id_marker=id_marker,
                 is_encoded=is_encoded,
@@ -69,25 +70,26 @@ class XMLService(HTTPService):
                 )
             except (ValueError, KeyError) as exc:
                 if self._encodes_keys and not is_encoded:
-                    # A key that XML cannot hold. Not in the first request, since SeaweedFS says
-                    # that it encodes keys, and does not.
+                    # XML cannot represent one of the keys. The first request asks for plain keys:
+                    # SeaweedFS, when asked for encoded keys, returns plain keys and marks them as
+                    # encoded.
                     is_encoded = True
                     continue
                 response.discard_connection()
                 raise malformed_response(action, self.uri(prefix), exc, maybe_done=False) from exc
-            found += [
-                replace(upload, key=upload.key[cut:])
+            matching += [
+                replace(upload, key=upload.key[num_cut:])
                 for upload in uploads
-                # Some servers list uploads of other keys, too.
-                if upload.key.startswith(whole)
+                # Some servers also list uploads of keys with other prefixes.
+                if upload.key.startswith(full_prefix)
             ]
             if not key_marker:
-                return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
-            empty.count(len(uploads))
+                return sorted(matching, key=lambda upload: (upload.key, upload.upload_id))
+            empty_pages.count(len(uploads))
 
     @abstractmethod
     def _path(self, key: str) -> bytes:
-        """Return the path of an object.
+        """Return the path of an object in urls.
 
         Raises:
             ValueError: No object can have this key.
@@ -99,10 +101,10 @@ class XMLService(HTTPService):
 
     @abstractmethod
     def _fields(self, response: Response, name: str, action: str, key: str) -> Mapping[str, str]:
-        """Return the fields of a response, which has one of this name.
+        """Return the fields of an XML response that must have the field `name`.
 
         Raises:
-            StorageError: It has not; it may be an error with status 200.
+            StorageError: The field is missing, for example in an error with status 200.
         """
 
     def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
@@ -112,7 +114,7 @@ class XMLService(HTTPService):
         return (response.headers.get(b"etag") or b"").decode("latin-1")
 
     def _name(self, key: str) -> str:
-        """Return the object's whole name, or raise ValueError if no object can have it."""
+        """Return the object's full name in the bucket; ValueError if no object can have it."""
         name = self._prefix + key
         check_name(name)
         return name

@@ -1,1 +1,1 @@
-"""Many requests that make up one operation: a pure plan and a short executor each."""
+"""Operations of a store, each made of many requests: a pure plan and a short executor."""

@@ -1,4 +1,4 @@
-"""Ambiguous writes: after a lost response, the object shows whether the write was done."""
+"""Ambiguous writes: reads of the object after a lost response, to see if the write happened."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _FIND_SECONDS = 10.0
-"""Time to look for the object after the deadline of the request itself."""
+"""Maximum time to check for the object after the last attempt of a write has failed."""
 
 _MAX_SENDS = 3
-"""Attempts to send bytes that the service reports as damaged in transit."""
+"""Largest number of attempts to send a body that the service reports as damaged."""
 
 
 class AmbiguousWrite:
-    """The attempts of one request that may have been carried out without a response.
+    """A record of the failed attempts of one write, which may have been carried out nevertheless.
 
     Attributes:
-        maybe_done: There is such an attempt.
-        needs_check: There is one that was not throttled. A throttled one (429, 503) is seldom
-            carried out, and a check would add to the load: its object is looked for only if a
-            later attempt is rejected, which suggests that the write was carried out.
+        maybe_done: At least one attempt may have been carried out.
+        needs_check: At least one of these attempts failed for another reason than throttling
+            (429, 503). Services seldom carry out a throttled write, and a check would add to their
+            load. So after throttling alone, the object is only checked if a later attempt is
+            rejected, which suggests that a throttled write was carried out after all.
     """
 
     __slots__ = ("maybe_done", "needs_check")
@@ -60,17 +61,17 @@ class AmbiguousWrite:
         self.maybe_done = False
         self.needs_check = False
 
-    async def watch(self, request: Awaitable[T]) -> T:
-        """Await one attempt, and record its failure."""
+    async def run_attempt(self, request: Awaitable[T]) -> T:
+        """Await one attempt, and record its failure if it fails."""
         try:
             return await request
         except (TransientError, asyncio.CancelledError) as exc:
-            self.add(exc)
+            self.add_failure(exc)
             raise
 
-    def add(self, error: TransientError | asyncio.CancelledError) -> None:
+    def add_failure(self, error: TransientError | asyncio.CancelledError) -> None:
         """Record the failure of an attempt."""
-        # A cancelled request, also one cancelled by a deadline, may have been carried out.
+        # A request that was cancelled, by the caller or by a deadline, may have been carried out.
         is_throttled = False
         if isinstance(error, TransientError):
             if not error.maybe_done:
@@ -81,13 +82,13 @@ class AmbiguousWrite:
 
 
 class ResendLimit:
-    """The limit of attempts whose bytes arrived damaged."""
+    """A limit of the attempts to send one body that arrives damaged each time."""
 
     def __init__(self) -> None:
         self._num_wrong = 0
 
     def next_error(self, error: ChecksumError) -> StorageError:
-        """Return an error that is retried, or `error` itself once the limit is reached."""
+        """Return a TransientError, which is retried, or `error` itself at the limit."""
         self._num_wrong += 1
         if self._num_wrong >= _MAX_SENDS:
             return error
@@ -106,41 +107,43 @@ async def send_write(
     find_first: bool = False,
     find_if_throttled: bool = False,
 ) -> ObjectMeta:
-    """Send a write until it is carried out; after an ambiguous attempt find its object.
+    """Send a write until it is carried out; check for its object after an ambiguous attempt.
 
     Args:
         session: The session.
         request: The write.
-        send: Sends it once.
-        find: Returns the object that the write should have made, if it exists.
-        ambiguous: Collects the failures of the attempts.
-        resends: Limits the attempts whose bytes arrived damaged.
-        num_bytes: Bytes of its body.
-        find_first: Look for the object before another attempt, which would cost more.
-        find_if_throttled: Look for it even after throttling alone: its sources are deleted next.
+        send: Sends the write once.
+        find: Returns the object that the write should have created, or None if there is none.
+        ambiguous: Record of the failed attempts; a new one by default.
+        resends: Limit of the attempts whose body arrives damaged; by default a damaged body is not
+            sent again.
+        num_bytes: Bytes of the body.
+        find_first: Call `find` before another attempt, because an attempt costs more than a check.
+        find_if_throttled: Call `find` at the end even if all attempts were throttled, because the
+            caller deletes the sources of the object next.
 
     Raises:
-        AlreadyExistsError: `mode="create"`, and another object has the key.
-        PreconditionFailedError: The object has another generation.
+        AlreadyExistsError: The write is `mode="create"`, and another object has the key.
+        PreconditionFailedError: The object has another generation than the precondition requires.
     """
     ambiguous = ambiguous or AmbiguousWrite()
 
     async def attempt(_: int) -> ObjectMeta:
-        if find_first and ambiguous.needs_check and (found := await find()):
-            return found
+        if find_first and ambiguous.needs_check and (written := await find()):
+            return written
         try:
             return await send()
         except (TransientError, asyncio.CancelledError) as exc:
-            ambiguous.add(exc)
+            ambiguous.add_failure(exc)
             raise
         except ChecksumError as exc:
             if resends is None:
                 raise
             raise resends.next_error(exc) from exc
         except (PreconditionFailedError, NotFoundError) as exc:
-            # An ambiguous attempt may have been carried out since the last look.
-            if ambiguous.maybe_done and (found := await find()):
-                return found
+            # An ambiguous attempt may have been carried out since the last check.
+            if ambiguous.maybe_done and (written := await find()):
+                return written
             if isinstance(exc, PreconditionFailedError) and request.precondition.if_absent:
                 raise _exists_error(exc) from exc
             raise
@@ -149,10 +152,12 @@ async def send_write(
         return await session.call(request.key, attempt, num_bytes=num_bytes)
     except TransientError as exc:
         if ambiguous.needs_check or (ambiguous.maybe_done and find_if_throttled):
-            if found := await _find_at_last(find, exc):
-                return found
+            if written := await _find_at_last(find, exc):
+                return written
         elif ambiguous.maybe_done:
-            exc.add_note("the write may have been carried out; check it before you repeat it")
+            exc.add_note(
+                "the write may have been carried out; check the object before you repeat it"
+            )
         raise
 
 
@@ -179,9 +184,10 @@ async def _find_at_last(
 async def find_written(
     session: Session, request: WriteRequest, *, size: int, crc32c: int | None
 ) -> ObjectMeta | None:
-    """Return the object if it is the one that an earlier attempt should have written.
+    """Return the object if it is what an earlier attempt sent, or None.
 
-    If the service returns no checksum, the object is read: equal sizes may be a coincidence.
+    If the service returns no checksum, the object is read to compute it: two objects of the same
+    size can differ.
     """
     try:
         meta = await session.service.head(request.key)
@@ -195,10 +201,10 @@ async def find_written(
 
 
 async def checksum_of(session: Session, meta: ObjectMeta) -> int:
-    """Return the crc32c of an object, read if the service returned none.
+    """Return the crc32c of an object; read the object if the service returned no checksum.
 
     Raises:
-        NotFoundError: It was replaced meanwhile.
+        NotFoundError: The object was replaced or deleted meanwhile.
     """
     if meta.crc32c is not None:
         return meta.crc32c
@@ -209,13 +215,13 @@ async def checksum_of(session: Session, meta: ObjectMeta) -> int:
 
 
 async def _read(session: Session, meta: ObjectMeta, start: int, end: int) -> Buffer:
-    """Read a range; not by `Session.call`, since the write that waits for it holds a slot."""
+    """Read a range, without a request slot: during an attempt, the write already holds one."""
     request = ReadRequest(meta.key, meta.generation, start, end)
 
     async def attempt(_: int) -> Buffer:
         body = await session.service.get(request)
         if len(body.data) != end - start:
-            raise TransientError(f"could not read {meta.uri}: its body is short", uri=meta.uri)
+            raise TransientError(f"could not read {meta.uri}: the body is too short", uri=meta.uri)
         return body.data
 
     return await with_retry(attempt, session.retry, uri_of=lambda: meta.uri, clock=session.clock)

@@ -1,4 +1,4 @@
-"""Checks of arguments, before anything is sent."""
+"""Checks of the arguments of public methods, before a request is sent."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
 
 
 def parse_key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
-    """Return the key, and the metadata if it was given.
+    """Return the key, and its metadata if the argument is an `ObjectMeta`.
 
     Raises:
-        TypeError: It is neither a string nor metadata.
-        ValueError: It is empty.
+        TypeError: The argument is neither a string nor an `ObjectMeta`.
+        ValueError: The key is empty.
     """
     if isinstance(key, ObjectMeta):
         return key.key, key
@@ -37,7 +37,7 @@ def parse_key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
 
 
 def parse_prefix(prefix: str) -> str:
-    """Return the prefix, or raise TypeError if it is no string."""
+    """Return the prefix, or raise TypeError if it is not a string."""
     if not isinstance(prefix, str):
         raise TypeError(f"a prefix is a string, not {type(prefix).__name__}")
     return prefix
@@ -47,29 +47,30 @@ def check_listing(delimiter: str, match_glob: str) -> None:
     """Check the filters of a listing.
 
     Raises:
-        TypeError: One is no string.
-        ValueError: Both are given.
+        TypeError: A filter is not a string.
+        ValueError: Both filters are given.
     """
     for name, value in (("delimiter", delimiter), ("match_glob", match_glob)):
         if not isinstance(value, str):
             raise TypeError(f"{name} is a string, not {type(value).__name__}")
     if delimiter and match_glob:
         raise ValueError(
-            "delimiter and match_glob exclude each other; a pattern can name one level"
+            "delimiter and match_glob exclude each other; give only match_glob, in which * matches "
+            "one level and ** matches all levels"
         )
 
 
 def require_many_keys(keys: object) -> None:
-    """Raise TypeError for one string, which would be read as many keys of one letter."""
+    """Raise TypeError for a single string, whose letters would each be used as a key."""
     if isinstance(keys, (str, bytes)):
-        raise TypeError(f"give several keys, not the one {keys!r}; put it in a list")
+        raise TypeError(f"give an iterable of strings, not the string {keys!r}; put it in a list")
 
 
 def check_mode(mode: str, if_generation_match: str | None) -> None:
-    """Check the condition of a write.
+    """Check the mode and the expected generation of a write.
 
     Raises:
-        TypeError: The generation is no string.
+        TypeError: The generation is not a string.
         ValueError: The mode is unknown, or two conditions exclude each other.
     """
     if mode not in {"overwrite", "create"}:
@@ -83,30 +84,30 @@ def check_mode(mode: str, if_generation_match: str | None) -> None:
         )
     if not if_generation_match:
         raise ValueError(
-            "if_generation_match must not be empty: this service returned no generation of the "
-            "object to compare"
+            "if_generation_match must not be empty; if ObjectMeta.generation is empty, the service "
+            "returned none, and the write cannot have this precondition"
         )
     if if_generation_match == "0":
-        raise ValueError('if_generation_match="0" is written mode="create": no object may exist')
+        raise ValueError('if_generation_match="0" is not supported; use mode="create" instead')
     if mode == "create":
         raise ValueError('mode="create" and if_generation_match exclude each other')
 
 
 def check_metadata(content_type: str, metadata: Mapping[str, str] | None) -> None:
-    """Raise TypeError if the content type or the metadata of an object are no strings."""
+    """Raise TypeError unless the content type and all metadata of an object are strings."""
     if not isinstance(content_type, str):
         raise TypeError(f"content_type is a string, not {content_type!r}")
     if metadata is None:
         return
     if not isinstance(metadata, Mapping):
-        raise TypeError(f"metadata maps strings to strings, it is no {type(metadata).__name__}")
+        raise TypeError(f"metadata is a mapping of strings, not {type(metadata).__name__}")
     for name, value in metadata.items():
-        if not all(isinstance(each, str) for each in (name, value)):
+        if not all(isinstance(text, str) for text in (name, value)):
             raise TypeError(f"metadata maps strings to strings, not {name!r} to {value!r}")
 
 
 def check_offset(name: str, value: object) -> None:
-    """Raise TypeError if an offset in an object is no integer."""
+    """Raise TypeError if an offset in an object is not an integer."""
     if not hasattr(value, "__index__"):
         raise TypeError(f"{name} is an integer, not {value!r}")
 
@@ -114,18 +115,18 @@ def check_offset(name: str, value: object) -> None:
 def lower_names(metadata: Mapping[str, str]) -> Mapping[str, str]:
     """Return metadata with its names in lower case, as services return them.
 
-    They are sent as names of headers, which have no case.
+    Services receive the names as parts of HTTP headers, which are case-insensitive.
 
     Raises:
-        ValueError: Two names differ in case only.
+        ValueError: Two names differ only in case.
     """
     lowered: dict[str, str] = {}
     for name, value in metadata.items():
         if name.lower() in lowered:
-            first = next(each for each in metadata if each.lower() == name.lower())
+            first = next(other for other in metadata if other.lower() == name.lower())
             raise ValueError(
                 f"metadata cannot have both {first!r} and {name!r}: services keep names in lower "
-                "case, so that they would be one"
+                "case, so that both would be the same name"
             )
         lowered[name.lower()] = value
     return lowered

@@ -1,9 +1,9 @@
-"""Clean-up of what dead processes leave: open uploads, temporary uploads and composites.
+"""Clean-up after dead processes: open multipart uploads, temporary objects and composites.
 
-    list uploads, list objects -> stale ones (pure) -> abort, delete (pinned to the generation)
+    list uploads, list objects -> select stale (pure) -> abort, delete (pinned to the generation)
 
-A dead process cannot be distinguished from a slow one, so that age decides: an upload that is still
-under way after `older_than_seconds` is aborted too, and fails for its writer.
+A dead process looks the same as a slow one, so the age decides: an upload that is still in progress
+after `older_than_seconds` is aborted too, and its writer fails.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ async def clean(
 ) -> CleanResult:
     """Abort stale uploads and delete stale temporary objects below a prefix.
 
-    Below `COMPOSITE_PREFIX` there are no uploads, so that no permission to list them is needed.
+    There are no uploads below `COMPOSITE_PREFIX`, so cleaning it needs no permission to list them.
     """
-    found: Sequence[OpenUpload] = ()
+    open_uploads: Sequence[OpenUpload] = ()
     if f"/{COMPOSITE_PREFIX}" not in f"/{prefix}":
-        found = await session.call(prefix, lambda _: session.service.list_uploads(prefix))
-    uploads = stale_uploads(found, now=now, older_than_seconds=older_than_seconds)
+        open_uploads = await session.call(prefix, lambda _: session.service.list_uploads(prefix))
+    uploads = stale_uploads(open_uploads, now=now, older_than_seconds=older_than_seconds)
     uploads.sort(key=lambda upload: (upload.key, upload.upload_id))
     objects: list[ObjectMeta] = []
     async for page in list_pages(session, prefix, with_temporary=True):

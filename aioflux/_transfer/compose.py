@@ -1,7 +1,8 @@
 """Composes and copies of objects on the service.
 
-After an ambiguous attempt the destination is read first: the request is not repeated if it has the
-size and crc32c of the concatenated sources, and the requested content type and metadata.
+After an ambiguous attempt the destination's metadata is read first. The request is not repeated if
+the destination has the size and crc32c of the concatenated sources, and the requested content type
+and metadata.
 """
 
 from __future__ import annotations
@@ -42,46 +43,46 @@ async def compose(
 ) -> ObjectMeta:
     """Concatenate `sources` into one object.
 
-    If the destination is one of its own sources (an append), they are pinned first, so that a
-    repeated attempt cannot append twice. Those that are named without a generation are pinned anew
-    if they are replaced before they are read.
+    If the destination is one of its own sources (an append), all sources are pinned first, so that
+    a repeated attempt cannot append twice. If a source that was given without a generation is
+    replaced before the compose, the sources are pinned again.
 
     Args:
         session: The session.
         request: The object to write.
-        sources: Objects, in order.
-        metas: Their metadata in a listing; saves requests after an ambiguous attempt.
+        sources: The objects to concatenate, in order.
+        metas: Metadata of the sources from a listing; saves requests after an ambiguous attempt.
     """
     if all(source.key != request.key for source in sources):
-        return await _compose_pinned(session, request, sources, metas, AmbiguousWrite())
+        return await _send_compose(session, request, sources, metas, AmbiguousWrite())
     backoff = Backoff(session.retry)
     while True:
         metas = await gather(session.head(source.key, source.generation) for source in sources)
         pinned = [Source(key=meta.key, generation=meta.generation) for meta in metas]
         ambiguous = AmbiguousWrite()
         try:
-            return await _compose_pinned(session, request, pinned, metas, ambiguous)
+            return await _send_compose(session, request, pinned, metas, ambiguous)
         except NotFoundError:
-            # A source was replaced meanwhile. If an attempt may have been carried out, it may have
-            # replaced it: to repeat it would append twice.
-            may_repeat = not ambiguous.maybe_done and not all(each.generation for each in sources)
+            # A source was replaced meanwhile, maybe by an ambiguous attempt of this append: another
+            # attempt would then append twice.
+            may_repeat = not ambiguous.maybe_done and not all(src.generation for src in sources)
             if not (may_repeat and await backoff.pause()):
                 raise
 
 
-async def _compose_pinned(
+async def _send_compose(
     session: Session,
     request: WriteRequest,
     sources: Sequence[Source],
     metas: Sequence[ObjectMeta],
     ambiguous: AmbiguousWrite,
 ) -> ObjectMeta:
-    """Concatenate sources, each in the generation that it names."""
+    """Concatenate the sources, each in its generation if it has one."""
 
     async def find() -> ObjectMeta | None:
-        found = await _find_composed(session, request.key, sources, metas)
-        is_ours = found and has_attributes(found, request.content_type, request.metadata)
-        return found if is_ours else None
+        composed = await _find_composed(session, request.key, sources, metas)
+        is_ours = composed and has_attributes(composed, request.content_type, request.metadata)
+        return composed if is_ours else None
 
     return await send_write(
         session,
@@ -105,11 +106,11 @@ async def copy(
             original = await session.service.head(source.key, generation=source.generation)
         except NotFoundError:
             return None
-        # A copy that need not be new is sooner made again than compared byte by byte.
+        # An unconditional copy is cheaper to repeat than to compare byte by byte.
         may_read = bool(precondition)
-        found = await _find_composed(session, key, [source], [original], may_read=may_read)
-        is_ours = found and has_attributes(found, original.content_type, original.metadata)
-        return found if is_ours else None
+        copied = await _find_composed(session, key, [source], [original], may_read=may_read)
+        is_ours = copied and has_attributes(copied, original.content_type, original.metadata)
+        return copied if is_ours else None
 
     return await send_write(
         session,
@@ -128,9 +129,9 @@ async def _find_composed(
     *,
     may_read: bool = False,
 ) -> ObjectMeta | None:
-    """Return the object if an ambiguous attempt composed it of the sources.
+    """Return the object if an ambiguous attempt has composed it of the sources, or None.
 
-    With `may_read`, objects without a checksum are read to compare them.
+    With `may_read`, objects without a checksum are read to compute it.
     """
     service = session.service
     try:
@@ -142,7 +143,7 @@ async def _find_composed(
         if size != composed.size or any(
             (meta.key, meta.generation) == (key, composed.generation) for meta in metas
         ):
-            return None  # another object, or an append that changed nothing yet
+            return None  # another object, or the destination of an append before the append
         if checksum is None and may_read:
             _, checksum = _concatenation(
                 [replace(meta, crc32c=await checksum_of(session, meta)) for meta in metas]
@@ -150,12 +151,12 @@ async def _find_composed(
             composed = replace(composed, crc32c=await checksum_of(session, composed))
     except NotFoundError:
         return None
-    # Without a checksum the result cannot be distinguished from another object of its size.
+    # Without a checksum the composed object looks the same as another object of its size.
     return composed if checksum is not None and composed.crc32c == checksum else None
 
 
 def _concatenation(metas: Sequence[ObjectMeta]) -> tuple[int, int | None]:
-    """Return size and crc32c of concatenated objects; no crc32c if one has none."""
+    """Return size and crc32c of concatenated objects; None as crc32c if an object has none."""
     checksum: int | None = 0
     for meta in metas:
         if checksum is None or meta.crc32c is None:

@@ -1,11 +1,13 @@
-"""Reads of many small objects by few requests: composed on the service, read as one, split here.
+"""Reads of many small objects by few requests: compose on the service, read once, split here.
 
-    metas -> groups of neighbours (pure) -> compose, each source pinned -> one read -> slices, each
-                                                    compared with the listed crc32c
-                                         -> delete, in any case
+    metas -> groups of neighbours (pure) -> compose pinned sources -> one read -> slices
+                                                                              -> delete composite
 
-If a composite cannot be made or read, its objects are read one by one, so that an error names the
-object.
+The crc32c of each slice is compared with the crc32c in the listing. The composite is deleted after
+a failure, too.
+
+If a composite cannot be created or read, the objects of its group are read one by one, so that an
+error names the object. Only a missing permission ends the iteration.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from datetime import UTC, datetime
 from operator import length_hint
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import bounded_batches, gather
 from aioflux._services.base import Precondition, Source, WriteRequest
 from aioflux._transfer.compose import compose
@@ -56,19 +58,22 @@ _log = logging.getLogger("aioflux")
 TriedBatch: TypeAlias = "list[tuple[ObjectMeta, bytes] | tuple[None, StorageError]]"
 
 _EXPECTED = (NotFoundError, PreconditionFailedError, ChecksumError)
-"""Errors that show that an object has changed since it was listed; reading each one shows which."""
+"""Errors of a composite if one of its objects was changed since the listing. No warning is logged:
+the objects of the group are read one by one, and the error names the changed object."""
 
 _MAX_EAGER: Final = 4096
-"""Fewer objects than this are grouped before the first read."""
+"""If the number of objects is known and below this, all are divided into groups before the first
+read."""
 
 _COMPOSE_WAIT_SECONDS = 1.0
-"""Time that clean-up waits for the response to a compose; then it deletes whatever has the key."""
+"""Time that clean-up waits for the response to a compose. After this time the compose is cancelled,
+and its composite is deleted without a generation."""
 
 
 class _AsyncGroups:
     """Numbered groups of an asynchronous iterable.
 
-    Not a generator, which would have to be closed.
+    This is an iterator class, because an asynchronous generator would have to be closed.
     """
 
     def __init__(self, metas: AsyncIterable[ObjectMeta], grouper: Grouper) -> None:
@@ -76,19 +81,19 @@ class _AsyncGroups:
         self._grouper = grouper
         self._ready: deque[Group] = deque()
         self._numbers = itertools.count()
-        self._is_over = False
+        self._is_exhausted = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> tuple[int, Group]:
         while not self._ready:
-            if self._is_over:
+            if self._is_exhausted:
                 raise StopAsyncIteration
             try:
                 self._ready += self._grouper.add(_checked(await anext(self._metas)))
             except StopAsyncIteration:
-                self._is_over = True
+                self._is_exhausted = True
                 self._ready += self._grouper.rest()
         return next(self._numbers), self._ready.popleft()
 
@@ -99,7 +104,7 @@ def _numbered(
     if isinstance(metas, AsyncIterable):
         return _AsyncGroups(metas, grouper)
     numbered = enumerate(plan_groups(map(_checked, metas), grouper))
-    # For few objects, such as one batch, the number of groups limits the number of tasks.
+    # From a list, `bounded_batches` starts at most one task for each group: a batch needs few.
     return list(numbered) if length_hint(metas, _MAX_EAGER) < _MAX_EAGER else numbered
 
 
@@ -113,24 +118,25 @@ def _checked(meta: object) -> ObjectMeta:
 
 
 class Composites:
-    """The composites of one iteration, each from before it is made until it is deleted.
+    """The composites of one iteration: their creation and their deletion.
 
-    Each is made in a task of its own: if the request were cancelled before its response, the
-    composite could not be deleted. Keys begin with a random run id, which spreads them over the
-    service's index.
+    Each composite is created in a task of its own. Otherwise a compose that is cancelled with the
+    iteration, before its response, could create a composite that is never deleted. Keys begin with
+    a random id of the iteration, which spreads the composites of many iterations over the service's
+    index.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._run = uuid.uuid4().hex[:16]
+        self._prefix = f"{COMPOSITE_PREFIX}{uuid.uuid4().hex[:16]}"
         self._numbers = itertools.count()
-        self._making: dict[str, asyncio.Task[ObjectMeta]] = {}
+        self._creating: dict[str, asyncio.Task[ObjectMeta]] = {}
         self._deleting: dict[str, asyncio.Task[None]] = {}
         self._failure: StorageError | None = None
-        self._is_over = False
+        self._is_closed = False
 
-    async def begin(self, group: Group) -> str:
-        """Begin to make the composite of a group, and return its key.
+    async def start(self, group: Group) -> str:
+        """Start to create the composite of a group, and return its key.
 
         Waits while `max_in_flight` composites are being deleted.
         """
@@ -138,119 +144,123 @@ class Composites:
             await asyncio.wait(tuple(self._deleting.values()), return_when=asyncio.FIRST_COMPLETED)
         session = self._session
         session.require_own_process(group[0].key)
-        if self._is_over:
+        if self._is_closed:
             uri = session.service.uri(group[0].key)
             raise StorageError(f"could not read {uri}: its store was closed meanwhile", uri=uri)
-        key = f"{COMPOSITE_PREFIX}{self._run}/{datetime.now(UTC):%Y%m%dT%H%M%SZ}-"
-        key += f"{next(self._numbers):06}"
+        time = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+        key = f"{self._prefix}/{time}-{next(self._numbers):06}"
         request = WriteRequest(key, Precondition(if_absent=True))
         sources = [Source(key=meta.key, generation=meta.generation) for meta in group]
         session.open_transfers.add(self)
-        making = compose(session, request, sources, metas=group)
-        self._making[key] = session.start_cleanup(making)
+        composing = compose(session, request, sources, metas=group)
+        self._creating[key] = session.start_cleanup(composing)
         return key
 
     async def wait_for(self, key: str) -> ObjectMeta:
-        """Wait until a composite is made, and return its metadata."""
-        return await asyncio.shield(self._making[key])
+        """Wait until a composite is created, and return its metadata."""
+        return await asyncio.shield(self._creating[key])
 
-    def delete(self, key: str) -> None:
-        """Begin to delete a composite, unless that is under way or done."""
+    def start_delete(self, key: str) -> None:
+        """Start to delete a composite, unless it is being deleted or is already deleted."""
         deleting = self._deleting.get(key)
-        if key in self._making and (deleting is None or deleting.done()):
+        if key in self._creating and (deleting is None or deleting.done()):
             self._deleting[key] = self._session.start_cleanup(self._delete(key))
 
     def raise_failure(self) -> None:
-        """Raise the error of a composite that could not be deleted; others could not be either."""
+        """Raise the error if a delete was rejected: the service would reject later ones, too."""
         if self._failure is not None:
             raise self._failure
 
     async def finish(self, reason: BaseException | None) -> None:
-        """Delete the composites that remain; a failure is added to `reason` as a note, if given.
+        """Delete the remaining composites at the end of the iteration.
+
+        Args:
+            reason: The exception that ended the iteration, if any. A failure of the deletes is
+                added to it as a note. If the iteration was cancelled or left, or if there is no
+                exception and the service has not responded, the failure is logged.
 
         Raises:
-            StorageError: The service rejected a delete, and all else went well.
+            StorageError: The service rejected a delete, and the iteration itself succeeded.
         """
         ends_early = isinstance(reason, (asyncio.CancelledError, GeneratorExit))
         try:
-            await self._clear(can_wait=not ends_early)
+            await self._delete_remaining(can_wait=not ends_early)
             self.raise_failure()
         except (AiofluxError, TimeoutError) as exc:
             if reason is None and exc is self._failure:
                 raise
             note = (
-                f"composites below {self._session.service.uri(COMPOSITE_PREFIX + self._run)} "
-                "may be left; `Store.clean` removes them: "
-                f"{str(exc) or 'the service does not answer'}"
+                f"composites below {self._session.service.uri(self._prefix)} "
+                "may still exist; `Store.clean` removes them: "
+                f"{str(exc) or 'no response from the service'}"
             )
             if reason is None or ends_early:
                 _log.warning("%s", note)
             else:
                 reason.add_note(note)
 
-    async def end(self) -> None:
-        """Delete the composites that remain because the store is closed."""
+    async def on_store_close(self) -> None:
+        """Delete the remaining composites, because the store is closed during the iteration."""
         try:
-            await self._clear(can_wait=False)
+            await self._delete_remaining(can_wait=False)
         except TimeoutError:
             _log.warning(
-                "composed reads were under way when their store was closed; their composites "
+                "composed reads were in progress when their store was closed; their composites "
                 "below %s are removed by `Store.clean`",
-                self._session.service.uri(COMPOSITE_PREFIX + self._run),
+                self._session.service.uri(self._prefix),
             )
 
-    async def _clear(self, *, can_wait: bool) -> None:
-        self._is_over = True
+    async def _delete_remaining(self, *, can_wait: bool) -> None:
+        self._is_closed = True
         self._session.open_transfers.discard(self)
-        if self._making and not self._session.is_inherited:
+        if self._creating and not self._session.is_inherited:
             wait_seconds = self._session.cleanup_timeouts.composite_wait_seconds
             await self._session.clean_up(
                 self._delete_all, wait_seconds=None if can_wait else wait_seconds
             )
 
     async def _delete_all(self) -> None:
-        """Delete the composites that remain. May be cancelled and called again."""
-        while self._making:
-            for key in tuple(self._making):
-                self.delete(key)
+        """Delete the remaining composites. May be cancelled and called again."""
+        while self._creating:
+            for key in tuple(self._creating):
+                self.start_delete(key)
             await asyncio.wait(tuple(self._deleting.values()))
 
     async def _delete(self, key: str) -> None:
-        """Delete a composite, as soon as it is known whether it was made."""
+        """Wait for the compose, and delete the composite unless it was certainly not created."""
         is_cancelled = False
         try:
-            generation = await self._generation(key)
+            generation = await self._generation_to_delete(key)
             if generation is not None:
                 with suppress(NotFoundError):
                     await delete(self._session, key, generation=generation)
         except asyncio.CancelledError:
-            is_cancelled = True  # the end of the iteration starts it anew
+            is_cancelled = True  # `_delete_all` starts the delete again
             raise
         except TransientError as exc:
-            _log.warning("a composite stays until `Store.clean` removes it: %s", exc)
+            _log.warning("a composite could not be deleted; `Store.clean` removes it: %s", exc)
         except StorageError as exc:
             self._failure = self._failure or _undeletable(exc)
         finally:
             if not is_cancelled:
-                del self._making[key], self._deleting[key]
+                del self._creating[key], self._deleting[key]
 
-    async def _generation(self, key: str) -> str | None:
-        """Return the generation to delete, empty for any; None if nothing was made."""
-        making = self._making[key]
-        if not making.done():
-            await asyncio.wait([making], timeout=_COMPOSE_WAIT_SECONDS)
-            making.cancel()
-            await asyncio.wait([making])
-        if making.cancelled():
+    async def _generation_to_delete(self, key: str) -> str | None:
+        """Return a composite's generation: empty if unknown, None if there is no composite."""
+        creating = self._creating[key]
+        if not creating.done():
+            await asyncio.wait([creating], timeout=_COMPOSE_WAIT_SECONDS)
+            creating.cancel()
+            await asyncio.wait([creating])
+        if creating.cancelled():
             return ""
-        error = making.exception()
+        error = creating.exception()
         if error is None:
-            return making.result().generation
+            return creating.result().generation
         return "" if isinstance(error, TransientError) else None
 
 
 def _undeletable(error: StorageError) -> StorageError:
-    """Return the error of a composite that cannot be deleted."""
     return type(error)(
         f"{error.message}; a composite is temporary and would be billed until it is deleted: "
         "composed reads need storage.objects.delete and a bucket without a retention policy; other "
@@ -265,7 +275,7 @@ def _num_bytes(tried: TriedBatch) -> int:
 
 
 class _GroupReader:
-    """Reads groups, each by a composite if it has several objects."""
+    """A reader of groups, which reads a group of several objects by a composite."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -274,43 +284,42 @@ class _GroupReader:
         self.budget = PrefetchBudget(session.options.max_in_flight_bytes, ordered=True)
 
     async def read(self, numbered: tuple[int, Group]) -> TriedBatch:
-        """Read one group within the budget, after a wait until it fits."""
+        """Wait until the prefetch budget has memory for a group, and read the group."""
         index, group = numbered
         reservation = self.budget.reserve(index)
         try:
             await reservation.acquire(sum(meta.size for meta in group))
-            if len(group) > 1 and (slices := await self._composed(group)) is not None:
+            if len(group) > 1 and (slices := await self._read_composed(group)) is not None:
                 return [*zip(group, slices, strict=True)]
-            tried = await gather(self._direct(meta) for meta in group)
+            tried = await gather(self._read_object(meta) for meta in group)
         except BaseException:
             reservation.set(0)
             raise
         reservation.set(_num_bytes(tried))
         return tried
 
-    async def _direct(
+    async def _read_object(
         self, meta: ObjectMeta
     ) -> tuple[ObjectMeta, bytes] | tuple[None, StorageError]:
-        """Read one object by itself."""
         try:
             return meta, (await fetch(self._session, meta.key, meta)).data
         except StorageError as exc:
             return None, exc
 
-    async def _composed(self, group: Group) -> list[bytes] | None:
-        """Read a group by a composite; None if each object must be read by itself.
+    async def _read_composed(self, group: Group) -> list[bytes] | None:
+        """Read a group by a composite; return None if its objects must be read one by one.
 
         Raises:
-            PermissionDeniedError: Composites may not be made, or not be read.
+            PermissionDeniedError: The credentials may not create or read composites.
         """
         session = self._session
-        key = await self.composites.begin(group)
+        key = await self.composites.start(group)
         try:
             try:
-                made = await self.composites.wait_for(key)
-                data = (await fetch(session, key, made)).data
+                composite = await self.composites.wait_for(key)
+                data = (await fetch(session, key, composite)).data
             finally:
-                self.composites.delete(key)
+                self.composites.start_delete(key)
         except PermissionDeniedError as exc:
             raise PermissionDeniedError(
                 f"{exc.message}; composed reads need storage.objects.create and "
@@ -331,9 +340,9 @@ class _GroupReader:
 async def try_fetch_composed(
     session: Session, metas: Items[ObjectMeta], *, max_composite_bytes: int
 ) -> AsyncGenerator[TriedBatch, None]:
-    """Yield lists of `(meta, data)` in the order of `metas`, each of the objects that are ready.
+    """Yield lists of `(meta, data)` in the order of `metas`. A list has the objects that are ready.
 
-    `(None, error)` is yielded in place of an object that cannot be read.
+    An object that cannot be read is yielded as `(None, error)`.
 
     Args:
         session: The session of a service that can compose.
@@ -342,7 +351,7 @@ async def try_fetch_composed(
     """
     grouper = Grouper(
         max_sources=session.service.capabilities.max_compose_sources,
-        # While one is split, it and its objects are in memory.
+        # While a composite is split, its bytes are in memory twice.
         max_bytes=min(max_composite_bytes, session.options.max_in_flight_bytes // 2),
     )
     reader = _GroupReader(session)
@@ -355,7 +364,7 @@ async def try_fetch_composed(
         max_weight=full_batch_bytes,
     )
     try:
-        async with nested(batches) as inner:
+        async with aclosing_inner(batches) as inner:
             async for groups in inner:
                 yield [pair for group in groups for pair in group]
                 reader.budget.release_yielded(len(groups), sum(map(_num_bytes, groups)))

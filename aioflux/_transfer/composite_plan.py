@@ -1,4 +1,4 @@
-"""Groups of small objects for one composite each, and its division into them. Pure."""
+"""Plan of composites: groups of small objects, and slices of a composite for its objects. Pure."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["Group", "Grouper", "can_compose", "is_composable", "plan_groups", "s
 Group: TypeAlias = "tuple[ObjectMeta, ...]"
 
 _CLASSES: Final = frozenset({"", "STANDARD"})
-"""Storage classes that are composed: a composite has that of its sources, and an object of another
-is billed for a month or more however soon it is deleted
+"""Storage classes whose objects are composed. A composite has the storage class of its sources, and
+in the other classes an object is billed for at least a month, even if it is deleted at once
 (cloud.google.com/storage/docs/composing-objects)."""
 
 
 def can_compose(capabilities: Capabilities) -> bool:
-    """Return whether a service composes objects of the generation that was listed."""
+    """Return whether a service composes listed generations, and lists their checksums."""
     return capabilities.compose and capabilities.generations and capabilities.listed_checksums
 
 
 def is_composable(meta: ObjectMeta, max_bytes: int) -> bool:
     """Return whether an object may be a source of a composite of at most `max_bytes`.
 
-    A service may decode an object with a Content-Encoding; one without generation cannot be pinned,
-    and the slice of one without crc32c could not be verified.
+    An object with a Content-Encoding is not composed, because a service may decode it. An object
+    without a generation could not be pinned, and without a crc32c its slice could not be verified.
     """
     return (
         0 < meta.size <= max_bytes
@@ -43,11 +43,12 @@ def is_composable(meta: ObjectMeta, max_bytes: int) -> bool:
 
 
 class Grouper:
-    """Divides a sequence of objects into groups of neighbours, for one composite each.
+    """A division of a sequence of objects into groups of neighbours, one composite each.
 
     Args:
-        max_sources: Most objects of one group.
-        max_bytes: Most bytes of one group; larger objects form groups of their own.
+        max_sources: Maximum number of objects in a group.
+        max_bytes: Largest size of a group. An object that is larger, or for another reason not
+            composable, is a group of its own.
     """
 
     def __init__(self, *, max_sources: int, max_bytes: int) -> None:
@@ -57,7 +58,7 @@ class Grouper:
         self._num_bytes = 0
 
     def add(self, meta: ObjectMeta) -> list[Group]:
-        """Add an object, and return the groups that are complete, in order."""
+        """Add an object, and return the groups that it completes, in order."""
         if not is_composable(meta, self._max_bytes):
             return [*self.rest(), (meta,)]
         complete = self.rest() if self._num_bytes + meta.size > self._max_bytes else []
@@ -68,7 +69,7 @@ class Grouper:
         return complete
 
     def rest(self) -> list[Group]:
-        """Return the group that is not complete, if it has objects."""
+        """Return a list of the last, incomplete group; an empty list if there is none."""
         group, self._open, self._num_bytes = tuple(self._open), [], 0
         return [group] if group else []
 
@@ -81,15 +82,18 @@ def plan_groups(metas: Iterable[ObjectMeta], grouper: Grouper) -> Iterator[Group
 
 
 def split(data: bytes, group: Group, *, verify: bool) -> list[bytes] | None:
-    """Split the bytes of a composite into its objects; None if they do not match them."""
+    """Split the bytes of a composite into its objects.
+
+    Returns None if the total size or, with `verify`, the crc32c of an object is wrong.
+    """
     if len(data) != sum(meta.size for meta in group):
         return None
     slices = []
-    at = 0
+    start = 0
     for meta in group:
-        part = data[at : at + meta.size]
-        if verify and crc32c(part) != meta.crc32c:
+        piece = data[start : start + meta.size]
+        if verify and crc32c(piece) != meta.crc32c:
             return None
-        slices.append(part)
-        at += meta.size
+        slices.append(piece)
+        start += meta.size
     return slices

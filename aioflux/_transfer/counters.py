@@ -19,7 +19,7 @@ __all__ = ["Counters", "StoreCounters"]
 
 @dataclass(slots=True)
 class Counters:
-    """Sums that one event loop writes and any thread reads; those of `StoreStats`."""
+    """Counters of `StoreStats` for one event loop. Only this loop writes; any thread may read."""
 
     num_requests: int = 0
     num_retries: int = 0
@@ -29,12 +29,12 @@ class Counters:
     bytes_sent: int = 0
     num_in_flight: int = 0
     total_seconds: float = 0.0
-    """Sum of the durations of attempts that succeeded."""
+    """Sum of the durations of successful attempts."""
     latency: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_SECONDS) + 1))
-    """Those attempts by duration; see `LatencyHistogram.counts`."""
+    """Numbers of successful attempts by duration; see `LatencyHistogram.counts`."""
 
     def add_latency(self, seconds: float) -> None:
-        """Add the duration of an attempt."""
+        """Add the duration of a successful attempt."""
         self.latency[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
         self.total_seconds += seconds
 
@@ -45,7 +45,7 @@ class Counters:
         self.latency = [a + b for a, b in zip(self.latency, other.latency, strict=True)]
 
     def stats(self, *, max_in_flight: int) -> StoreStats:
-        """Return a copy; `max_in_flight` requests may be under way now."""
+        """Return the sums; `max_in_flight` is the current limit of requests in flight."""
         return StoreStats(
             **{name: getattr(self, name) for name in _SUMS},
             max_in_flight=max_in_flight,
@@ -53,24 +53,24 @@ class Counters:
         )
 
 
-_SUMS = tuple(each.name for each in fields(Counters))[:-2]
-"""Fields that `StoreStats` has, too."""
+_SUMS = tuple(counter.name for counter in fields(Counters))[:-2]
+"""Fields that `StoreStats` has under the same names."""
 
 
 class StoreCounters:
-    """Counters of one store: one set for each event loop, so that no two threads write to one."""
+    """Counters of one store. Each event loop writes to a set of its own, without a lock."""
 
     def __init__(self) -> None:
-        self._ended = Counters()
+        self._closed_loops = Counters()
         self._loops: list[tuple[weakref.ref[AbstractEventLoop], Counters, AdaptiveLimit]] = []
 
     def add_loop(self, loop: AbstractEventLoop, limit: AdaptiveLimit) -> Counters:
-        """Return new counters for `loop`, and sum up those of loops that ended."""
+        """Return new counters for `loop`, and sum up the counters of closed loops."""
         live = []
         for entry in self._loops:
             if not _is_open(entry[0]):
-                self._ended.add(entry[1])
-                self._ended.num_in_flight = 0  # requests under way ended with their loop
+                self._closed_loops.add(entry[1])
+                self._closed_loops.num_in_flight = 0  # requests in flight ended with their loop
             else:
                 live.append(entry)
         counters = Counters()
@@ -78,9 +78,13 @@ class StoreCounters:
         return counters
 
     def stats(self, max_in_flight: int) -> StoreStats:
-        """Return the sums over all loops; a new loop begins with `max_in_flight`."""
+        """Return the sums over all loops.
+
+        Args:
+            max_in_flight: The limit that is reported while no loop is open.
+        """
         total = Counters()
-        total.add(self._ended)
+        total.add(self._closed_loops)
         entries = self._loops
         for _, counters, _ in entries:
             total.add(counters)

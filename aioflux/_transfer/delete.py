@@ -25,35 +25,39 @@ if TYPE_CHECKING:
 __all__ = ["delete", "delete_many"]
 
 _MIN_PAGE: Final = 8
-"""Fewer objects are deleted one by one: a listing and a delete are two requests in sequence."""
+"""Fewest objects for a page delete, which is one request for many objects. A page delete needs a
+listing first, so that fewer objects are deleted faster one by one."""
 _MAX_PAGES: Final = 8
-"""Requests in flight that delete many."""
+"""Maximum number of page deletes in flight."""
 _NUM_PINNED_TRIES: Final = 3
-"""Tries to delete by name the generation that was seen."""
+"""Maximum number of tries to read the current generation of an object and to delete this
+generation."""
 _MAX_LIST_PAGES: Final = 3
-"""Pages that are listed for one such request."""
+"""Maximum number of pages that are listed before one page delete."""
 
 
 async def delete(session: Session, key: str, *, generation: str = "") -> None:
-    """Delete an object; never one that was written since.
+    """Delete an object, so that a retry cannot delete an object that was written later.
 
-    If the service has generations and a request may be repeated, the generation is read first and
-    pinned: a repeated delete by name could remove what another writer wrote after the first, whose
-    response was lost. Metadata of a listing saves that request.
+    If no generation is given, the service has generations and the policy allows retries, then the
+    current generation is read first and then deleted. Without a generation, a retry after a lost
+    response could delete an object that another writer created after the first attempt. A caller
+    that passes the generation from a listing saves the first request.
 
-    If the object is replaced between the two, both are repeated after a pause. While others write
-    without end no generation is ever current: after three tries whatever has the key is deleted, by
-    one request that is repeated only if it was never sent.
+    If the object is replaced between the two requests, both are repeated after a pause. After three
+    tries, or earlier if the policy allows no further pause, the current object is deleted without a
+    generation, because other writers replace it too often. This request is retried only if it
+    cannot have been carried out.
 
     Args:
         session: The session.
         key: Name of the object.
-        generation: Delete this generation and no other; empty for the current one.
+        generation: Delete only this generation; empty for the current one.
 
     Raises:
         NotFoundError: No object has this key, and no ambiguous attempt can have deleted it.
         PreconditionFailedError: The object has another generation, and no ambiguous attempt can
-            have deleted the expected one.
+            have deleted the given generation.
     """
     is_pinned = generation or not session.service.capabilities.generations
     if is_pinned or session.retry.max_attempts == 1:
@@ -73,7 +77,7 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
 
 
 async def _delete_unpinned(session: Session, key: str) -> None:
-    """Delete whatever has a key, and never by two requests that may both have been carried out."""
+    """Delete the current object of a key, without a retry after an ambiguous attempt."""
 
     async def attempt(_: int) -> TransientError | None:
         try:
@@ -92,17 +96,22 @@ async def _delete_unpinned(session: Session, key: str) -> None:
 async def _delete_once(
     session: Session, key: str, generation: str, *, is_seen: bool = False
 ) -> None:
-    """Delete one generation of an object, or any; with `is_seen` it was there a moment ago."""
+    """Delete one generation of an object, or any generation if `generation` is empty.
+
+    With `is_seen` the caller has just read that the generation is current.
+    """
     service = session.service
     ambiguous = AmbiguousWrite()
 
     async def attempt(number: int) -> None:
         try:
-            if generation and not (await service.compares_deletes() or (is_seen and number == 1)):
+            if generation and not (
+                await service.has_conditional_delete() or (is_seen and number == 1)
+            ):
                 await _require_generation(session, key, generation)
-            await ambiguous.watch(service.delete(key, generation=generation))
+            await ambiguous.run_attempt(service.delete(key, generation=generation))
         except (NotFoundError, PreconditionFailedError):
-            # Gone or replaced: the ambiguous attempt has deleted that generation.
+            # The generation no longer exists: after an ambiguous attempt that is a success.
             if not ambiguous.maybe_done:
                 raise
 
@@ -110,11 +119,11 @@ async def _delete_once(
 
 
 async def _require_generation(session: Session, key: str, generation: str) -> None:
-    """Check the generation of an object for a server that deletes without comparing it.
+    """Check the generation of an object, for a server whose deletes do not compare generations.
 
     Raises:
-        NotFoundError: It is gone.
-        PreconditionFailedError: It has another generation.
+        NotFoundError: No object has this key.
+        PreconditionFailedError: The object has another generation.
     """
     try:
         await session.service.head(key, generation=generation)
@@ -122,7 +131,7 @@ async def _require_generation(session: Session, key: str, generation: str) -> No
         if exc.status != 412:
             raise
         raise PreconditionFailedError(
-            f"could not delete {exc.uri}: it was replaced since it was seen",
+            f"could not delete {exc.uri}: it was replaced since its generation was read",
             uri=exc.uri,
             status=exc.status,
         ) from exc
@@ -130,7 +139,7 @@ async def _require_generation(session: Session, key: str, generation: str) -> No
 
 @dataclass(slots=True)
 class _Outcome:
-    """Outcomes of the keys of a `delete_many` so far."""
+    """Outcomes of `delete_many` by key, so far."""
 
     deleted: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -149,38 +158,38 @@ class _Outcome:
 async def delete_many(
     session: Session, sources: Iterable[Source], *, max_in_flight: int
 ) -> DeleteResult:
-    """Delete all sources and return their outcomes; a failure does not stop the others.
+    """Delete many objects and return the outcome of each; a failure does not stop other deletes.
 
-    If one request deletes many, the keys are listed first: the response does not say which were
-    missing, and not every server keeps objects that were replaced meanwhile.
+    Before a page delete the keys are listed: the response to a page delete does not say which
+    objects were missing, and some servers ignore the generations in the request.
     """
     outcome = _Outcome()
 
-    async def one(source: Source, *, may_be_done: bool = False) -> None:
+    async def delete_one(source: Source, *, maybe_done: bool = False) -> None:
         try:
             await delete(session, source.key, generation=source.generation)
         except StorageError as exc:
-            is_done = may_be_done and isinstance(exc, NotFoundError | PreconditionFailedError)
+            is_done = maybe_done and isinstance(exc, NotFoundError | PreconditionFailedError)
             outcome.add(source.key, None if is_done else exc)
         else:
             outcome.add(source.key, None)
 
-    async def page(batch: Sequence[Source]) -> None:
+    async def delete_page(batch: Sequence[Source]) -> None:
         ambiguous = AmbiguousWrite()
         for source in await _delete_page(session, batch, outcome, ambiguous):
-            await one(source, may_be_done=ambiguous.maybe_done)
+            await delete_one(source, maybe_done=ambiguous.maybe_done)
 
     size = session.service.capabilities.delete_page_size
     if size:
         sources = list({source.key: source for source in sources}.values())
         if len(sources) >= _MIN_PAGE:
             sources.sort(key=lambda source: source.key)
-            batches = [sources[at : at + size] for at in range(0, len(sources), size)]
+            batches = [sources[start : start + size] for start in range(0, len(sources), size)]
             most = min(max_in_flight, _MAX_PAGES)
-            async for _ in bounded_map(page, batches, max_in_flight=most, ordered=False):
+            async for _ in bounded_map(delete_page, batches, max_in_flight=most, ordered=False):
                 pass
             sources = ()
-    async for _ in bounded_map(one, sources, max_in_flight=max_in_flight, ordered=False):
+    async for _ in bounded_map(delete_one, sources, max_in_flight=max_in_flight, ordered=False):
         pass
     return DeleteResult(
         deleted=tuple(sorted(outcome.deleted)),
@@ -192,72 +201,76 @@ async def delete_many(
 async def _delete_page(
     session: Session, batch: Sequence[Source], outcome: _Outcome, ambiguous: AmbiguousWrite
 ) -> Sequence[Source]:
-    """Delete the existing objects of a batch by one request; return those to delete singly.
+    """Delete the existing objects of a batch by one request; return those to delete one by one.
 
-    If an attempt was ambiguous, it may have deleted those of them that are gone or replaced.
+    After an ambiguous attempt, a returned object that no longer exists counts as deleted.
     """
     try:
-        found = await _list_generations(session, batch)
+        listed = await _list_generations(session, batch)
     except StorageError:
-        return batch  # each raises by itself why it cannot be read
-    if found is None:
+        return batch  # the delete of each object raises the error of its own key
+    if listed is None:
         return batch
-    there: list[Source] = []
+    existing: list[Source] = []
     for source in batch:
-        seen = found.get(source.key)
+        current = listed.get(source.key)
         uri = session.service.uri(source.key)
-        if seen is None:
+        if current is None:
             outcome.missing.append(source.key)
-        elif source.generation and source.generation != seen:
+        elif source.generation and source.generation != current:
             outcome.errors[source.key] = PreconditionFailedError(
-                f"could not delete {uri}: it was replaced since it was seen", uri=uri
+                f"could not delete {uri}: it was replaced since its generation was read", uri=uri
             )
         else:
-            there.append(Source(key=source.key, generation=seen))
-    if not there:
+            existing.append(Source(key=source.key, generation=current))
+    if not existing:
         return ()
 
     async def attempt(_: int) -> Mapping[str, StorageError]:
-        if ambiguous.maybe_done and not await session.service.compares_deletes(in_pages=True):
-            raise StorageError("objects may have been written anew: each is deleted by itself")
-        return await ambiguous.watch(session.service.delete_page(there))
+        if ambiguous.maybe_done and not await session.service.has_conditional_delete(in_pages=True):
+            raise StorageError("objects may have been replaced; delete each by its own request")
+        return await ambiguous.run_attempt(session.service.delete_page(existing))
 
     try:
-        failed = await session.call(there[0].key, attempt)
+        failed = await session.call(existing[0].key, attempt)
     except StorageError:
-        return there
-    again: list[Source] = []
+        return existing
+    remaining: list[Source] = []
     maybe_done = ambiguous.maybe_done
-    named = {source.key for source in batch if not source.generation}
-    for source in there:
+    unpinned = {source.key for source in batch if not source.generation}
+    for source in existing:
         error = failed.get(source.key)
-        # Gone or replaced: an ambiguous attempt has deleted that generation.
+        # The generation no longer exists: after an ambiguous attempt that is a success.
         is_done = isinstance(error, NotFoundError | PreconditionFailedError) and maybe_done
         if isinstance(error, TransientError):
-            ambiguous.add(error)
-            again.append(source)
-        elif isinstance(error, PreconditionFailedError) and source.key in named and not is_done:
-            again.append(Source(key=source.key))
+            ambiguous.add_failure(error)
+            remaining.append(source)
+        elif isinstance(error, PreconditionFailedError) and source.key in unpinned and not is_done:
+            remaining.append(Source(key=source.key))
         else:
             outcome.add(source.key, None if is_done else error)
-    return again
+    return remaining
 
 
 async def _list_generations(session: Session, batch: Sequence[Source]) -> dict[str, str] | None:
-    """Return the generations of the existing objects; None if too many others lie between."""
+    """Return the generations of the existing objects by key, from a listing of the keys' range.
+
+    Returns None if the listing has more than `_MAX_LIST_PAGES` pages, because too many other
+    objects are in the range.
+    """
     first, last = batch[0].key, batch[-1].key
     pairs = enumerate(zip(first, last, strict=False))
-    same = next((at for at, (one, other) in pairs if one != other), min(len(first), len(last)))
-    prefix = first[:same]
-    found: dict[str, str] = {}
+    num_common = next((i for i, (a, b) in pairs if a != b), min(len(first), len(last)))
+    prefix = first[:num_common]
+    generations: dict[str, str] = {}
     request = ListRequest(prefix, first, last + "\0")
     for _ in range(_MAX_LIST_PAGES):
         page = await session.call(
             prefix,
             lambda _, request=request: session.service.list_page(request),  # type: ignore[misc]
         )
-        found.update((meta.key, meta.generation) for meta in page.objects)
+        generations.update((meta.key, meta.generation) for meta in page.objects)
         if not page.next_token:
-            return found
+            return generations
         request = replace(request, page_token=page.next_token)
     return None

@@ -1,11 +1,13 @@
-"""Reads of whole objects and of ranges: a plan, and the executor that fills one buffer with it.
+"""Reads of whole objects and of ranges: a plan of ranges, and an executor that fills one buffer.
 
 key, or meta of a listing
-    -> first range, which returns size and generation if they are not known
-    -> plan_ranges(rest) -> each range straight into its slice of the buffer, pinned
-    -> crc32c of the ranges, combined, against the object's; a part of an object as in `get_range`
+    -> first range, whose response has size and generation if they are not known
+    -> plan_ranges(rest) -> each range into its slice of the buffer, pinned to the generation
+    -> combined crc32c of all ranges == crc32c of the object
 
 ranges -> coalesce_ranges -> merged ranges -> fetch_range of each, pinned -> slices, in order
+
+A part of an object is verified as described in `get_range`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from aioflux._services.base import Body
-    from aioflux._transfer.get_range import First
+    from aioflux._transfer.get_range import FirstRange
     from aioflux._transfer.range_plan import MergedRange
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
@@ -59,17 +61,18 @@ __all__ = [
 T = TypeVar("T")
 
 MAX_READS = 3
-"""Reads whose bytes do not match the checksum before the object is taken for damaged."""
+"""Maximum number of reads whose bytes mismatch the checksum; then ChecksumError is raised."""
 _MAX_FIRST_BYTES: Final = 2 * 1024 * 1024
-"""Largest first range of an object that may be large: the other ranges wait for the size that it
-returns. 16 MiB at 50 MB/s are a tenth of the time that eight connections need for 1 GiB."""
+"""Largest first range of an object that may be large. The other ranges start only after the first
+range, which returns the size: a first range of 16 MiB at 50 MB/s would take an eighth of the time
+that eight connections need for 1 GiB."""
 
 
 class ExceedsReservationError(Exception):
-    """An object is larger than may be held now.
+    """An object is larger than the bytes that are reserved for it.
 
     Attributes:
-        meta: Its metadata, from the first range.
+        meta: Metadata of the object, from the response to the first range.
     """
 
     def __init__(self, meta: ObjectMeta) -> None:
@@ -91,28 +94,29 @@ async def fetch(
     Args:
         session: The session.
         key: Name of the object.
-        meta: Metadata from a listing: the read is pinned to its generation, and needs one request
-            less.
-        first_bytes: Size of the first range if the object is read by name; by default that of
-            `first_range_bytes`.
-        may_hold: Returns whether all bytes of an object may be held; called, if given, for one
-            that is read by name and is larger than its first range.
-        prior: What has been read of it before.
+        meta: Metadata from a listing: the read is pinned to its generation, and all ranges of a
+            large object are requested at once.
+        first_bytes: Size of the first range if `meta` is not given; 0 for `first_range_bytes`. If
+            the object may be large, its first range has at most `_MAX_FIRST_BYTES`.
+        may_hold: Returns whether the given number of bytes may be held. Called with the size of the
+            object if `meta` is not given and one read of the first range is not enough.
+        prior: An earlier attempt to read the object.
 
     Raises:
-        ChecksumError: The bytes never matched the object's crc32c.
+        ChecksumError: The bytes did not match the object's crc32c in any read.
         ExceedsReservationError: `may_hold` returned False.
-        PreconditionFailedError: The object was replaced each time while it was read.
+        NotFoundError: No object has this key, or the generation of `meta` no longer exists.
+        PreconditionFailedError: `meta` is None, and the object was replaced during each read.
     """
     first = prior.first
     if meta is not None:
         num_reads = prior.num_reads
         if 0 < meta.size <= small_bytes(session.options):
-            found = await fetch_small(session, key, meta.size, meta, prior)
-            if isinstance(found, Fetched):
-                return found
+            small = await fetch_small(session, key, meta.size, meta, prior)
+            if isinstance(small, Fetched):
+                return small
             num_reads += 1
-        return await _verified(
+        return await _verify(
             session, key, lambda: _fetch_known(session, key, meta), num_reads=num_reads
         )
     estimate = session.limits.unknown_size
@@ -120,13 +124,13 @@ async def fetch(
     num_reads = prior.num_reads
     if prior.failure is not None or (first is None and is_small):
         end = first_bytes or first_range_bytes(estimate.num_bytes, session.options)
-        found = await fetch_small(session, key, end, None, prior)
-        if isinstance(found, Fetched):
-            return found
-        first = found
-        num_reads += found is None
+        small = await fetch_small(session, key, end, None, prior)
+        if isinstance(small, Fetched):
+            return small
+        first = small
+        num_reads += small is None
     reads = iter((first,))
-    return await _verified(
+    return await _verify(
         session,
         key,
         lambda: _fetch_unknown(session, key, first_bytes, may_hold, next(reads, None)),
@@ -134,17 +138,17 @@ async def fetch(
     )
 
 
-async def _verified(
+async def _verify(
     session: Session,
     key: str,
     read: Callable[[], Awaitable[tuple[T, int | None, int]]],
     *,
     num_reads: int = 0,
 ) -> T:
-    """Repeat a read that does not match its checksum, or whose object was replaced meanwhile.
+    """Repeat a read until its bytes match the checksum and the object is not replaced meanwhile.
 
-    `read` returns the result, the expected crc32c or None, and the actual one. After `num_reads`
-    that did not match there is one more in any case.
+    `read` returns the result, the expected crc32c or None, and the actual crc32c. `num_reads`
+    earlier reads did not match, and at least one more read is made.
     """
     backoff: Backoff | None = None
     num_remaining = MAX_READS - min(num_reads, MAX_READS - 1)
@@ -171,7 +175,7 @@ async def _verified(
 
 
 def replaced_error(session: Session, key: str, num_tries: int) -> PreconditionFailedError:
-    """Return the error of an object that was replaced during each of several tries."""
+    """Return the error of an object that was replaced during each of several reads."""
     uri = session.service.uri(key)
     return PreconditionFailedError(
         f"could not read {uri}: it was replaced while it was read, {num_tries} times in a row; "
@@ -181,19 +185,19 @@ def replaced_error(session: Session, key: str, num_tries: int) -> PreconditionFa
 
 
 async def _head_of(session: Session, key: str, meta: ObjectMeta) -> ObjectMeta:
-    """Read the metadata of a generation again; its size must be the same."""
-    found = await session.head(key, meta.generation)
-    if found.size != meta.size:
-        raise size_error(session, key, Pin(meta.generation, meta.size), found.size)
-    return found
+    """Read the metadata of a generation again, and check that the size is the same."""
+    current = await session.head(key, meta.generation)
+    if current.size != meta.size:
+        raise size_error(session, key, Pin(meta.generation, meta.size), current.size)
+    return current
 
 
 async def _fetch_known(
     session: Session, key: str, meta: ObjectMeta
 ) -> tuple[Fetched, int | None, int]:
     if meta.size == 0:
-        found = await _head_of(session, key, meta)
-        return Fetched(b"", found), found.crc32c, 0
+        current = await _head_of(session, key, meta)
+        return Fetched(b"", current), current.crc32c, 0
     buffer = BytesBuffer(meta.size)
     _, expected, actual = await _fill_known(session, key, buffer.view, 0, meta)
     return Fetched(buffer.finish(), meta), expected, actual
@@ -204,14 +208,14 @@ async def _fetch_unknown(
     key: str,
     first_bytes: int,
     may_hold: Callable[[int], bool] | None,
-    first: First | None,
+    first: FirstRange | None,
 ) -> tuple[Fetched, int | None, int]:
     estimate = session.limits.unknown_size
-    made: list[BytesBuffer] = []
+    buffers: list[BytesBuffer] = []
 
     def allocate(size: int) -> memoryview:
-        made.append(BytesBuffer(size))
-        return made[-1].view
+        buffers.append(BytesBuffer(size))
+        return buffers[-1].view
 
     if first is None:
         end = first_bytes or first_range_bytes(estimate.num_bytes, session.options)
@@ -224,32 +228,31 @@ async def _fetch_unknown(
         if body.generation:
             return Fetched(b"", body.meta), body.crc32c, 0
         # The response to a range of an empty object is 416, without metadata.
-        found = await session.head(key)
-        if found.size:
+        current = await session.head(key)
+        if current.size:
             raise ReplacedError
-        return Fetched(b"", found), found.crc32c, 0
+        return Fetched(b"", current), current.crc32c, 0
     num_read = first.data.nbytes
     if num_read == body.size and not _reads_whole_twice(session, body.crc32c):
-        # Of bytes, not of a view of them: half the cost at 100 KiB.
-        data = made[-1].finish()
+        # For 100 KiB, the crc32c of `bytes` takes half the time of the crc32c of a memoryview.
+        data = buffers[-1].finish()
         actual = crc32c(data) if session.options.verify else 0
         return Fetched(data, body.meta), body.crc32c, actual
     if may_hold is not None and not may_hold(body.size):
-        made.clear()
+        buffers.clear()
         first.drop()
         raise ExceedsReservationError(body.meta())
     if num_read < body.size:
         await _head_checksum(session, key, body)
     buffer = BytesBuffer(body.size)
     buffer.view[:num_read] = first.data
-    made.clear()
+    buffers.clear()
     first.drop()
     actual = await _complete(session, key, buffer.view, 0, num_read, body, is_whole=True)
     return Fetched(buffer.finish(), body.meta), body.crc32c, actual
 
 
 def _reads_whole_twice(session: Session, expected: int | None) -> bool:
-    """Return whether a whole object is read twice, for want of a checksum."""
     return expected is None and reads_twice(session)
 
 
@@ -259,7 +262,7 @@ def _needs_head(session: Session) -> bool:
 
 
 async def _head_checksum(session: Session, key: str, body: Body) -> None:
-    """Request the checksum of an object whose first range came without it."""
+    """Request the checksum of an object, if the response to its first range had none."""
     if body.crc32c is None and body.generation and _needs_head(session):
         try:
             body.crc32c = (await session.head(key, body.generation)).crc32c
@@ -278,10 +281,10 @@ async def _complete(
     is_whole: bool,
     is_confirmed: bool = False,
 ) -> int:
-    """Read the rest after the first range, and return the crc32c of all of `view`.
+    """Read the bytes after the first range, and return the crc32c of all of `view`.
 
-    `view`, at byte `start` of the object, already has the `num_read` bytes of the first range,
-    whose response is `body`. With `is_confirmed` that was read twice.
+    `view` is for the bytes of the object from `start` on. It already has the `num_read` bytes of
+    the first range, whose response is `body`. With `is_confirmed`, the first range was read twice.
     """
     checksum = crc32c(view[:num_read]) if session.options.verify else 0
     twice = reads_twice(session) and not (is_whole and body.crc32c is not None)
@@ -310,19 +313,20 @@ async def _complete(
 async def fetch_into(
     session: Session, key: str, view: memoryview, *, start: int, meta: ObjectMeta | None
 ) -> int:
-    """Fill `view` from byte `start` on, and return how many bytes there were.
+    """Fill `view` with the bytes from `start` on, and return the number of bytes read.
 
-    The whole object is verified by its crc32c, a part of it as `verify_ranges` says.
+    A whole object is verified by its crc32c, a part of an object according to
+    `TransferOptions.verify_ranges`.
 
     Raises:
-        ChecksumError: The bytes never matched.
-        PreconditionFailedError: The object was replaced each time while it was read.
+        ChecksumError: The bytes did not match in any read.
+        PreconditionFailedError: The object was replaced during each of the reads.
     """
     if not view.nbytes:
         return 0
     if meta is not None:
-        return await _verified(session, key, lambda: _fill_known(session, key, view, start, meta))
-    return await _verified(session, key, lambda: _fill_unknown(session, key, view, start))
+        return await _verify(session, key, lambda: _fill_known(session, key, view, start, meta))
+    return await _verify(session, key, lambda: _fill_unknown(session, key, view, start))
 
 
 async def _fill_known(
@@ -330,7 +334,7 @@ async def _fill_known(
 ) -> tuple[int, int | None, int]:
     length = max(0, min(view.nbytes, meta.size - start))
     if not length:
-        # Nothing to read, but this generation must exist, as for any other range.
+        # No bytes to read, but a read must fail if the generation does not exist.
         await _head_of(session, key, meta)
         return 0, None, 0
     expected = meta.crc32c if length == meta.size else None
@@ -348,11 +352,11 @@ async def _fill_known(
     if length < meta.size or expected is not None or not _needs_head(session):
         return length, expected, await read()
     if reads_twice(session):
-        # A checksum saves the second read.
+        # If `head` returns a checksum, the bytes need not be read twice.
         expected = (await _head_of(session, key, meta)).crc32c
         return length, expected, await read()
-    found, actual = await pair(_head_of(session, key, meta), read())
-    return length, found.crc32c, actual
+    current, actual = await pair(_head_of(session, key, meta), read())
+    return length, current.crc32c, actual
 
 
 async def _fill_unknown(
@@ -360,7 +364,7 @@ async def _fill_unknown(
 ) -> tuple[int, int | None, int]:
     largest = session.options.range_size_bytes
     end = start + (view.nbytes if view.nbytes <= largest else min(largest, _MAX_FIRST_BYTES))
-    # From the first byte on it is often all of the object, which its crc32c verifies.
+    # A range from byte 0 often has the whole object, whose crc32c saves the second read.
     read = read_first_twice if start else read_first
     first = await read(session, key, start=start, end=end, allocate=lambda size: view[:size])
     body, num_read = first.body, first.data.nbytes
@@ -389,15 +393,15 @@ async def fetch_range(
     """Read the bytes `[start, end)`, in parallel ranges of one generation.
 
     Raises:
-        ChecksumError: The bytes never matched; see `fetch_into`.
-        PreconditionFailedError: The object was replaced each time while it was read.
+        ChecksumError: The bytes did not match in any read; see `fetch_into`.
+        PreconditionFailedError: The object was replaced during each of the reads.
     """
     if meta is not None:
-        return await _verified(session, key, lambda: _range_known(session, key, start, end, meta))
+        return await _verify(session, key, lambda: _range_known(session, key, start, end, meta))
     if end - start <= session.options.range_size_bytes:
-        return await _verified(session, key, lambda: _range_unknown(session, key, start, end))
+        return await _verify(session, key, lambda: _range_unknown(session, key, start, end))
     return await fetch_pinned(
-        session, key, lambda found: fetch_range(session, key, start=start, end=end, meta=found)
+        session, key, lambda current: fetch_range(session, key, start=start, end=end, meta=current)
     )
 
 
@@ -410,11 +414,11 @@ async def _range_known(
 
 
 async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], Awaitable[T]]) -> T:
-    """Read the current generation of an object by `read`; again if it is replaced meanwhile.
+    """Call `read` with the current metadata of an object; repeat if it is replaced meanwhile.
 
     Raises:
         NotFoundError: No object has this key.
-        PreconditionFailedError: The object was replaced each time while it was read.
+        PreconditionFailedError: The object was replaced during each of the reads.
     """
 
     async def attempt() -> tuple[T, int | None, int]:
@@ -424,21 +428,21 @@ async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], 
         except NotFoundError as exc:
             raise ReplacedError from exc
 
-    return await _verified(session, key, attempt)
+    return await _verify(session, key, attempt)
 
 
 async def _range_unknown(
     session: Session, key: str, start: int, end: int
 ) -> tuple[bytes, int | None, int]:
-    made = [BytesBuffer(0)]
+    buffers = [BytesBuffer(0)]
 
     def allocate(size: int) -> memoryview:
-        made.append(BytesBuffer(size))
-        return made[-1].view
+        buffers.append(BytesBuffer(size))
+        return buffers[-1].view
 
     first = await read_first_twice(session, key, start=start, end=end, allocate=allocate)
     is_whole = first.data.nbytes == first.body.size
-    data = made[-1].finish()
+    data = buffers[-1].finish()
     actual = crc32c(data) if session.options.verify else 0
     return data, first.body.crc32c if is_whole else None, actual
 
@@ -451,12 +455,12 @@ async def fetch_ranges(
     max_gap_bytes: int,
     meta: ObjectMeta | None,
 ) -> list[bytes]:
-    """Read ranges of one generation of an object, each merged range verified as by `fetch_range`.
+    """Read ranges of one generation of an object. Merged ranges are verified as in `fetch_range`.
 
     Raises:
-        ChecksumError: The bytes of a merged range never matched.
-        NotFoundError: No object has this key, or not in the generation of `meta`.
-        PreconditionFailedError: The object was replaced each time while it was read by name.
+        ChecksumError: The bytes of a merged range did not match in any read.
+        NotFoundError: No object has this key, or the generation of `meta` no longer exists.
+        PreconditionFailedError: `meta` is None, and the object was replaced during each read.
     """
     plan = coalesce_ranges(
         ranges, max_gap_bytes=max_gap_bytes, max_merged_bytes=session.options.range_size_bytes
@@ -464,7 +468,7 @@ async def fetch_ranges(
     if meta is not None or len(plan) <= 1:
         return await _read_plan(session, key, ranges, plan, meta)
     return await fetch_pinned(
-        session, key, lambda found: _read_plan(session, key, ranges, plan, found)
+        session, key, lambda current: _read_plan(session, key, ranges, plan, current)
     )
 
 
@@ -481,7 +485,7 @@ async def _read_plan(
         data = await fetch_range(session, key, start=merged.start, end=merged.end, meta=meta)
         for index in merged.members:
             start, end = ranges[index]
-            # A range that was not merged is not copied: a slice of all of `data` is `data` itself.
+            # No copy of a range that was not merged: a slice of all of `data` is `data` itself.
             results[index] = data[start - merged.start : end - merged.start]
 
     max_in_flight = session.options.max_in_flight

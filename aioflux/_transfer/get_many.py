@@ -1,10 +1,10 @@
-"""Reads of many objects, prefetched within bounds of number and bytes."""
+"""Reads of many objects, prefetched up to a number of requests and bytes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import bounded_batches
 from aioflux._transfer.arguments import parse_key
 from aioflux._transfer.get import ExceedsReservationError, fetch, replaced_error
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["MIN_BATCHES", "fetch_many", "try_many"]
 
 MIN_BATCHES: Final = 16
-"""Least number of batches in a whole budget of results. The bytes of a batch stay in use until the
-consumer needs the next one: a single batch would hold up all requests until then."""
+"""Least number of batches that share the prefetch budget. The bytes of a batch stay reserved until
+the consumer requests the next batch: one batch of all bytes would stop all reads until then."""
 
 FetchedBatch: TypeAlias = list[tuple[str, Fetched]]
 TriedMany: TypeAlias = list[tuple[str, Fetched] | StorageError]
@@ -37,12 +37,12 @@ TriedMany: TypeAlias = list[tuple[str, Fetched] | StorageError]
 def fetch_many(
     session: Session, keys: Items[str | ObjectMeta], *, ordered: bool
 ) -> AsyncGenerator[FetchedBatch, None]:
-    """Yield lists of `(key, object)`, each of the objects that are ready.
+    """Yield lists of `(key, object)`. A list has the objects that are ready.
 
     Args:
         session: The session.
         keys: Keys, or metadata that pins a generation.
-        ordered: In the order of `keys`; otherwise as they arrive.
+        ordered: Yield the objects in the order of `keys`; otherwise as they arrive.
     """
     batches = _batches(session, keys, ordered=ordered, recover=None)
     return cast("AsyncGenerator[FetchedBatch, None]", batches)
@@ -51,12 +51,12 @@ def fetch_many(
 def try_many(
     session: Session, keys: Items[str | ObjectMeta], *, ordered: bool
 ) -> AsyncGenerator[TriedMany, None]:
-    """Yield as `fetch_many`, with its error in place of an object that could not be read."""
+    """Yield as `fetch_many`; an object that could not be read is yielded as its error."""
     return _batches(session, keys, ordered=ordered, recover=_storage_error)
 
 
 def _storage_error(error: BaseException) -> StorageError | None:
-    """Return an error that concerns one object, and so need not end the reads of others."""
+    """Return a StorageError, which is yielded as a result; None for errors that are raised."""
     return error if isinstance(error, StorageError) else None
 
 
@@ -67,12 +67,12 @@ async def _batches(
     ordered: bool,
     recover: Callable[[BaseException], StorageError | None] | None,
 ) -> AsyncGenerator[TriedMany, None]:
-    # The budget is this iteration's own: results that wait for the consumer must not hold up other
-    # calls of the same store.
+    # Each iteration has a budget of its own: results that wait for its consumer must not delay
+    # other calls of the store.
     budget = PrefetchBudget(session.options.max_in_flight_bytes, ordered=ordered)
     full_batch_bytes = session.options.max_in_flight_bytes / MIN_BATCHES
 
-    async def one(item: Any) -> tuple[str, Fetched] | StorageError:
+    async def read(item: Any) -> tuple[str, Fetched] | StorageError:
         handover: Handover = item
         reservation = handover.reservation
         try:
@@ -85,7 +85,7 @@ async def _batches(
         return name, fetched
 
     batches = bounded_batches(
-        one,
+        read,
         keys,
         max_in_flight=session.options.max_in_flight,
         ordered=ordered,
@@ -94,16 +94,17 @@ async def _batches(
         weigh=_num_bytes,
         max_weight=full_batch_bytes,
     )
-    async with nested(batches) as inner:
+    async with aclosing_inner(batches) as inner:
         async for batch in inner:
             yield batch
             budget.release_yielded(len(batch), sum(map(_num_bytes, batch)))
-            # All frames drop it before the next one, which may use its memory.
+            # Each generator on the way to the consumer deletes its reference to the batch before
+            # the next batch is made, so that the next batch can reuse the memory.
             del batch
 
 
 def _num_bytes(result: tuple[str, Fetched] | StorageError) -> int:
-    """Return the size of a result; a failed one has none."""
+    """Return the size of a result in bytes; 0 for an error."""
     return len(result[1].data) if isinstance(result, tuple) else 0
 
 
@@ -114,10 +115,11 @@ async def _fetch_within(
     reservation: Reservation,
     prior: PriorAttempt,
 ) -> Fetched:
-    """Read one object within the budget, after a wait until it fits.
+    """Wait until the prefetch budget has memory for an object, and read the object.
 
-    For one that is read by name, bytes are reserved for its first range. If it turns out to be
-    larger and the rest does not fit, the range is dropped; the object is read again when it fits.
+    Without `meta`, memory is reserved for the first range. If the object is larger and the budget
+    has no memory for the rest, the first range is dropped, and the object is read again as soon as
+    the budget has memory for all of it.
     """
     if meta is not None:
         if not reservation.try_acquire(meta.size):
@@ -127,26 +129,26 @@ async def _fetch_within(
     backoff: Backoff | None = None
     while True:
         if estimate.is_known and estimate.num_bytes > options.range_size_bytes:
-            # One request for the size costs less than a range that is dropped.
-            found = await session.head(key)
-            estimate.add(found.size)
+            # One request for the size costs less than a first range that is dropped.
+            current = await session.head(key)
+            estimate.add(current.size)
         else:
-            wanted = first_range_bytes(estimate.num_bytes, options)
-            if prior.first is None and not reservation.try_acquire(wanted):
-                await reservation.acquire(wanted)
+            num_wanted = first_range_bytes(estimate.num_bytes, options)
+            if prior.first is None and not reservation.try_acquire(num_wanted):
+                await reservation.acquire(num_wanted)
             try:
-                # Not the estimate, which may have changed during the wait.
+                # The reserved size: the estimate may have changed during the wait.
                 first_bytes = reservation.num_bytes
                 return await fetch(
                     session, key, first_bytes=first_bytes, may_hold=reservation.grow, prior=prior
                 )
             except ExceedsReservationError as exc:
-                found = exc.meta
+                current = exc.meta
                 prior = NO_ATTEMPT
-        await reservation.acquire(found.size)
+        await reservation.acquire(current.size)
         try:
-            return await fetch(session, key, found)
-        except NotFoundError:  # replaced during the wait: begin again
+            return await fetch(session, key, current)
+        except NotFoundError:  # replaced during the wait: read the new generation
             backoff = backoff or Backoff(session.retry)
             if not await backoff.pause():
                 raise replaced_error(session, key, backoff.num_tries) from None

@@ -1,9 +1,9 @@
-"""Reads of one range: resumed when its body breaks off, read twice when it has no checksum.
+"""Reads of one range: resumed if the response breaks off, read twice if no checksum covers it.
 
-A service returns the checksum of a whole object only. A range over plain http is read twice at the
-same time (`TransferOptions.verify_ranges`); if the two differ, a third read decides. The second
-copy begins a byte earlier unless the range begins the object: a fault at a fixed offset of a
-response does not change the same byte of both.
+Services return checksums of whole objects only. So a range over plain http, or every range with
+`TransferOptions.verify_ranges="always"`, is read twice at the same time; if the two copies differ,
+a third read decides. The second copy begins one byte before the range (unless the range begins at
+byte 0), so that a fault at a fixed offset of the response changes different bytes of the copies.
 
 `read_first` is over 60 lines because its attempts share memory, generation and progress.
 """
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from aioflux._transfer.session import Session
 
 __all__ = [
-    "First",
+    "FirstRange",
     "Pin",
     "ReplacedError",
     "confirm",
+    "read_checked",
     "read_checksum",
     "read_first",
     "read_first_twice",
     "read_into",
     "read_range",
-    "read_sure",
     "reads_twice",
     "size_error",
 ]
 
 
 class Pin(NamedTuple):
-    """The one content of an object that is read."""
+    """The generation of an object to which a read is pinned."""
 
     generation: str
-    """Its generation; empty if a service has none."""
+    """Generation; empty if the service has no generations."""
     size: int
-    """Its size in bytes, from a listing or an earlier response."""
+    """Size of the object in bytes, from a listing or an earlier response."""
 
 
 class ReplacedError(Exception):
-    """The object was replaced during a read by name, which begins anew."""
+    """The object was replaced during a read of its current generation; the read is repeated."""
 
 
 def reads_twice(session: Session) -> bool:
@@ -66,8 +66,8 @@ def reads_twice(session: Session) -> bool:
 async def read_range(session: Session, key: str, view: memoryview, *, start: int, pin: Pin) -> None:
     """Fill `view` with the bytes of one generation of an object from `start` on.
 
-    A body that breaks off is resumed at the byte where it stopped; if a service has no generations
-    to pin the rest to, it is read again from its beginning.
+    If the body breaks off, the next attempt requests only the missing bytes. If the service has no
+    generations, to which the missing bytes could be pinned, the whole range is read again.
 
     Raises:
         TransientError: Attempts or time ran out.
@@ -83,7 +83,10 @@ async def _fill(
     pin: Pin,
     memory: Callable[[], memoryview],
 ) -> None:
-    """Read `length` bytes into `memory()`, called when they are within the byte budget."""
+    """Read `length` bytes into `memory()`.
+
+    Each attempt calls `memory` after the byte budget has admitted the bytes.
+    """
     num_done = 0
     sizes: set[int] = set()
 
@@ -101,7 +104,7 @@ async def _fill(
             _require_bytes(session, key, len(body.data), length - num_done, pin.generation)
         except TransientError as exc:
             if pin.generation:
-                # The last byte is always requested again, so that a range is never empty.
+                # Request the last byte again in any case, because a range must not be empty.
                 num_done = min(num_done + exc.num_bytes_received, length - 1)
             raise
         return body
@@ -110,16 +113,17 @@ async def _fill(
 
 
 @dataclass(slots=True)
-class First:
-    """The first range of an object whose size is not known yet."""
+class FirstRange:
+    """The first range of an object whose size was not known."""
 
     data: memoryview
-    """Its bytes; all of the object if it ends within the range."""
+    """Bytes of the range; of the whole object, if the object is not larger."""
     body: Body
-    """The response, with size and metadata of the object; its `data` may be the end alone."""
+    """Response, with size and metadata of the object. After a resumed read, `body.data` has only
+    the bytes of the last attempt."""
 
     def drop(self) -> None:
-        """Free the bytes, even if other code still references this object."""
+        """Free the bytes, even if other code still references this `FirstRange`."""
         self.data, self.body.data = memoryview(b""), b""
 
 
@@ -130,26 +134,26 @@ async def read_first(
     start: int,
     end: int,
     allocate: Callable[[int], memoryview],
-) -> First:
+) -> FirstRange:
     """Read `[start, end)` of the current generation of an object.
 
-    A body that breaks off is resumed at the byte where it stopped, in the generation that its
-    headers named.
+    If the body breaks off, the next attempt requests the missing bytes, of the generation in the
+    headers of the first response.
 
     Args:
         session: The session.
         key: Name of the object.
         start: First byte.
         end: One past the last byte; beyond the end of the object it means the end.
-        allocate: Returns memory of the given size; called again when a read begins anew.
+        allocate: Returns memory of the given size; called again if all bytes are read again.
 
     Raises:
-        ReplacedError: The object was replaced between the two pieces of a broken body.
+        ReplacedError: The object was replaced before the missing bytes were read.
         TransientError: Attempts or time ran out.
     """
     memory = memoryview(b"")
     generation = ""
-    done = 0
+    num_done = 0
 
     def place(size: int) -> memoryview:
         nonlocal memory
@@ -157,47 +161,47 @@ async def read_first(
         return memory
 
     async def attempt(_: int) -> Body:
-        nonlocal done, generation
-        begun, done = done, 0
+        nonlocal num_done, generation
+        num_kept, num_done = num_done, 0
         try:
-            if not begun:
+            if not num_kept:
                 generation = ""
                 body = await session.service.get(ReadRequest(key, "", start, end), into=place)
                 expected = max(0, min(end, body.size) - start)
                 _require_bytes(session, key, len(body.data), expected, "")
                 return body
-            rest = ReadRequest(key, generation, start + begun, start + memory.nbytes)
-            body = await session.service.get(rest, into=memory[begun:])
-            _require_bytes(session, key, len(body.data), memory.nbytes - begun, generation)
+            rest = ReadRequest(key, generation, start + num_kept, start + memory.nbytes)
+            body = await session.service.get(rest, into=memory[num_kept:])
+            _require_bytes(session, key, len(body.data), memory.nbytes - num_kept, generation)
         except TransientError as exc:
             generation = generation or exc.generation
             if generation and memory.nbytes:
-                done = min(begun + exc.num_bytes_received, memory.nbytes - 1)
+                num_done = min(num_kept + exc.num_bytes_received, memory.nbytes - 1)
             raise
         except NotFoundError as exc:
-            if begun:
+            if num_kept:
                 raise ReplacedError from exc
             raise
         return body
 
     body = await session.call(key, attempt, num_bytes=end - start)
-    return First(memory, body)
+    return FirstRange(memory, body)
 
 
 async def read_first_twice(
     session: Session, key: str, *, start: int, end: int, allocate: Callable[[int], memoryview]
-) -> First:
+) -> FirstRange:
     """Read `[start, end)` of the current generation of an object; twice, if `reads_twice`.
 
     Both reads are sent at the same time.
 
     Raises:
-        ChecksumError: Three reads gave three different contents.
-        ReplacedError: The object was replaced between the two.
+        ChecksumError: Three reads returned three different contents.
+        ReplacedError: The two reads returned different generations or object sizes.
     """
     lead = _lead(start)
 
-    async def again() -> tuple[Body, int]:
+    async def read_copy() -> tuple[Body, int]:
         second = await read_first(
             session,
             key,
@@ -207,70 +211,69 @@ async def read_first_twice(
         )
         return second.body, crc32c(second.data[lead:])
 
-    async def once() -> First:
-        return await read_first(session, key, start=start, end=end, allocate=allocate)
-
+    reading = read_first(session, key, start=start, end=end, allocate=allocate)
     if not reads_twice(session):
-        return await once()
-    first, (other, second_checksum) = await pair(once(), again())
+        return await reading
+    first, (copy_body, copy_checksum) = await pair(reading, read_copy())
     body = first.body
     # A response to a range beyond the end may have no generation.
-    is_same = body.generation == other.generation or not first.data
-    if body.size != other.size or not is_same:
+    is_same = body.generation == copy_body.generation or not first.data
+    if body.size != copy_body.size or not is_same:
         raise ReplacedError
     checksum = crc32c(first.data)
-    if checksum != second_checksum:
-        await _settle(
+    if checksum != copy_checksum:
+        await _read_third_time(
             session,
             key,
             first.data,
             start,
             Pin(body.generation, body.size),
-            {checksum, second_checksum},
+            {checksum, copy_checksum},
         )
     return first
 
 
-async def read_sure(
+async def read_checked(
     session: Session, key: str, view: memoryview, *, start: int, pin: Pin, twice: bool
 ) -> int:
-    """Fill `view` as `read_range`, and return its crc32c; 0 if nothing is verified.
+    """Fill `view` as `read_range`, and return its crc32c; 0 if `TransferOptions.verify` is off.
 
-    With `twice` it is read twice at the same time, and compared.
+    With `twice`, the range is read twice at the same time, and the two copies are compared.
 
     Raises:
-        ChecksumError: Three reads gave three different contents.
+        ChecksumError: Three reads returned three different contents.
     """
     reading = read_range(session, key, view, start=start, pin=pin)
     if not twice:
         await reading
         return crc32c(view) if session.options.verify else 0
-    again = read_checksum(session, key, start, view.nbytes, pin)
-    _, second = await pair(reading, again)
+    reading_copy = read_checksum(session, key, start, view.nbytes, pin)
+    _, second = await pair(reading, reading_copy)
     first = crc32c(view)
     if first == second:
         return first
-    return await _settle(session, key, view, start, pin, {first, second})
+    return await _read_third_time(session, key, view, start, pin, {first, second})
 
 
 async def confirm(
     session: Session, key: str, view: memoryview, *, start: int, pin: Pin, checksum: int
 ) -> int:
-    """Read the bytes of `view`, which have this crc32c, a second time; return the right crc32c.
+    """Read the range in `view` a second time to confirm its bytes, and return their crc32c.
 
-    If they were wrong, they are replaced.
+    `checksum` is the crc32c of the first read. If the first read was wrong, `view` is filled with
+    the right bytes.
 
     Raises:
-        ChecksumError: Three reads gave three different contents.
+        ChecksumError: Three reads returned three different contents.
     """
     second = await read_checksum(session, key, start, view.nbytes, pin)
     if second == checksum:
         return checksum
-    return await _settle(session, key, view, start, pin, {checksum, second})
+    return await _read_third_time(session, key, view, start, pin, {checksum, second})
 
 
 async def read_checksum(session: Session, key: str, start: int, length: int, pin: Pin) -> int:
-    """Return the crc32c of a range, read as a second copy."""
+    """Read a second copy of a range, and return the crc32c of the range."""
     lead = _lead(start)
     copies: list[memoryview] = []
 
@@ -284,22 +287,22 @@ async def read_checksum(session: Session, key: str, start: int, length: int, pin
 
 
 def _lead(start: int) -> int:
-    """Return how many bytes before a range its second copy begins."""
+    """Return the number of bytes that a second copy of a range has before the range."""
     return min(start, 1)
 
 
-async def _settle(
+async def _read_third_time(
     session: Session, key: str, view: memoryview, start: int, pin: Pin, seen: set[int]
 ) -> int:
-    """Read a third time what differed twice: the content that came two times is right."""
+    """Read a range a third time; return its crc32c, which must be one of the two in `seen`."""
     await read_range(session, key, view, start=start, pin=pin)
     checksum = crc32c(view)
     if checksum in seen:
         return checksum
     uri = session.service.uri(key)
     raise ChecksumError(
-        f"could not read bytes [{start}, {start + view.nbytes}) of {uri}: three reads gave three "
-        "different contents; the network, or a proxy in between, changes bytes",
+        f"could not read bytes [{start}, {start + view.nbytes}) of {uri}: three reads returned "
+        "three different contents; the network, or a proxy in between, changes bytes",
         uri=uri,
     )
 
@@ -313,11 +316,11 @@ async def read_into(
     pin: Pin,
     twice: bool = False,
 ) -> int:
-    """Fill `view` in parallel ranges of one generation, each as `read_sure`; return its crc32c."""
+    """Fill `view` in parallel ranges of one generation by `read_checked`, and return its crc32c."""
     size = session.options.range_size_bytes
     plan = plan_ranges(start, start + view.nbytes, size)
     checksums = await gather(
-        read_sure(
+        read_checked(
             session, key, view[begin - start : end - start], start=begin, pin=pin, twice=twice
         )
         for begin, end in plan
@@ -331,9 +334,10 @@ async def read_into(
 def size_error(
     session: Session, key: str, pin: Pin, size: int, *, is_certain: bool = True
 ) -> StorageError:
-    """Return the error of a response with another size than that of `pin`.
+    """Return the error of a response whose object size differs from that of `pin`.
 
-    Unless another response had the same size it may be damaged, and the error causes a retry.
+    Without `is_certain`, the response may be damaged, and the error is a TransientError, which is
+    retried. The size is certain if two responses, or the metadata, had it.
     """
     uri = session.service.uri(key)
     text = (
@@ -356,7 +360,7 @@ def _require_bytes(
     if received != expected:
         uri = session.service.uri(key)
         raise TransientError(
-            f"could not read {uri}: {received} of {expected} bytes came",
+            f"could not read {uri}: received {received} of {expected} bytes",
             uri=uri,
             num_bytes_received=received if generation else 0,
             generation=generation,

@@ -1,11 +1,11 @@
-"""Reads of small objects by one request each, and the check of its response."""
+"""Reads of small objects by one request each, and checks of the responses."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aioflux._services.base import ReadRequest
-from aioflux._transfer.get_range import First, reads_twice
+from aioflux._transfer.get_range import FirstRange, reads_twice
 from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
@@ -28,34 +28,34 @@ __all__ = [
 ]
 
 _SMALL_BYTES: Final = 1024 * 1024
-"""Largest object that is first read by one request, and anew from the start if its body breaks off;
-of larger ones, the received bytes are kept."""
+"""Largest object that is read by one request. If the body of a small object breaks off, all of it
+is requested again; reads of larger objects keep the received bytes."""
 
 
 class Fetched(NamedTuple):
     """A whole object."""
 
     data: bytes
-    """Its bytes, verified."""
+    """All bytes of the object; for their verification see `check_small`."""
     meta_source: ObjectMeta | Callable[[], ObjectMeta]
-    """Its metadata, or a function that builds it."""
+    """Metadata of the object, or a function that builds it when needed."""
 
     def meta(self) -> ObjectMeta:
-        """Return its metadata."""
+        """Return the metadata of the object."""
         return self.meta_source() if callable(self.meta_source) else self.meta_source
 
 
 class PriorAttempt(NamedTuple):
-    """A read of the same object that was attempted before."""
+    """An earlier attempt to read the same object."""
 
-    first: First | None = None
-    """Its first range."""
+    first: FirstRange | None = None
+    """First range of the object, if the attempt received it."""
     failure: TransientError | None = None
-    """Failure of the first attempt."""
+    """Failure of the attempt, if it failed."""
     started_at: float = 0.0
-    """Start of that attempt, on the monotonic clock."""
+    """Start of the failed attempt, on the monotonic clock."""
     num_reads: int = 0
-    """Reads whose bytes could not be verified."""
+    """Number of earlier reads whose bytes could not be verified."""
 
 
 NO_ATTEMPT: Final = PriorAttempt()
@@ -64,25 +64,26 @@ NO_ATTEMPT: Final = PriorAttempt()
 def first_range_bytes(estimate_bytes: int, options: TransferOptions) -> int:
     """Return the size of the first range of an object of unknown size.
 
-    It is also acquired from the byte budget, so that reads by name keep within it: the rest of an
-    object is read in ranges of known size. A quarter more than the estimate keeps objects of about
-    one size whole. Half of each request's even share of the budget delays no other request: the
-    other half is for objects that wait for the consumer.
+    The read acquires this number of bytes from the byte budget. The first range is a quarter larger
+    than the estimate, so that it has all of an object if the objects are of similar sizes. It is at
+    most `range_size_bytes`, and otherwise at least half of one request's share of the byte budget.
+    The other half is for objects that wait for the consumer, so that a first range of this size
+    delays no other request.
     """
     share = options.max_in_flight_bytes // (2 * options.max_in_flight)
-    wanted = max(share, estimate_bytes + estimate_bytes // 4, 1)
-    return min(wanted, options.range_size_bytes)
+    num_wanted = max(share, estimate_bytes + estimate_bytes // 4, 1)
+    return min(num_wanted, options.range_size_bytes)
 
 
 def small_bytes(options: TransferOptions) -> int:
-    """Return the largest size of an object that is read from the start at each attempt."""
+    """Return the largest size of an object that counts as small, in bytes."""
     return min(_SMALL_BYTES, options.range_size_bytes)
 
 
 async def fetch_small(
     session: Session, key: str, end: int, meta: ObjectMeta | None, prior: PriorAttempt
-) -> Fetched | First | None:
-    """Read an object in one request; see `check_small`."""
+) -> Fetched | FirstRange | None:
+    """Read the bytes `[0, end)` of an object in one request; for the result see `check_small`."""
     service = session.service
     request = ReadRequest(key, "" if meta is None else meta.generation, 0, end)
     body = await session.call(
@@ -97,35 +98,37 @@ async def fetch_small(
 
 def check_small(
     session: Session, body: Body, end: int, meta: ObjectMeta | None
-) -> Fetched | First | None:
+) -> Fetched | FirstRange | None:
     """Check the response to a read of the bytes `[0, end)`.
 
     Args:
         session: The session.
         body: The response.
-        end: One past the last byte that was requested.
-        meta: Metadata that a listing returned; its size is `end`.
+        end: One past the last requested byte.
+        meta: Metadata from a listing, whose size is `end`; None without a listing.
 
     Returns:
-        The object; or its first range, if it is larger, or is empty, of which a service may not
-        return all metadata; or None if the bytes are not verified and must be read with more care.
+        The object, if the response has all its bytes. The first range, if `meta` is None and the
+        object is larger or empty: services may return no metadata of an empty object. None, if the
+        object must be read again, because the bytes could not be verified or do not have the
+        expected size.
     """
     data, size = body.data, body.size
     if meta is None:
         session.limits.unknown_size.add(size)
         if not data and not size:
-            return First(memoryview(b""), body)
+            return FirstRange(memoryview(b""), body)
     if not data or not isinstance(data, bytes) or len(data) != min(end, size):
         return None
     if len(data) < size:
-        return First(memoryview(data), body) if meta is None else None
+        return FirstRange(memoryview(data), body) if meta is None else None
     if meta is not None and size != end:
         return None
     if session.options.verify:
-        # The checksum in a listing is as good as that in the response.
+        # The listing has the same checksum as the response.
         expected = body.crc32c if meta is None or meta.crc32c is None else meta.crc32c
         if expected is None:
-            # If objects have none, a second read would prove nothing more; TLS is trusted.
+            # On a service without checksums a second read would prove nothing; TLS is trusted.
             if session.service.capabilities.checksums and reads_twice(session):
                 return None
         elif expected != crc32c(data):

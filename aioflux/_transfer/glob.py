@@ -1,8 +1,13 @@
-"""Patterns over keys, in the form of `matchGlob`, for services without it.
+r"""Glob patterns over keys, for services that do not support `matchGlob` in listings.
 
-`*` matches any characters but `/`, `**` any characters, `?` one character but `/`, `[a-z]` and
-`[!a-z]` one character that is or is not in the set, `{a,b}` either; after a backslash the next
-character matches itself (cloud.google.com/storage/docs/json_api/v1/objects/list, matchGlob).
+    *       any characters except `/`
+    **      any characters
+    ?       one character except `/`
+    [a-z]   one character in the set, except `/`; `[!a-z]` or `[^a-z]`: one that is not in the set
+    {a,b}   one of the patterns between the braces
+    \*      the character after the backslash, here `*`
+
+The syntax is that of Google (cloud.google.com/storage/docs/json_api/v1/objects/list, matchGlob).
 """
 
 from __future__ import annotations
@@ -29,10 +34,10 @@ def literal_prefix(pattern: str) -> str:
 
 
 def compile_glob(pattern: str) -> re.Pattern[str]:
-    """Translate a pattern, for `fullmatch` of whole keys.
+    """Return a regular expression for a pattern; match keys by its `fullmatch`.
 
     Raises:
-        ValueError: A bracket or brace is not closed.
+        ValueError: The pattern is malformed, for example because a bracket is not closed.
     """
     text, depth, position = "", 0, 0
     while position < len(pattern):
@@ -66,5 +71,6 @@ def _translated(token: re.Match[str], *, is_in_braces: bool) -> str:
 
 def _malformed(pattern: str) -> ValueError:
     return ValueError(
-        f"{pattern!r} is no pattern: a bracket or brace is not closed, or a set is none"
+        f"{pattern!r} is not a pattern: a bracket or brace has no partner, a set is invalid, or "
+        "the last character is a backslash"
     )

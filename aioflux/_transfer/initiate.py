@@ -1,11 +1,14 @@
 """Initiation of a multipart upload, and abort of uploads whose id was lost.
 
-An upload whose id never arrived is billed until it is aborted. It is found in the listing of open
-uploads: it has the key, it was initiated during an ambiguous attempt, and no writer of this process
-has its id. If more are found than attempts were ambiguous, one of them belongs to another writer,
-and none is aborted. If another writer initiates an upload of the key in the second of an ambiguous
-attempt that was not carried out, theirs is aborted; it fails then with NotFoundError, as if this
-one had replaced it.
+If the response to an initiation is lost, an upload with an unknown id may be open, and is billed
+until it is aborted. Such an upload is found in the listing of open uploads: it has the same key,
+was initiated at the time of an ambiguous attempt, and no writer of this process has its id. If more
+uploads are found than there were ambiguous attempts, one of them belongs to another writer, and
+none is aborted.
+
+The upload of another writer is aborted by mistake if it was initiated in the same second as an
+ambiguous attempt that the service did not carry out. The other writer then fails with
+NotFoundError.
 """
 
 from __future__ import annotations
@@ -32,20 +35,20 @@ __all__ = ["Initiation"]
 _log = logging.getLogger("aioflux")
 
 _own_ids: set[str] = set()
-"""Ids of the open uploads of this process."""
+"""Ids of all open uploads of this process."""
 
 _locks: weakref.WeakKeyDictionary[Service, weakref.WeakValueDictionary[str, asyncio.Lock]] = (
     weakref.WeakKeyDictionary()
 )
-"""One upload of a key is initiated at a time: another one of the same store that is being initiated
-must not be taken for a lost one."""
+"""Locks by key: a store initiates one upload of a key at a time. A second upload whose id has not
+arrived yet would look like an upload of an ambiguous attempt."""
 
 
 class Initiation:
-    """Initiation of one upload.
+    """Initiation and abort of one upload.
 
     Attributes:
-        upload_id: Its id, once it is known.
+        upload_id: Id of the upload; empty until it is known.
     """
 
     def __init__(self, session: Session, request: WriteRequest) -> None:
@@ -53,25 +56,27 @@ class Initiation:
         self._session = session
         self._request = request
         self._key = request.key
-        self._lost: list[Window] = []
+        self._ambiguous: list[Window] = []
         self._needs_check = False
-        self._heard: Window | None = None
+        self._succeeded: Window | None = None
 
-    async def begin(self) -> str:
-        """Initiate the upload and return its id; abort those of ambiguous attempts."""
+    async def run(self) -> str:
+        """Initiate the upload and return its id; abort the uploads of ambiguous attempts."""
         session, key = self._session, self._key
         clock = asyncio.get_running_loop().time
 
         async def attempt(_: int) -> str:
             ambiguous, started_at = AmbiguousWrite(), clock()
             try:
-                upload_id = await ambiguous.watch(session.service.initiate_upload(self._request))
+                upload_id = await ambiguous.run_attempt(
+                    session.service.initiate_upload(self._request)
+                )
             except BaseException:
                 if ambiguous.maybe_done:
-                    self._lost.append(Window(started_at, clock()))
+                    self._ambiguous.append(Window(started_at, clock()))
                 self._needs_check = self._needs_check or ambiguous.needs_check
                 raise
-            self._heard = Window(started_at, clock())
+            self._succeeded = Window(started_at, clock())
             return upload_id
 
         async with self._lock():
@@ -80,16 +85,16 @@ class Initiation:
             try:
                 await self._abort_lost()
             except StorageError as exc:
-                # The upload itself is not affected.
+                # Not raised: the upload of this writer is open and can continue.
                 _log.warning(
-                    "an upload of %s may be left open, `Store.clean` ends it: %s",
+                    "an upload of %s may be left open; `Store.clean` aborts it: %s",
                     session.service.uri(key),
                     exc,
                 )
         return self.upload_id
 
     async def abort(self) -> None:
-        """Abort the upload, also if its id is not known; idempotent."""
+        """Abort the upload, even if its id is not known. Idempotent."""
         if self.upload_id:
             await self._abort(self.upload_id)
             self.forget()
@@ -97,7 +102,7 @@ class Initiation:
             await self._abort_lost()
 
     def forget(self) -> None:
-        """Forget the id: the upload is complete or aborted."""
+        """Forget the id, after the upload was completed or aborted."""
         _own_ids.discard(self.upload_id)
 
     def _lock(self) -> asyncio.Lock:
@@ -105,7 +110,7 @@ class Initiation:
         return locks.setdefault(self._key, asyncio.Lock())
 
     async def _abort_lost(self) -> None:
-        if not self._lost:
+        if not self._ambiguous:
             return
         session, key = self._session, self._key
 
@@ -115,31 +120,32 @@ class Initiation:
             except TransientError as exc:
                 if self.upload_id or self._needs_check:
                     raise
-                # A service that throttled every attempt gets one request, not eight more.
+                # All ambiguous attempts were throttled, so an open upload is unlikely: do not retry
+                # this listing, because each request adds to the load of the service.
                 raise StorageError(exc.message, uri=exc.uri, status=exc.status) from exc
 
         uploads = await session.call(key, attempt)
-        at = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         own_is_open = any(upload.upload_id == self.upload_id for upload in uploads)
-        found = lost_uploads(
+        lost = lost_uploads(
             uploads,
             key=key,
-            known=_own_ids,
+            known_ids=_own_ids,
             own_id=self.upload_id,
-            lost=self._lost,
-            heard=self._heard if self._heard and own_is_open else Window(at, at),
+            ambiguous=self._ambiguous,
+            succeeded=self._succeeded if self._succeeded and own_is_open else Window(now, now),
             now=datetime.now(UTC),
         )
-        if len(found) > len(self._lost):
+        if len(lost) > len(self._ambiguous):
             _log.warning(
-                "an upload of %s may be left open, `Store.clean` ends it: another writer began "
-                "to write the object in the same moment",
+                "an upload of %s may be left open; `Store.clean` aborts it: another writer began "
+                "to write the object at the same time",
                 session.service.uri(key),
             )
         else:
-            for upload_id in found:
+            for upload_id in lost:
                 await self._abort(upload_id)
-        self._lost.clear()
+        self._ambiguous.clear()
 
     async def _abort(self, upload_id: str) -> None:
         session, key = self._session, self._key

@@ -1,4 +1,4 @@
-"""Limits of what one store has in flight: requests, and bytes of bodies."""
+"""Limits of the requests that one store has in flight, and of the bytes of their bodies."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from aioflux._concurrency.byte_budget import ByteBudget
 __all__ = ["AdaptiveLimit", "Limits", "SizeEstimate", "SlotWaiter"]
 
 _GROWTH = 1 / 8
-"""Growth of a limit of 8 or more after each success: a limit that was halved from 64 to 32 is back
-at 64 after 256 successes."""
+"""Growth of a limit of 8 or more after each success: a limit that was halved from 64 to 32 is 64
+again after 256 successes."""
 
 
 class SlotWaiter(Protocol):
-    """A waiter for a request slot: a task's future, or an object without a task."""
+    """A waiter for a request slot: the future of a task, or an object with callbacks."""
 
     def cancelled(self) -> bool:
-        """Return whether it no longer waits; then it removes itself."""
+        """Return whether the waiter was cancelled. A cancelled waiter calls `remove_waiter`."""
 
     def set_result(self, result: None, /) -> None:
-        """Receive a slot that was acquired for the waiter."""
+        """Continue with a slot, which was acquired for this waiter."""
 
 
 class AdaptiveLimit:
-    """A semaphore of request slots whose number falls while the service throttles.
+    """A semaphore of request slots, with fewer slots while the service throttles.
 
-    The limit halves when the service throttles a request that was sent after the last cut, and
-    grows back with every success: additive increase, multiplicative decrease (Chiu and Jain,
-    "Analysis of the Increase and Decrease Algorithms", 1989).
+    The limit is halved when the service throttles a request that was sent after the limit was last
+    halved, and grows again with every success: additive increase, multiplicative decrease (Chiu and
+    Jain, "Analysis of the Increase and Decrease Algorithms", 1989).
 
     Attributes:
-        num_cuts: Times that the limit was halved.
+        num_cuts: Number of times that the limit was halved.
     """
 
     def __init__(self, max_in_flight: int) -> None:
@@ -51,11 +51,11 @@ class AdaptiveLimit:
 
     @property
     def num_held(self) -> int:
-        """Slots in use."""
+        """Number of slots in use."""
         return self._held
 
     def try_acquire(self) -> bool:
-        """Acquire a slot if one is free and nothing waits; return whether one was acquired."""
+        """Acquire a slot; return False if no slot is free or there are waiters."""
         if self._waiters or self._held >= int(self._limit):
             return False
         self._held += 1
@@ -65,7 +65,7 @@ class AdaptiveLimit:
         """Wait for a slot.
 
         Args:
-            in_front: Wait before all others, so that started work is finished first.
+            in_front: Wait at the front of the queue, so that started work is finished first.
         """
         if self._held < int(self._limit) and (in_front or not self._waiters):
             self._held += 1
@@ -85,7 +85,7 @@ class AdaptiveLimit:
             raise
 
     def add_waiter(self, waiter: SlotWaiter) -> None:
-        """Add a waiter without a task; `set_result` is called when it has a slot."""
+        """Add a waiter with callbacks; its `set_result` is called when it has a slot."""
         self._waiters.append(waiter)
 
     def remove_waiter(self, waiter: SlotWaiter) -> None:
@@ -106,23 +106,23 @@ class AdaptiveLimit:
             self._wake()
 
     def on_throttled(self, num_cuts: int) -> None:
-        """Halve the limit, unless it was halved since the throttled request was sent.
+        """Halve the limit, unless it was halved after the throttled request was sent.
 
         Args:
-            num_cuts: The value of `num_cuts` when it was sent.
+            num_cuts: The value of `AdaptiveLimit.num_cuts` when the request was sent.
         """
         if num_cuts == self.num_cuts:
             self.num_cuts += 1
             self._limit = max(1.0, self._limit / 2)
 
     def _wake(self) -> None:
-        if self._is_waking:  # a waiter has released its slot at once
+        if self._is_waking:  # a waiter has released its slot within `set_result`
             return
         self._is_waking = True
         try:
             while self._waiters and self._held < int(self._limit):
                 waiter = self._waiters[0]
-                if waiter.cancelled():  # its own handler removes it, and wakes the next
+                if waiter.cancelled():  # it calls `remove_waiter`, which wakes the next waiter
                     return
                 self._waiters.popleft()
                 self._held += 1
@@ -132,13 +132,13 @@ class AdaptiveLimit:
 
 
 class SizeEstimate:
-    """A moving mean of object sizes, for the byte budget of reads of unknown size.
+    """A moving mean of object sizes, for the first ranges of objects of unknown size.
 
     Args:
         first_bytes: The estimate before any size is known.
 
     Attributes:
-        is_known: At least one size was added.
+        is_known: Whether at least one size was added.
         num_bytes: The estimate, in bytes.
     """
 
@@ -148,7 +148,10 @@ class SizeEstimate:
         self._mean = float(first_bytes)
 
     def add(self, num_bytes: int) -> None:
-        """Add one size; the newest has an eighth of the weight."""
+        """Add the size of an object.
+
+        The first size replaces the estimate; each later size has an eighth of the weight.
+        """
         if num_bytes != self._mean:
             self._mean += (num_bytes - self._mean) / (8 if self.is_known else 1)
             self.num_bytes = int(self._mean)
@@ -161,11 +164,11 @@ class Limits:
     def __init__(self, *, max_in_flight: int, max_in_flight_bytes: int) -> None:
         self.requests = AdaptiveLimit(max_in_flight)
         self.bytes = ByteBudget(max_in_flight_bytes)
-        # With 0, `first_range_bytes` starts from the share of one request in the byte budget.
+        # 0 until a size is known: `first_range_bytes` then returns a share of the byte budget.
         self.unknown_size = SizeEstimate(0)
 
     def try_acquire(self, num_bytes: int) -> bool:
-        """Acquire a slot and bytes if both are free and nothing waits; return whether it did."""
+        """Acquire a slot and bytes; return False if one of them is not free or has waiters."""
         if not self.bytes.try_acquire(num_bytes):
             return False
         if not self.requests.try_acquire():
@@ -181,7 +184,7 @@ class Limits:
         return True
 
     def remove_waiter(self, waiter: SlotWaiter, num_bytes: int) -> None:
-        """Remove a waiter, and release its bytes."""
+        """Remove a waiter for a slot, and release the bytes that were acquired for it."""
         self.requests.remove_waiter(waiter)
         self.bytes.release(num_bytes)
 

@@ -1,10 +1,11 @@
-"""Listings: pages in key order, from ranges of keys that are requested in parallel.
+"""Listings: pages in the order of keys, from ranges of keys that are requested in parallel.
 
     ListingPlan (pure) -> requests -> tasks -> pages of each range -> pages of the first range
 
-The first page is requested alone: many listings have no other, and some callers need no other.
-Once the second one is needed, pages are prefetched, unless the caller chose their size.
-Pages of later ranges wait as columns, at most `_MAX_WAITING_PAGES` of them.
+The first page is requested alone: many listings have one page only, and some callers read no other.
+From the second page on, pages are prefetched, unless the caller has set the page size. While
+`_MAX_WAITING_PAGES` or more pages wait in memory, as columns, only the first unfinished range is
+requested.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._services.base import ListRequest
 from aioflux._transfer.glob import compile_glob, literal_prefix
 from aioflux._transfer.list_plan import ListingPlan
@@ -32,19 +33,19 @@ if TYPE_CHECKING:
 __all__ = ["list_all", "list_pages", "visible"]
 
 _MAX_IN_FLIGHT = 32
-"""Requests of one listing in flight, however many the store allows: a few keep one process busy
-parsing, and each wrong guess costs the service a request."""
+"""Maximum number of requests of one listing in flight, even if the store allows more: parsing their
+pages keeps one process busy, and each badly placed range costs a request."""
 _MAX_WAITING_PAGES = 64
 
 
 def visible(objects: Listing, prefix: str) -> Listing:
-    """Leave out temporary objects, unless `prefix` is within theirs."""
+    """Return a page without temporary objects, unless the prefix of the listing is temporary."""
     names = (TEMPORARY_PREFIX, COMPOSITE_PREFIX)
     if not is_temporary(prefix):
-        objects.prefixes = [each for each in objects.prefixes if not is_temporary(each)]
+        objects.prefixes = [name for name in objects.prefixes if not is_temporary(name)]
         if any(map(objects.keys.may_contain, names)):
-            kept = [at for at, key in enumerate(objects.keys) if not is_temporary(key)]
-            picked = objects.pick(kept)
+            indexes = [index for index, key in enumerate(objects.keys) if not is_temporary(key)]
+            picked = objects.pick(indexes)
             picked.prefixes = objects.prefixes
             return picked
     return objects
@@ -59,26 +60,28 @@ async def list_pages(
     match_glob: str = "",
     page_size: int | None = None,
 ) -> AsyncGenerator[Listing, None]:
-    """Yield the objects whose keys begin with `prefix`, a page at a time, sorted by key.
+    """Yield pages of the objects whose keys begin with `prefix`, sorted by key.
 
-    Each page is one request; a page that fails is requested again from its first key, so that none
-    is lost or repeated. Temporary objects are left out unless `with_temporary` is set or `prefix`
-    is within theirs, so that a page may have fewer objects than the service sent.
+    Each page is the response to one request; empty pages are skipped. A page that fails is
+    requested again from its first key, so that no key is missing or repeated. Temporary objects are
+    left out, unless `with_temporary` is set or `is_temporary(prefix)`. So a page may have fewer
+    objects than the service has sent.
 
     Args:
         session: The session.
         prefix: Beginning of all keys.
         with_temporary: Include temporary objects.
-        delimiter: List one level: keys that have it behind the prefix are in `Listing.prefixes`.
-        match_glob: Leave out keys that this pattern does not match.
-        page_size: Most keys and prefixes of one page; None for the service's own.
+        delimiter: List one level: keys with the delimiter after the prefix are replaced by their
+            common prefixes, in `Listing.prefixes`.
+        match_glob: Leave out keys that do not match this pattern.
+        page_size: Maximum number of keys and prefixes in a page; None for that of the service.
 
     Raises:
-        StorageError: A page does not begin after the one before: the listing might never end, or
-            repeat a key.
+        StorageError: A page does not continue the page before it, so that the listing could repeat
+            keys or never end.
     """
     request = ListRequest(prefix, delimiter=delimiter, match_glob=match_glob, page_size=page_size)
-    # Pages of a chosen size are requested one after the other: such a caller needs few.
+    # Pages of a given size are requested one after another: such a caller reads few pages.
     fetcher = _PageFetcher(session, request, prefetch=page_size is None)
     try:
         while True:
@@ -98,7 +101,7 @@ async def list_all(
     """Return all objects of `list_pages`."""
     whole = Listing()
     pages = list_pages(session, prefix, delimiter=delimiter, match_glob=match_glob)
-    async with nested(pages) as inner:
+    async with aclosing_inner(pages) as inner:
         async for page in inner:
             whole.extend(page)
     return whole
@@ -109,8 +112,8 @@ class _PageFetcher:
 
     Args:
         session: The session.
-        request: All keys of the listing.
-        prefetch: Request later pages, also of other ranges, once the second page is needed.
+        request: The listing as requested by the caller, without ranges and tokens.
+        prefetch: Request several pages in advance, once the second page is needed.
     """
 
     def __init__(self, session: Session, request: ListRequest, *, prefetch: bool) -> None:
@@ -118,15 +121,17 @@ class _PageFetcher:
         capabilities = session.service.capabilities
         pattern = request.match_glob
         literal = literal_prefix(pattern)
-        is_ours = pattern and not capabilities.match_glob
-        self._filter = compile_glob(pattern) if is_ours else None
-        most = capabilities.page_size
-        page_size = most if request.page_size is None else min(request.page_size, most)
+        filters_here = pattern and not capabilities.match_glob
+        self._filter = compile_glob(pattern) if filters_here else None
+        max_page_size = capabilities.page_size
+        page_size = (
+            max_page_size if request.page_size is None else min(request.page_size, max_page_size)
+        )
         self._request = replace(
             request,
-            # Keys that match begin with both, one of which begins the other.
+            # Keys that match begin with both prefixes, so the longer one is sent.
             prefix=literal if literal.startswith(request.prefix) else request.prefix,
-            match_glob="" if is_ours else pattern,
+            match_glob="" if filters_here else pattern,
             page_size=None if request.page_size is None else page_size,
         )
         is_parallel = prefetch and capabilities.list_ranges
@@ -147,7 +152,7 @@ class _PageFetcher:
             for task in [task for task in self._tasks if task.done()]:
                 self._add(self._tasks.pop(task), task.result())
             page = self._first_page()
-            # Many callers need no second page.
+            # Nothing is prefetched with the first page: many callers need no second page.
             if page is None or (self._prefetch and not self._is_first):
                 may_prefetch = self._num_waiting < _MAX_WAITING_PAGES
                 for request in self._plan.next_requests(may_prefetch=may_prefetch):
@@ -160,10 +165,10 @@ class _PageFetcher:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def _first_page(self) -> Listing | None:
-        """Return the next page of the first range that is not done."""
+        """Return the next page of the first unfinished range, or None if it has not arrived."""
         plan, num_done = self._plan, 0
-        for each in plan.ranges:
-            if each.pages or not each.is_done:
+        for key_range in plan.ranges:
+            if key_range.pages or not key_range.is_done:
                 break
             num_done += 1
         plan.forget(num_done)
@@ -185,59 +190,59 @@ class _PageFetcher:
         )
 
     def _add(self, request: Request, page: Page) -> None:
-        """Store the part of a page that belongs to its range."""
+        """Store the keys of a page that are in the range of its request."""
         if not self._session.service.capabilities.list_ranges:
-            # A service may find that out by its first page.
+            # Some services set `list_ranges` to False after the first page, if the server proves
+            # to be unable to list ranges.
             self._plan.be_sequential()
         objects, prefixes = page.objects, list(page.prefixes)
         keys = objects.keys if isinstance(objects, Listing) else [meta.key for meta in objects]
         if prefixes and prefixes[0] == request.range.last:
-            # Objects may have been added below the last prefix of the page before.
+            # Listed again, since objects were added below the last prefix of the page before.
             del prefixes[0]
-        # For the plan a prefix is a key like the others.
+        # The plan treats a common prefix as a key.
         names = sorted([*keys, *prefixes]) if prefixes else keys
         try:
-            start, end = self._plan.received(
+            start, end = self._plan.add_page(
                 request, len(names), names.__getitem__, page.next_token
             )
         except ValueError as exc:
             uri = self._session.service.uri(self._request.prefix)
             raise StorageError(
-                f"could not list {uri}: {exc}; the service, or a proxy in between, does not "
-                "continue after the page",
+                f"could not list {uri}: {exc}; the service, or a proxy in between, returned a "
+                "wrong page",
                 uri=uri,
             ) from exc
         if isinstance(names, list) and prefixes:
-            mine = names[start:end]
-            start, end = _within(list(keys), mine)
-            first, behind = _within(prefixes, mine)
-            prefixes = prefixes[first:behind]
+            names = names[start:end]
+            start, end = _within(list(keys), names)
+            prefixes = prefixes[slice(*_within(prefixes, names))]
         if not isinstance(objects, Listing):
             objects = Listing(objects[start:end])
         elif (start, end) != (0, len(objects)):
             objects = objects[start:end]
         if self._filter is not None:
-            fits = self._filter.fullmatch
-            objects = objects.pick(at for at, key in enumerate(objects.keys) if fits(key))
+            match = self._filter.fullmatch
+            objects = objects.pick(index for index, key in enumerate(objects.keys) if match(key))
         objects.prefixes = prefixes
         if objects or objects.prefixes:
             request.range.pages.append(objects)
             self._num_waiting += 1
 
     async def aclose(self) -> None:
-        """Cancel the requests under way."""
+        """Cancel the requests in flight."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         for task in self._tasks:
             if not task.cancelled():
-                task.exception()  # the first failure was raised
+                task.exception()  # the first failure was raised; mark the others as retrieved
         self._tasks.clear()
 
 
-def _within(texts: Sequence[str], among: Sequence[str]) -> tuple[int, int]:
-    """Return the slice `[first, end)` of `texts` that is within the sorted `among`."""
-    if not among:
+def _within(texts: Sequence[str], names: Sequence[str]) -> tuple[int, int]:
+    """Return the slice of `texts` from the first to the last of `names`; both are sorted."""
+    if not names:
         return 0, 0
-    return bisect_left(texts, among[0]), bisect_right(texts, among[-1])
+    return bisect_left(texts, names[0]), bisect_right(texts, names[-1])

@@ -1,16 +1,17 @@
 """Plan of the requests of a listing. Pure: no clock, no service, no event loop.
 
     keys below a prefix = consecutive ranges [start, end), each read page by page
-    page -> density and characters of its keys -> split the range that has most objects to come
+    page -> density and characters of its keys -> split the range with most remaining objects
 
-A range ends where the next one begins, so that a key is in one of them whatever happens to the
-objects meanwhile. The point of a split is a guess, and a bad guess costs one request: keys are read
-as numbers whose digits are the characters seen at each position, and the middle of the rest is
-used. After the first page only that page is known. So the first splits gallop: behind
-"train/0004999" they are at "train/001", "train/01", "train/1", "train0" and "u".
+A range ends at the start of the next range, so each key is in exactly one range, even if objects
+are written or deleted during the listing. The key at which a range is split is a guess; a bad guess
+costs one request. For the guess, keys are converted to numbers, whose digits are the characters
+that were seen at each position, and the range is split in the middle of its remaining numbers.
+The keys of the first page say little about all keys. So the first splits gallop: after the key
+"train/0004999" the splits are at "train/001", "train/01", "train/1", "train0" and "u".
 
-If one level is listed, a common prefix ("train/") is a key like the others, and no range begins
-behind a delimiter: all keys of a prefix are in one range, which returns it once.
+If one level is listed, a common prefix ("train/") is treated as a key, and no range begins after a
+delimiter: then all keys with a common prefix are in one range, which returns the prefix once.
 """
 
 from __future__ import annotations
@@ -29,20 +30,23 @@ if TYPE_CHECKING:
 __all__ = ["Alphabets", "KeyRange", "ListingPlan", "Request", "gallop", "middle"]
 
 _MAX_CREDIBLE = 50_000_000
-"""Largest credible number of objects in a range: with more, its keys have a long common beginning,
-and the middle between the ends would be far from them."""
+"""Largest credible estimate of the objects in a range. A larger estimate means that the known keys
+have a long common beginning, so that the middle of the range would be far from all keys."""
 _SAMPLES = 16
+"""Keys of each page from which the characters are collected."""
 _DEPTH = 4
-"""Significant characters, behind the first in which the keys of a page differ."""
+"""Number of characters that are used after the first position in which the keys of a page differ.
+"""
 _TOKENS_ONLY = 6
-"""Pages of fewer keys are always requested by token: one repeated key would cost too much."""
+"""Pages of fewer keys are always requested by token. A request by start key returns the last key of
+the previous page again, which would be a large part of so small a page."""
 _KINDS = (string.digits, "abcdef", string.ascii_lowercase, "ABCDEF", string.ascii_uppercase)
 _LAST_CHARACTER = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
 
 class Alphabets:
-    """The characters that keys have at each position, and keys as numbers by them."""
+    """The characters that keys have at each position. They convert keys to numbers and back."""
 
     def __init__(self) -> None:
         self._seen: list[set[str]] = []
@@ -60,17 +64,17 @@ class Alphabets:
     def at(self, place: int) -> list[str]:
         """Return the characters that a key may have at a position, sorted.
 
-        Those seen there and just behind, and all others of their kind: digits, hexadecimal digits
-        or letters.
+        They are the characters seen at this position and the next two, and all characters of the
+        same kinds: digits, hexadecimal digits or letters.
         """
-        known = self._sorted.get(place)
-        if known is None:
+        characters = self._sorted.get(place)
+        if characters is None:
             seen: set[str] = set().union(*self._seen[place : place + 3])
-            known = self._sorted[place] = sorted(seen | _same_kinds(seen))
-        return known
+            characters = self._sorted[place] = sorted(seen | _same_kinds(seen))
+        return characters
 
     def number(self, key: str, start: int, end: int) -> int:
-        """Read the places `[start, end)` of a key as a number; the end of a key is a zero."""
+        """Return the characters `[start, end)` of a key as a number; a missing character is 0."""
         value = 0
         for place in range(start, end):
             alphabet = self.at(place)
@@ -79,14 +83,14 @@ class Alphabets:
         return value
 
     def top(self, start: int, end: int) -> int:
-        """Return the number behind all those of keys with these places."""
+        """Return one more than the largest number of any key at these positions."""
         value = 1
         for place in range(start, end):
             value *= len(self.at(place)) + 1
         return value
 
     def text(self, value: int, start: int, end: int) -> str:
-        """Return characters that have this number at the places `[start, end)`."""
+        """Return the characters of a number at the positions `[start, end)`; see `number`."""
         digits: list[int] = []
         for place in reversed(range(start, end)):
             value, digit = divmod(value, len(self.at(place)) + 1)
@@ -100,35 +104,35 @@ class Alphabets:
 
 
 def _same_kinds(seen: set[str]) -> set[str]:
-    """Return all characters of the narrowest kinds that cover those seen."""
-    found: set[str] = set()
+    """Return all characters of the kinds of `seen`; only a-f if no other letter was seen."""
+    characters: set[str] = set()
     for narrow, wide in ((_KINDS[1], _KINDS[2]), (_KINDS[3], _KINDS[4])):
         letters = seen & set(wide)
         if letters:
-            found |= set(narrow if letters <= set(narrow) else wide)
-    return found | set(_KINDS[0]) if seen & set(_KINDS[0]) else found
+            characters |= set(narrow if letters <= set(narrow) else wide)
+    return characters | set(_KINDS[0]) if seen & set(_KINDS[0]) else characters
 
 
 def _successor(text: str) -> str:
-    """Return the first text behind all that begin with `text`, or an empty one."""
+    """Return the first string after all strings that begin with `text`; empty if there is none."""
     while text:
-        follows = ord(text[-1]) + 1
-        if follows in _SURROGATES:
-            follows = _SURROGATES.stop
-        if follows <= _LAST_CHARACTER:
-            return text[:-1] + chr(follows)
+        successor = ord(text[-1]) + 1
+        if successor in _SURROGATES:
+            successor = _SURROGATES.stop
+        if successor <= _LAST_CHARACTER:
+            return text[:-1] + chr(successor)
         text = text[:-1]
     return ""
 
 
 def _common(first: str, second: str) -> int:
-    """Return the length of the common beginning of two texts."""
+    """Return the length of the common beginning of two strings."""
     pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _ratio(part: int, whole: int) -> float:
-    """Divide; beyond what a float holds it is infinite."""
+    """Return the quotient as a float; infinity if it is too large or `whole` is 0."""
     if whole <= 0 or part.bit_length() - whole.bit_length() > 64:
         return float("inf")
     return part / whole
@@ -136,15 +140,15 @@ def _ratio(part: int, whole: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One page to request."""
+    """Request of one page."""
 
     range: KeyRange
     start: str
-    """First key; empty for the first of all."""
+    """First key; empty to start at the first key of the listing."""
     end: str
-    """Key before which it ends; empty for none."""
+    """One past the last key; empty for the end of the listing."""
     token: str
-    """The service's token of the page."""
+    """The service's token of the page; empty for a request by `start`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -153,43 +157,45 @@ class KeyRange:
 
     start: str
     end: str
-    """Key before which it ends; empty for none."""
+    """One past the last key; empty for the end of the listing."""
     expected: float = 0.0
-    """Estimate of the objects that follow `last`."""
+    """Estimated number of objects after `last`."""
     last: str = ""
+    """Last key that was received; empty before the first page."""
     token: str = ""
-    asked: Request | None = None
-    """The request that `token` belongs to."""
+    """Token of the next page, from the last response."""
+    last_request: Request | None = None
+    """Request whose response returned `token`."""
     num_empty: int = 0
     """Consecutive pages without a key."""
     is_in_flight: bool = False
     is_done: bool = False
     is_whole: bool = True
-    """It was never split."""
+    """The range is still the whole listing: it was never split."""
     pages: deque[Any] = field(default_factory=deque)
-    """Pages that wait for the consumer; the plan does not use them."""
+    """Pages that wait for the consumer, kept for the executor of the plan."""
 
     @property
-    def reached(self) -> str:
-        """The key behind which it can be split."""
+    def listed_up_to(self) -> str:
+        """Key after which the range can be split."""
         return self.last or self.start
 
 
 def middle(alphabets: Alphabets, low: str, high: str, prefix: str, share: float) -> str:
-    """Return a key between two others, about `share` of the way; empty if there is none.
+    """Return a key between two keys, or an empty string if none is found.
 
     Args:
         alphabets: Characters of the keys.
-        low: The key before.
-        high: The key after; empty for none.
+        low: Key below the result.
+        high: Key above the result; empty for the end of the listing.
         prefix: Beginning of all keys.
-        share: Between 0 and 1.
+        share: Wanted distance from `low`, as a share of the distance to `high`: 0 to 1.
     """
     start = _common(low, high) if high else len(prefix)
     for end in range(start + 2, start + 3 * _DEPTH, _DEPTH):
-        first = alphabets.number(low, start, end)
-        behind = alphabets.number(high, start, end) if high else alphabets.top(start, end)
-        value = first + int((behind - first) * share)
+        low_number = alphabets.number(low, start, end)
+        high_number = alphabets.number(high, start, end) if high else alphabets.top(start, end)
+        value = low_number + int((high_number - low_number) * share)
         text = low[:start] + alphabets.text(value, start, end)
         if text > low and (not high or text < high) and text.startswith(prefix):
             return text
@@ -197,16 +203,18 @@ def middle(alphabets: Alphabets, low: str, high: str, prefix: str, share: float)
 
 
 def gallop(page_first: str, last: str, end: str, prefix: str) -> list[str]:
-    """Return keys behind `last`, each much farther than the one before: sorted, before `end`.
+    """Return sorted keys between `last` and `end`, at fast growing distances from `last`.
 
     Args:
-        page_first: First key of the page that ends with `last`.
-        last: Last key seen.
-        end: The key that all are before; empty for none.
+        page_first: First key of the last page.
+        last: Last key of the last page.
+        end: Key above all returned keys; empty for the end of the listing.
         prefix: Beginning of all keys.
     """
     differ = _common(page_first, last)
-    # Ends of names between slashes in the common beginning of the page's keys; and its end.
+    # `shared`: the position of each slash in the common beginning of the page's keys, and the
+    # position after it. `near`: the end of the prefix, the last positions of this beginning, and
+    # the position after it.
     shared = [place for place in range(len(prefix), differ) if "/" in last[place - 1 : place + 1]]
     nearest = max(len(prefix), last.rfind("/", 0, differ) + 1, differ - 2 * _DEPTH)
     places = (len(prefix), *range(nearest, differ + 1))
@@ -221,16 +229,16 @@ def gallop(page_first: str, last: str, end: str, prefix: str) -> list[str]:
 
 
 class ListingPlan:
-    """Ranges of keys, in order, and the next pages to request of them.
+    """The ranges of a listing, in the order of keys, and their next requests.
 
-    Requests are at most `1.2 * num_objects / page_size + 2 * max_in_flight`: a range is split only
-    while that would hold even if no key were behind the split.
+    A listing sends at most `1.2 * num_objects / page_size + 2 * max_in_flight` requests: a range is
+    only split if this bound is kept even when there is no key after the split.
 
     Args:
         prefix: Beginning of all keys.
-        max_in_flight: Most requests in flight.
-        page_size: Objects in a page that is not the last.
-        delimiter: The delimiter, if one level is listed.
+        max_in_flight: Largest number of requests in flight.
+        page_size: Number of objects in each page except the last.
+        delimiter: The delimiter if one level is listed, otherwise empty.
     """
 
     def __init__(
@@ -240,8 +248,8 @@ class ListingPlan:
         self._prefix = prefix
         self._delimiter = delimiter
         self._max_in_flight = max_in_flight
-        self._asked_size = self._page_size = page_size
-        self._longest = 0
+        self._requested_size = self._page_size = page_size
+        self._largest_page = 0
         self._num_ranges = 1
         self._num_continued = 0
         self._num_objects = 0
@@ -249,79 +257,91 @@ class ListingPlan:
         self._alphabets = Alphabets()
 
     def be_sequential(self) -> None:
-        """Request one page at a time from now on."""
+        """Make `next_requests` return one request at a time from now on."""
         self._max_in_flight = 1
 
     @property
     def is_done(self) -> bool:
         """Return whether all pages were received."""
-        return all(each.is_done for each in self.ranges)
+        return all(key_range.is_done for key_range in self.ranges)
 
     def next_requests(self, *, may_prefetch: bool = True) -> list[Request]:
-        """Return the pages to request now.
+        """Return the requests to send now.
 
         Args:
-            may_prefetch: Pages of later ranges may be requested, and wait for the consumer.
+            may_prefetch: Include requests for later ranges, whose pages wait for the consumer.
         """
         num_idle = self._max_in_flight - self._num_in_flight
         if not may_prefetch:
-            head = next((each for each in self.ranges if not each.is_done), None)
-            return [self._ask(head)] if head and num_idle > 0 and not head.is_in_flight else []
-        waiting = sum(not (each.is_done or each.is_in_flight) for each in self.ranges)
-        while waiting < num_idle and (added := self._split(num_idle - waiting)):
-            waiting += added
-        ready = [each for each in self.ranges if not (each.is_done or each.is_in_flight)]
-        return [self._ask(each) for each in ready[: max(num_idle, 0)]]
+            first = next((key_range for key_range in self.ranges if not key_range.is_done), None)
+            can_send = first and num_idle > 0 and not first.is_in_flight
+            return [self._next_request(first)] if first and can_send else []
+        num_ready = len(self._ready_ranges())
+        while num_ready < num_idle and (num_added := self._split(num_idle - num_ready)):
+            num_ready += num_added
+        return [
+            self._next_request(key_range) for key_range in self._ready_ranges()[: max(num_idle, 0)]
+        ]
 
-    def _ask(self, each: KeyRange) -> Request:
-        each.is_in_flight = True
+    def _ready_ranges(self) -> list[KeyRange]:
+        return [
+            key_range
+            for key_range in self.ranges
+            if not (key_range.is_done or key_range.is_in_flight)
+        ]
+
+    def _next_request(self, key_range: KeyRange) -> Request:
+        """Return the request of the next page: by token, or by key if the range was split since."""
+        key_range.is_in_flight = True
         self._num_in_flight += 1
-        asked = each.asked
-        by_token = each.token and (
-            asked is not None
-            and (asked.end == each.end or not each.last or self._page_size < _TOKENS_ONLY)
+        last = key_range.last_request
+        by_token = key_range.token and (
+            last is not None
+            and (last.end == key_range.end or not key_range.last or self._page_size < _TOKENS_ONLY)
         )
-        if by_token and asked is not None:
-            return Request(each, asked.start, asked.end, each.token)
-        return Request(each, each.last or each.start, each.end, "")
+        if by_token and last is not None:
+            return Request(key_range, last.start, last.end, key_range.token)
+        return Request(key_range, key_range.listed_up_to, key_range.end, "")
 
-    def received(
+    def add_page(
         self, request: Request, num_keys: int, key_at: Callable[[int], str], next_token: str
     ) -> tuple[int, int]:
-        """Add a page, and return the slice `[first, end)` of its keys that is in this range.
+        """Add a received page, and return the slice `[first, end)` of its keys that are new.
+
+        Keys after the end of the range are not in the slice: the range was split meanwhile.
 
         Args:
-            request: Its request.
-            num_keys: Keys in it, in order.
-            key_at: Returns one of them.
-            next_token: Token of the next page; empty at the end.
+            request: The request of the page.
+            num_keys: Number of keys in the page.
+            key_at: Returns a key of the page by its index.
+            next_token: Token of the next page; empty on the last page.
 
         Raises:
-            ValueError: It does not continue the page before.
+            ValueError: The page does not continue the page before.
         """
-        each = request.range
+        key_range = request.range
         self._check(request, num_keys, key_at, next_token)
-        each.is_in_flight = False
+        key_range.is_in_flight = False
         self._num_in_flight -= 1
         keys = range(num_keys)
-        first = int(num_keys > 0 and key_at(0) == each.last)
-        end = bisect_left(keys, each.end, key=key_at) if each.end else num_keys
+        first = int(num_keys > 0 and key_at(0) == key_range.last)
+        end = bisect_left(keys, key_range.end, key=key_at) if key_range.end else num_keys
         end = max(first, end)
         self._num_objects += end - first
-        each.token, each.asked = next_token, request
-        each.num_empty = 0 if num_keys else each.num_empty + 1
-        each.is_done = not next_token or end < num_keys
-        if not each.is_done:
+        key_range.token, key_range.last_request = next_token, request
+        key_range.num_empty = 0 if num_keys else key_range.num_empty + 1
+        key_range.is_done = not next_token or end < num_keys
+        if not key_range.is_done:
             self._num_continued += 1
-            self._longest = max(self._longest, num_keys)
-            self._page_size = min(self._asked_size, self._longest or self._asked_size)
+            self._largest_page = max(self._largest_page, num_keys)
+            self._page_size = min(self._requested_size, self._largest_page or self._requested_size)
         if first < end:
-            each.last = key_at(end - 1)
-            for at in range(first, end, max(1, (end - first) // _SAMPLES)):
-                self._alphabets.add(key_at(at))
-            self._alphabets.add(each.last)
-            if not each.is_done:
-                self._expect(each, key_at(first), end - first)
+            key_range.last = key_at(end - 1)
+            for index in range(first, end, max(1, (end - first) // _SAMPLES)):
+                self._alphabets.add(key_at(index))
+            self._alphabets.add(key_range.last)
+            if not key_range.is_done:
+                self._expect(key_range, key_at(first), end - first)
         return first, end
 
     def _check(
@@ -331,106 +351,118 @@ class ListingPlan:
         if not num_keys:
             if next_token and next_token == request.token:
                 raise ValueError(
-                    f"after {last!r} an empty page came that says it is its own next page"
+                    f"the page after {last!r} is empty, and has its own token as the next token"
                 )
             if next_token and request.range.num_empty >= MAX_EMPTY_PAGES - 1:
-                raise ValueError(f"after {last!r} {MAX_EMPTY_PAGES} empty pages came in a row")
+                raise ValueError(f"the {MAX_EMPTY_PAGES} pages after {last!r} are empty")
             return
         first = key_at(0)
         if last and (first < last or (first == last and request.token)):
             raise ValueError(
-                f"a page begins with {first!r}, though the one before ended with {last!r}"
+                f"a page begins with {first!r}, though the page before ended with {last!r}"
             )
         if first < request.range.start:
             raise ValueError(
-                f"a page begins with {first!r}, though keys from {request.range.start!r} on were "
-                "asked for"
+                f"a page begins with {first!r}, but was requested from {request.range.start!r} on"
             )
 
-    def _expect(self, each: KeyRange, first: str, num_objects: int) -> None:
-        """Estimate how many objects follow, by the distance of the last page; split far from it."""
-        start = _common(each.last, each.end) if each.end else len(self._prefix)
-        depth = max(start, _common(first, each.last)) + _DEPTH
-        number = self._alphabets.number
-        last = number(each.last, start, depth)
-        went = last - number(first, start, depth)
-        behind = number(each.end, start, depth) if each.end else self._alphabets.top(start, depth)
-        each.expected = num_objects * _ratio(behind - last, went)
-        if each.expected > _MAX_CREDIBLE or (each.is_whole and not each.end):
-            self._gallop(each, first, num_objects)
+    def _expect(self, key_range: KeyRange, first: str, num_objects: int) -> None:
+        """Estimate the remaining objects of a range by the density of its last page.
 
-    def _gallop(self, each: KeyRange, first: str, num_objects: int) -> None:
-        """Split what follows a page at ever larger distances."""
-        each.is_whole = False
+        If the estimate is not credible, or the page is the first of the listing, split by `gallop`.
+        """
+        start = _common(key_range.last, key_range.end) if key_range.end else len(self._prefix)
+        depth = max(start, _common(first, key_range.last)) + _DEPTH
+        number = self._alphabets.number
+        last = number(key_range.last, start, depth)
+        page_span = last - number(first, start, depth)
+        end = (
+            number(key_range.end, start, depth)
+            if key_range.end
+            else self._alphabets.top(start, depth)
+        )
+        key_range.expected = num_objects * _ratio(end - last, page_span)
+        if key_range.expected > _MAX_CREDIBLE or (key_range.is_whole and not key_range.end):
+            self._gallop(key_range, first, num_objects)
+
+    def _gallop(self, key_range: KeyRange, first: str, num_objects: int) -> None:
+        """Split a range after its last page, at fast growing distances."""
+        key_range.is_whole = False
         if self._max_in_flight < 2:
             return
         points: list[str] = []
-        for point in gallop(first, each.last, each.end, self._prefix):
-            if len(points) < self._num_splits and self._reach(each, first, point) * num_objects >= (
-                self._page_size
-            ):
+        for point in gallop(first, key_range.last, key_range.end, self._prefix):
+            num_before = self._distance(key_range, first, point) * num_objects
+            if len(points) < self._num_splits and num_before >= self._page_size:
                 points.append(point)
         if not points:
             return
-        end = each.end
-        at = self.ranges.index(each) + 1
-        self.ranges[at:at] = [
+        end = key_range.end
+        index = self.ranges.index(key_range) + 1
+        self.ranges[index:index] = [
             KeyRange(start, stop, is_whole=False)
             for start, stop in zip(points, [*points[1:], end], strict=True)
         ]
         self._num_ranges += len(points)
-        each.end = points[0]
-        each.expected = self._reach(each, first, each.end) * num_objects
+        key_range.end = points[0]
+        key_range.expected = self._distance(key_range, first, key_range.end) * num_objects
 
-    def _reach(self, each: KeyRange, first: str, point: str) -> float:
-        """Return the distance of a key, in lengths of the last page."""
+    def _distance(self, key_range: KeyRange, first: str, point: str) -> float:
+        """Return the distance from the last page to a key.
+
+        The unit is the distance from the first key of that page to the last.
+        """
         start = _common(first, point)
-        depth = max(start, _common(first, each.last)) + _DEPTH
+        depth = max(start, _common(first, key_range.last)) + _DEPTH
         number = self._alphabets.number
-        last = number(each.last, start, depth)
+        last = number(key_range.last, start, depth)
         return _ratio(number(point, start, depth) - last, last - number(first, start, depth))
 
     @property
     def _num_splits(self) -> int:
-        """Ranges that may still be added."""
+        """Number of ranges that may be added within the bound of requests."""
         allowed = 2 * self._max_in_flight + 1.2 * self._num_objects / self._page_size
         return int(allowed) - self._num_continued - self._num_ranges
 
     def _split(self, num_wanted: int) -> int:
-        """Split the range with most objects to come, and return how many ranges that adds."""
+        """Split the range with most remaining objects, and return the number of added ranges."""
         if num_wanted <= 0 or self._num_splits <= 0:
             return 0
-        open_ranges = [each for each in self.ranges if not each.is_done]
-        for each in sorted(open_ranges, key=_num_expected, reverse=True):
-            under_way = self._page_size if each.is_in_flight else 0
-            left = each.expected - under_way
-            if left < 3 * self._page_size or each.expected == float("inf"):
+        open_ranges = [key_range for key_range in self.ranges if not key_range.is_done]
+        for key_range in sorted(open_ranges, key=_num_expected, reverse=True):
+            num_in_flight = self._page_size if key_range.is_in_flight else 0
+            remaining = key_range.expected - num_in_flight
+            if remaining < 3 * self._page_size or key_range.expected == float("inf"):
                 continue
-            share = (under_way + left / 2) / each.expected
-            point = self._in_level(
-                middle(self._alphabets, each.reached, each.end, self._prefix, share)
+            share = (num_in_flight + remaining / 2) / key_range.expected
+            point = self._up_to_delimiter(
+                middle(self._alphabets, key_range.listed_up_to, key_range.end, self._prefix, share)
             )
-            if point <= each.reached:
-                each.expected = 0.0  # no point for a split is known
+            if point <= key_range.listed_up_to:
+                key_range.expected = 0.0  # no key was found at which the range could be split
                 continue
             self.ranges.insert(
-                self.ranges.index(each) + 1,
-                KeyRange(point, each.end, expected=left / 2, is_whole=False),
+                self.ranges.index(key_range) + 1,
+                KeyRange(point, key_range.end, expected=remaining / 2, is_whole=False),
             )
             self._num_ranges += 1
-            each.end, each.expected, each.is_whole = point, each.expected - left / 2, False
+            key_range.end, key_range.expected, key_range.is_whole = (
+                point,
+                key_range.expected - remaining / 2,
+                False,
+            )
             return 1
         return 0
 
-    def _in_level(self, point: str) -> str:
-        """Return a key up to its delimiter, if it has one."""
-        at = point.find(self._delimiter, len(self._prefix)) if self._delimiter else -1
-        return point if at < 0 else point[:at]
+    def _up_to_delimiter(self, point: str) -> str:
+        """Return the part of a key before its first delimiter after the prefix."""
+        index = point.find(self._delimiter, len(self._prefix)) if self._delimiter else -1
+        return point if index < 0 else point[:index]
 
     def forget(self, num_ranges: int) -> None:
-        """Drop the first ranges, which are done and consumed."""
+        """Drop the first ranges, whose pages were all consumed."""
         del self.ranges[:num_ranges]
 
 
-def _num_expected(each: KeyRange) -> float:
-    return each.expected
+def _num_expected(key_range: KeyRange) -> float:
+    return key_range.expected

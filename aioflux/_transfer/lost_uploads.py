@@ -1,4 +1,4 @@
-"""Uploads that ambiguous attempts to initiate one have left, by time. Pure."""
+"""Search for the uploads of ambiguous attempts, by the time of their initiation. Pure."""
 
 from __future__ import annotations
 
@@ -13,55 +13,57 @@ if TYPE_CHECKING:
 __all__ = ["Window", "lost_uploads"]
 
 _TICK = timedelta(seconds=1)
-"""Services return the time of an upload in whole seconds; clocks may differ as much."""
+"""Tolerance of times: services return the time of an upload in whole seconds."""
 
 
 class Window(NamedTuple):
-    """The time of one attempt, in seconds of this machine's clock, from any beginning."""
+    """The time of one attempt, on the monotonic clock of this machine, in seconds."""
 
-    begin: float
-    """Time of sending."""
+    start: float
+    """Time at which the request was sent."""
     end: float
-    """Time of its response, or of its failure."""
+    """Time at which the response or the failure arrived."""
 
 
 def lost_uploads(
     uploads: Iterable[OpenUpload],
     *,
     key: str,
-    known: Collection[str],
+    known_ids: Collection[str],
     own_id: str,
-    lost: Iterable[Window],
-    heard: Window,
+    ambiguous: Iterable[Window],
+    succeeded: Window,
     now: datetime,
 ) -> list[str]:
-    """Return the ids of uploads that ambiguous attempts have initiated.
+    """Return the ids of uploads that ambiguous attempts can have initiated.
+
+    The times of the attempts are converted to the service's clock. The time of the successful
+    attempt is known on both clocks. Without a successful attempt, the clocks are taken as equal.
 
     Args:
         uploads: The open uploads.
         key: Key of the upload.
-        known: Ids of open uploads of this process.
-        own_id: Id that a later attempt returned, which gives the time of the service's clock; empty
-            if none did.
-        lost: The ambiguous attempts.
-        heard: The attempt that returned `own_id`; if none did, the moment `now`.
-        now: Time of this machine, used without an `own_id`.
+        known_ids: Ids of open uploads of this process.
+        own_id: Id that the successful attempt returned; empty if there is none.
+        ambiguous: Times of the ambiguous attempts.
+        succeeded: Time of the successful attempt; if there is none, of the listing.
+        now: Date and time of the listing, on the clock of this machine.
     """
     same = [upload for upload in uploads if upload.key == key]
     own = [upload.initiated for upload in same if upload.upload_id == own_id]
-    then = own[0] if own else now
-    # No ambiguous attempt came after the successful one.
-    latest = then if own else now + _TICK
+    reference = own[0] if own else now
+    # All ambiguous attempts were sent before the successful one.
+    latest = reference if own else now + _TICK
     spans = [
         (
-            then - timedelta(seconds=heard.end - begin) - _TICK,
-            min(then - timedelta(seconds=heard.begin - end) + _TICK, latest),
+            reference - timedelta(seconds=succeeded.end - start) - _TICK,
+            min(reference - timedelta(seconds=succeeded.start - end) + _TICK, latest),
         )
-        for begin, end in lost
+        for start, end in ambiguous
     ]
     return [
         upload.upload_id
         for upload in same
-        if upload.upload_id not in known
+        if upload.upload_id not in known_ids
         and any(since <= upload.initiated <= until for since, until in spans)
     ]

@@ -1,4 +1,4 @@
-"""Bytes that one iteration holds before its consumer needs them, granted in order of the items."""
+"""A budget of the bytes that one iteration may hold before they are consumed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ class _Waiter:
 
 
 class PrefetchBudget:
-    """A budget of bytes for items whose size may be known late.
+    """A budget of bytes for items whose size may be unknown at first.
 
-    An item that needs more than it holds acquires the rest if it is free; otherwise it releases
-    what it holds, and waits for all of it: two that wait for more while they hold a part would
-    wait for each other without end.
+    Waiting items acquire bytes in the order of their indexes.
 
-    The budget is exceeded in two cases, by one item at a time: an item is larger by itself, or all
-    items before it were yielded in order. Those behind it, which may hold everything, cannot be
-    yielded before it is.
+    An item that needs more bytes than it holds acquires the rest if the rest is free. Otherwise it
+    releases all its bytes, and waits for the whole size: two items that kept their bytes and waited
+    for more could wait for each other for ever.
+
+    One item at a time may exceed the budget, in two cases. The item is larger than the budget. Or
+    the items are yielded in order and the item is the next one: the items after it may hold the
+    whole budget, and release nothing before the item is yielded.
 
     Args:
         max_bytes: The budget.
@@ -40,18 +42,18 @@ class PrefetchBudget:
         self._waiters: list[_Waiter] = []
 
     def reserve(self, index: int, num_bytes: int = 0) -> Reservation:
-        """Return the reservation of an item for which `num_bytes` are held already."""
+        """Return the reservation of an item, which already holds `num_bytes`."""
         return Reservation(self, index, num_bytes)
 
     def try_acquire(self, index: int, size: int) -> bool:
-        """Acquire `size` bytes for an item that holds none; return whether they were free."""
+        """Acquire `size` bytes for an item that holds none; return False if they are not free."""
         if not self.may_grow(index, 0, size):
             return False
         self._held += size
         return True
 
     def release_yielded(self, count: int, num_bytes: int) -> None:
-        """Release the bytes of `count` items that the consumer no longer needs."""
+        """Release the bytes of `count` yielded items, which the consumer no longer needs."""
         self._num_yielded += count
         self.change(-num_bytes)
 
@@ -64,7 +66,7 @@ class PrefetchBudget:
         return self._held <= old or self._held - old + new <= self._max
 
     def change(self, num_bytes: int) -> None:
-        """Add `num_bytes` to what is held, and wake the waiters that now fit."""
+        """Add `num_bytes` to the held bytes, and wake the waiters whose bytes are free now."""
         self._held += num_bytes
         if self._waiters:
             self._wake()
@@ -72,7 +74,7 @@ class PrefetchBudget:
     def _wake(self) -> None:
         while self._waiters:
             first = self._waiters[0]
-            # The handler of one that is cancelled removes it, and wakes the next.
+            # A cancelled waiter removes itself in `acquire`, and wakes the next waiter.
             if first.future.cancelled() or not self.may_grow(first.index, 0, first.size):
                 return
             del self._waiters[0]
@@ -80,7 +82,7 @@ class PrefetchBudget:
             first.future.set_result(None)
 
     async def acquire(self, index: int, size: int) -> None:
-        """Wait for `size` bytes, before all items of a higher index."""
+        """Wait until `size` bytes are free, and acquire them before items of a higher index."""
         waiter = _Waiter(index, size, asyncio.get_running_loop().create_future())
         insort(self._waiters, waiter)
         try:
@@ -95,10 +97,10 @@ class PrefetchBudget:
 
 
 class Reservation:
-    """Bytes that one item holds.
+    """The share of a prefetch budget that one item holds.
 
     Attributes:
-        num_bytes: Bytes that it holds.
+        num_bytes: Size of the share in bytes.
     """
 
     __slots__ = ("_budget", "_index", "num_bytes")
@@ -109,7 +111,7 @@ class Reservation:
         self.num_bytes = num_bytes
 
     def try_acquire(self, size: int) -> bool:
-        """Release what it holds, and hold `size` bytes if they are free; return whether."""
+        """Release all bytes and acquire `size` bytes; return False if they are not free."""
         if self.num_bytes:
             self.set(0)
         if not self._budget.may_grow(self._index, 0, size):
@@ -118,19 +120,19 @@ class Reservation:
         return True
 
     async def acquire(self, size: int) -> None:
-        """Release what it holds, and wait for `size` bytes."""
+        """Release all bytes, and wait for `size` bytes."""
         if not self.try_acquire(size):
             await self._budget.acquire(self._index, size)
             self.num_bytes = size
 
     def grow(self, size: int) -> bool:
-        """Hold at least `size` bytes if they are free; return whether."""
+        """Acquire the missing bytes up to `size`; return False if they are not free."""
         if not self._budget.may_grow(self._index, self.num_bytes, size):
             return False
         self.set(max(size, self.num_bytes))
         return True
 
     def set(self, size: int) -> None:
-        """Hold `size` bytes, which are in memory already."""
+        """Change the reservation to `size` bytes in memory, even if that exceeds the budget."""
         self._budget.change(size - self.num_bytes)
         self.num_bytes = size

@@ -28,16 +28,16 @@ def write_request(
     content_type: str = "",
     metadata: Mapping[str, str] | None = None,
 ) -> WriteRequest:
-    """Return the write that a caller requests, with metadata names in lower case.
+    """Return the request value of a write, with metadata names in lower case.
 
     Raises:
-        ValueError: Two names of metadata differ in case only, or the key is below the prefixes of
-            temporary objects, which listings leave out.
+        ValueError: Two names of metadata differ only in case, or the key has a prefix of temporary
+            objects, which listings leave out.
     """
     if is_temporary(key):
         raise ValueError(
             f"{key!r} cannot be written: listings leave out keys below {TEMPORARY_PREFIX!r} and "
-            f"{COMPOSITE_PREFIX!r}, which are for temporary objects of aioflux; take another key"
+            f"{COMPOSITE_PREFIX!r}, which are for temporary objects of aioflux; use another key"
         )
     return WriteRequest(
         key, precondition, content_type, lower_names(metadata) if metadata else metadata
@@ -45,12 +45,9 @@ def write_request(
 
 
 async def put_once(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
-    """Write a whole object in one request.
-
-    Bytes that arrive as others are sent again, three times in all.
-    """
+    """Write a whole object in one request. A body that arrives damaged is resent up to twice."""
     await require(session, request.key, request.precondition)
-    # Compared with that of the stored object below, even if it is not sent.
+    # `find_written` and `compare_stored` need the checksum even if it is not sent.
     checksum = crc32c(data)
     sent = checksum if session.options.verify else None
     meta = await send_write(
@@ -67,27 +64,27 @@ async def put_once(session: Session, request: WriteRequest, data: memoryview) ->
 
 
 async def compare_stored(session: Session, meta: ObjectMeta, checksum: int) -> None:
-    """Remove an object whose stored bytes are not those that were sent.
+    """Compare the checksum of a stored object with that of the sent bytes; delete a damaged object.
 
-    Its metadata is read again first: the response may be damaged, and not the object.
+    Before the delete, the metadata is read again, because the response could be damaged instead.
 
     Raises:
-        ChecksumError: The object was damaged.
+        ChecksumError: The stored object was damaged.
     """
     if not session.options.verify or meta.crc32c in {None, checksum}:
         return
     error = ChecksumError(
-        f"could not write {meta.uri}: the stored object has crc32c {meta.crc32c:#010x}, what was "
-        f"sent has {checksum:#010x}; write it again",
+        f"could not write {meta.uri}: the stored object has crc32c {meta.crc32c:#010x}, but the "
+        f"sent bytes have {checksum:#010x}; write it again",
         uri=meta.uri,
     )
     try:
-        seen = await session.head(meta.key, meta.generation)
-        if (seen.generation, seen.crc32c) == (meta.generation, checksum):
+        stored = await session.head(meta.key, meta.generation)
+        if (stored.generation, stored.crc32c) == (meta.generation, checksum):
             return
         await delete(session, meta.key, generation=meta.generation)
     except StorageError as exc:
-        error.add_note(f"the stored object is still there: {exc}")
+        error.add_note(f"the stored object may still exist: {exc}")
     else:
         error.add_note("the stored object was removed")
     raise error

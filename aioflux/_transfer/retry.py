@@ -28,31 +28,33 @@ _RETRIES_PER_SUCCESS = 0.2
 (twitter.github.io/finagle/guide/Clients.html)."""
 
 _MAX_MALFORMED = 3
-"""Malformed responses to consecutive attempts, the last of which is final. One is damage in
-transit. Three come from a server that is not the service, such as a web server that `endpoint_url`
-names by mistake, which the caller should learn at once."""
+"""Consecutive malformed responses after which a request is not retried. One malformed response is
+damage in transit. Three come from another server than the service, such as a web server that was
+configured as `endpoint_url` by mistake."""
 
 _MIN_TRIES = 3
-"""Tries of an operation on an object that others replace, even if the policy has fewer attempts:
-each of them got a response."""
+"""Fewest tries of an operation on an object that other writers replace, even if the policy has
+fewer attempts. The service responded to each of these tries, so they do not show that it is
+down."""
 
 _MAX_PAUSE_SECONDS = 2.0
-"""Longest wait between two looks at an empty budget; up to as much again at random."""
+"""Longest pause between two checks of an empty retry budget. Jitter adds up to as much again."""
 
 _jitter: Final = random.SystemRandom().random
-"""Not that of `random`, whose sequence belongs to the program: a repeated run draws the same."""
+"""A separate random source: drawing from the module `random` would change the results of a caller's
+program that seeds it."""
 
 
 class RetryBudget:
     """A token bucket of the retries that all requests of one store may send.
 
-    It holds `burst` retries and is filled by time and by every success; a retry that succeeds
-    returns its token. A retry that finds the bucket empty waits and tries again: while a service is
-    down, the requests of a store together send `per_second` retries a second.
+    The bucket holds at most `burst` tokens. A retry removes one token. Time and successful requests
+    add tokens, and a successful retry returns its own. If the bucket is empty, a retry waits: while
+    a service is down, all requests of a store send `per_second` retries per second in total.
 
     Args:
-        burst: Retries that may follow each other at once.
-        per_second: Retries in each second, whatever else happens.
+        burst: Retries that may be sent without a pause.
+        per_second: Retries that may be sent per second, even if no request succeeds.
     """
 
     def __init__(self, *, burst: float, per_second: float) -> None:
@@ -62,19 +64,19 @@ class RetryBudget:
         self._filled_at: float | None = None
 
     def on_success(self, *, was_retry: bool = False) -> None:
-        """Add what one successful request is worth."""
+        """Add a fifth of a token, and one more token if the successful request was a retry."""
         if self._tokens < self._burst:
             self._tokens = min(self._burst, self._tokens + _RETRIES_PER_SUCCESS + was_retry)
 
     def try_acquire(self, now: float) -> float:
-        """Acquire one retry if there is one.
+        """Acquire a token for one retry, if there is one.
 
         Args:
-            now: Time in seconds, from any beginning, never earlier than before.
+            now: Monotonic time in seconds.
 
         Returns:
-            0 if the retry may be sent now; otherwise none was acquired, and it is the seconds until
-            there is one, unless another request acquires it.
+            0 if a token was acquired. Otherwise the seconds until there is a token, unless another
+            request acquires it first.
         """
         if self._filled_at is not None:
             filled = self._tokens + (now - self._filled_at) * self._per_second
@@ -88,8 +90,8 @@ class RetryBudget:
 
 def backoff_bound(attempt: int, policy: RetryPolicy) -> float:
     """Return the largest wait after failed attempt `attempt` (from 1), in seconds."""
-    # Past 64 doublings the bound is max_seconds for any sensible policy, and the power would
-    # overflow.
+    # The exponent is at most 64: by then the bound is max_seconds in any sensible policy, and a
+    # very large exponent would overflow.
     growth = policy.multiplier ** min(attempt - 1, 64)
     return min(policy.initial_seconds * growth, policy.max_seconds)
 
@@ -102,13 +104,13 @@ def next_delay(
     retry_after_seconds: float | None,
     fraction: float,
 ) -> float | None:
-    """Return the seconds to wait before the next attempt, or None if there must be none.
+    """Return the seconds to wait before the next attempt, or None if no attempt may follow.
 
     Args:
         attempt: Number of the failed attempt, from 1.
         policy: The limits.
         elapsed_seconds: Time since the start of the first attempt.
-        retry_after_seconds: The wait that the service asked for, or None.
+        retry_after_seconds: The Retry-After of the response in seconds, or None.
         fraction: A random number in `[0, 1)`: full jitter (Brooker, "Exponential Backoff And
             Jitter", 2015).
     """
@@ -116,21 +118,22 @@ def next_delay(
         return None
     delay = fraction * backoff_bound(attempt, policy)
     if retry_after_seconds is not None:
-        # A little jitter on top, so that clients with the same Retry-After do not return as one.
+        # Plus jitter, so that clients with the same Retry-After do not retry at the same time.
         delay += retry_after_seconds
     return delay if elapsed_seconds + delay < policy.deadline_seconds else None
 
 
 class Backoff:
-    """Pauses between tries of an operation that starts anew because others replaced the object.
+    """Pauses between tries of an operation on an object that other writers replace.
 
-    They are those of a `RetryPolicy` between attempts, and end with its attempts or its deadline.
+    The pauses are as long as those between the attempts of a request. The limits are the same, but
+    `max_attempts` counts as at least `_MIN_TRIES`.
 
     Args:
         policy: The limits.
 
     Attributes:
-        num_tries: Tries that have failed so far.
+        num_tries: Number of tries that have failed so far.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
@@ -140,12 +143,12 @@ class Backoff:
         self._started_at = self._clock()
 
     async def pause(self) -> bool:
-        """Wait before the next try; return False, without a wait, if there must be none."""
+        """Wait before the next try. If no further try is allowed, return False at once."""
         self.num_tries += 1
-        most = max(self._policy.max_attempts, _MIN_TRIES)
+        max_attempts = max(self._policy.max_attempts, _MIN_TRIES)
         delay = next_delay(
             self.num_tries,
-            replace(self._policy, max_attempts=most),
+            replace(self._policy, max_attempts=max_attempts),
             elapsed_seconds=self._clock() - self._started_at,
             retry_after_seconds=None,
             fraction=_jitter(),
@@ -160,30 +163,30 @@ class _Failures:
     """Failed attempts of one request.
 
     Attributes:
-        last: The last of them.
+        last: Failure of the last attempt.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
         self.last: TransientError | None = None
         self._policy = policy
-        self._num_in_vain = 0
+        self._num_without_progress = 0
         self._num_malformed = 0
 
     def add(self, error: TransientError) -> None:
         self.last = error
-        # Over a connection that breaks every few megabytes a large range still arrives: an attempt
-        # that brought bytes to resume from does not count, and only the deadline ends that.
+        # An attempt whose bytes are kept resets the count, so that a large range is received even
+        # if the connection breaks every few megabytes. The deadline limits such attempts.
         made_progress = error.num_bytes_received > 0 and error.generation != ""
-        self._num_in_vain = 1 if made_progress else self._num_in_vain + 1
+        self._num_without_progress = 1 if made_progress else self._num_without_progress + 1
         self._num_malformed = self._num_malformed + 1 if error.is_malformed else 0
 
     def next_delay(self, elapsed_seconds: float, fraction: float) -> float | None:
-        """Return the seconds to wait before the next attempt, or None if there must be none."""
+        """Return the seconds to wait before the next attempt, or None if no attempt may follow."""
         assert self.last is not None
         if self._num_malformed >= _MAX_MALFORMED:
             return None
         return next_delay(
-            self._num_in_vain,
+            self._num_without_progress,
             self._policy,
             elapsed_seconds=elapsed_seconds,
             retry_after_seconds=self.last.retry_after_seconds,
@@ -191,15 +194,15 @@ class _Failures:
         )
 
     def final_error(self, num_attempts: int, elapsed_seconds: float) -> TransientError:
-        """Return the error of a request that is not attempted again."""
+        """Return the error of a request that is not retried any more."""
         last, deadline_seconds = self.last, self._policy.deadline_seconds
         assert last is not None
-        asked = last.retry_after_seconds
+        retry_after = last.retry_after_seconds
         reason = f"gave up after {num_attempts} attempts in {elapsed_seconds:.1f} s; "
-        reason += "RetryPolicy sets both"
-        if asked is not None and elapsed_seconds + asked >= deadline_seconds:
+        reason += "RetryPolicy.max_attempts and RetryPolicy.deadline_seconds set the limits"
+        if retry_after is not None and elapsed_seconds + retry_after >= deadline_seconds:
             reason = (
-                f"the service asked to wait {asked:g} s, which is beyond the deadline of "
+                f"the service asked to wait {retry_after:g} s, which is beyond the deadline of "
                 f"{deadline_seconds:g} s; RetryPolicy.deadline_seconds sets it"
             )
         elif self._num_malformed >= _MAX_MALFORMED:
@@ -218,7 +221,7 @@ class _Failures:
 
 def _log_retry(number: int, error: TransientError, delay: float, elapsed: float) -> None:
     _log.info(
-        "attempt %d failed, the next one comes in %.1f s: %s",
+        "attempt %d failed, next attempt in %.1f s: %s",
         number,
         delay,
         error,
@@ -232,7 +235,7 @@ async def _wait_for_budget(
     sleep: Callable[[float], Awaitable[object]],
     jitter: Callable[[], float],
 ) -> None:
-    """Wait until the budget has a retry; thousands of requests may, so that each looks seldom."""
+    """Acquire a retry from the budget, with growing pauses: thousands of requests may wait."""
     pause = 0.0
     while (wait := budget.try_acquire(clock())) > 0:
         pause = min(max(2 * pause, wait), _MAX_PAUSE_SECONDS)
@@ -251,18 +254,19 @@ async def with_retry(
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     jitter: Callable[[], float] = _jitter,
 ) -> T:
-    """Run `attempt(number)` until it succeeds, fails for good, or the policy ends.
+    """Run `attempt(number)` until it succeeds, fails with a final error, or reaches a limit.
 
     Args:
-        attempt: Makes one attempt, given its number, from 1. A TransientError asks for another.
-        policy: The limits. The deadline also ends an attempt that is under way. An attempt that
-            brought bytes to resume from does not count: attempts and delays begin anew after it.
+        attempt: Makes one attempt, given its number, from 1. After a TransientError it is called
+            again.
+        policy: The limits. At the deadline the current attempt is cancelled. An attempt whose bytes
+            are kept resets the count of attempts and the delays.
         after: Failure of the first attempt, if the caller has made it.
         started_at: Start of the first attempt, on `clock`; now by default.
-        uri_of: Returns the uri for an error, if the deadline passes before any attempt ended.
-        budget: Retries of all requests of a store; unlimited by default.
-        clock: Returns the time in seconds, from any beginning.
-        sleep: Waits for so many seconds.
+        uri_of: Returns the uri for the error, if the deadline passes during the first attempt.
+        budget: Retry budget of the store; unlimited by default.
+        clock: Returns the monotonic time in seconds.
+        sleep: Waits for a number of seconds.
         jitter: Returns random numbers in `[0, 1)`.
 
     Raises:

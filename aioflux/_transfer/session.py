@@ -1,7 +1,7 @@
-"""A store opened on one event loop: service, policies and limits of every transfer.
+"""Session: the service, policies, limits and counters of a store on one event loop.
 
-`Session.call` is over 60 lines: half of it are its parameters and docstring, and the first attempt
-is part of it because one more coroutine would cost every request.
+`Session.call` is over 60 lines: half of them are its parameters and docstring. The first attempt is
+not a function of its own, because another coroutine would slow down every request.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = ["THROTTLED", "Session"]
 T = TypeVar("T")
 
 THROTTLED = frozenset({429, 503})
-"""Statuses of a service that throttles."""
+"""Statuses of throttled requests."""
 
 
 class OpenTransfer(Protocol):
-    """A transfer that leaves objects behind unless it is ended: a writer, a composed read."""
+    """A transfer that needs clean-up when the store is closed: a writer, a composed read."""
 
-    async def end(self) -> None:
-        """Clean up because the store is closed, and remove itself from `Session.open_transfers`."""
+    async def on_store_close(self) -> None:
+        """Clean up, and remove the transfer from `Session.open_transfers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Service, policies and limits; made once for each store and loop."""
+    """Service, policies, limits and counters of one store on one event loop."""
 
     service: Service
     options: TransferOptions
@@ -74,15 +74,14 @@ class Session:
 
     @property
     def is_inherited(self) -> bool:
-        """Return whether this is a forked child: tasks and connections are the parent's then."""
+        """Return whether the session was inherited by a fork: its parent process owns the tasks."""
         return os.getpid() != self.pid
 
     def require_own_process(self, key: str) -> None:
-        """Raise RuntimeError in a forked child, in which the transfer of `key` cannot go on."""
+        """Raise RuntimeError in a forked child, which cannot continue the transfer of `key`."""
         if self.is_inherited:
             raise RuntimeError(
-                f"{self.service.uri(key)} is reached through what was opened before a fork; open "
-                "it again in this process"
+                f"{self.service.uri(key)} was opened before a fork; open it again in this process"
             )
 
     async def call(
@@ -94,24 +93,25 @@ class Session:
         after: TransientError | None = None,
         started_at: float = 0.0,
     ) -> T:
-        """Run one request, within the limits, until it succeeds or the policy ends.
+        """Attempt one request, within the limits, until an attempt succeeds or no other may follow.
 
-        Bytes are held from the first attempt to the end of the last, because the memory is; a
-        request slot only while an attempt is under way, so that others use it during a backoff.
+        Another attempt follows only a TransientError, and only if the retry policy allows it. The
+        bytes are acquired once, because the memory is in use during the backoff, too. A request
+        slot is acquired for each attempt, and other requests can use it during the backoff.
 
         Args:
-            key: Name of the object; errors name it.
+            key: Name of the object, for errors.
             attempt: Sends the request once, given the number of the attempt, from 1.
-            num_bytes: Bytes of the bodies that it moves.
-            after: Failure of the first attempt, if it was made before.
-            started_at: Start of that attempt, on the monotonic clock.
+            num_bytes: Size of the body that is sent or received.
+            after: Failure of the first attempt, if the caller has made that attempt.
+            started_at: Start of the first attempt, on the monotonic clock; used with `after`.
         """
         if os.getpid() != self.pid:
             self.require_own_process(key)
-        # Bytes first: a request that waits for memory must not hold a slot that others could use.
-        held, requests = self.limits.bytes, self.limits.requests
-        if not held.try_acquire(num_bytes):
-            await held.acquire(num_bytes)
+        # Bytes before the slot: a request that waits for bytes must not block a slot.
+        byte_budget, requests = self.limits.bytes, self.limits.requests
+        if not byte_budget.try_acquire(num_bytes):
+            await byte_budget.acquire(num_bytes)
         try:
             if after is None:
                 # The deadline begins after the wait for the first slot.
@@ -119,7 +119,7 @@ class Session:
                     await requests.acquire()
                 num_cuts = requests.num_cuts
                 started_at = self.count_start()
-                # Not by `_retry`: of a hundred attempts ninety-nine are the first.
+                # Not by `_retry`, to save a coroutine: almost all attempts are first attempts.
                 task = asyncio.current_task()
                 assert task is not None
                 is_outermost = self.deadlines.add(task, started_at)
@@ -150,13 +150,13 @@ class Session:
                 clock=self.clock,
             )
         finally:
-            held.release(num_bytes)
+            byte_budget.release(num_bytes)
 
     async def _retry(
         self, key: str, attempt: Callable[[int], Awaitable[T]], number: int, num_bytes: int
     ) -> T:
-        """Make another attempt, in a request slot of its own."""
-        # What was begun is finished first: behind all others its deadline could pass.
+        """Make another attempt, with a new request slot."""
+        # In front, because at the end of the queue the deadline of the request could pass.
         await self.limits.requests.acquire(in_front=True)
         num_cuts = self.limits.requests.num_cuts
         started_at = self.count_start()
@@ -173,7 +173,7 @@ class Session:
         """Read the metadata of an object."""
         return await self.call(key, lambda _: self.service.head(key, generation=generation))
 
-    # Called for requests without a task, too.
+    # `Session.call` and `SmallReadLoop` call these methods at the start and end of attempts.
 
     def count_start(self) -> float:
         """Count an attempt that starts, and return the monotonic clock's time."""
@@ -188,7 +188,7 @@ class Session:
         Args:
             key: Name of the object.
             error: The failure.
-            num_cuts: `AdaptiveLimit.num_cuts` when it was sent.
+            num_cuts: Value of `AdaptiveLimit.num_cuts` when the request was sent.
         """
         counters, requests = self.counters, self.limits.requests
         counters.num_in_flight -= 1
@@ -225,16 +225,16 @@ class Session:
             self.count_bytes(key, num_sent=num_bytes)
 
     def deadline_error(self, key: str, started_at: float) -> TransientError:
-        """Return the error of a first attempt that the deadline has ended."""
+        """Return the error of a first attempt whose deadline has passed."""
         uri, seconds = self.service.uri(key), self.clock() - started_at
         return TransientError(
             f"no response for {uri} came before the deadline (gave up after 1 attempt in "
-            f"{seconds:.1f} s; RetryPolicy sets both)",
+            f"{seconds:.1f} s; RetryPolicy.deadline_seconds sets the limit)",
             uri=uri,
         )
 
     def start_cleanup(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task for which closing the store waits."""
+        """Start a task that `aclose` waits for."""
         return start_task(coroutine, self.cleanup_tasks)
 
     async def clean_up(
@@ -244,15 +244,16 @@ class Session:
         wait_seconds: float | None = None,
         is_interrupted: bool = False,
     ) -> None:
-        """Run `work` to completion, whatever cancels the caller; see `run_to_completion`.
+        """Run `work` to completion, even if the caller is cancelled; see `run_to_completion`.
 
         Args:
             work: The clean-up; it must be idempotent.
-            wait_seconds: Time to wait for it; all by default.
-            is_interrupted: The event loop may be ending, so that there is less time.
+            wait_seconds: Longest time to wait for `work`, which then continues in the background;
+                by default until it is done.
+            is_interrupted: Whether the event loop may be about to end; `work` then has less time.
 
         Raises:
-            TimeoutError: One of these times ran out.
+            TimeoutError: The time for `work`, or for the wait, has passed.
         """
         times = self.cleanup_timeouts
         await run_to_completion(
@@ -264,22 +265,24 @@ class Session:
         )
 
     async def aclose(self, *, is_interrupted: bool = False) -> None:
-        """End the writers and composed reads that are still open, and close the service.
+        """Abort open writers and composed reads, and close the service.
 
-        Their next use fails. What they have stored so far would be billed.
+        Aborting a transfer deletes the bytes that it has stored, which would be billed otherwise.
+        Later calls of the methods of an aborted writer raise.
 
         Args:
-            is_interrupted: The caller was cancelled or interrupted, and waits less for clean-up.
+            is_interrupted: Whether the caller was cancelled or interrupted; the clean-up then has
+                less time.
         """
         times = self.cleanup_timeouts
         seconds = times.interrupted_seconds if is_interrupted else times.close_seconds
         while self.open_transfers or self.cleanup_tasks:
-            for each in tuple(self.open_transfers):
-                await each.end()
+            for transfer in tuple(self.open_transfers):
+                await transfer.on_store_close()
             if self.cleanup_tasks:
                 _, pending = await asyncio.wait(tuple(self.cleanup_tasks), timeout=seconds)
                 if pending:
-                    break  # they fail with the connections, and log it
+                    break  # the pending tasks fail without connections, and log the failure
         self.deadlines.close()
         self.prefaulter.close()
         await self.service.aclose()
@@ -299,6 +302,6 @@ class Session:
         try:
             self.progress(progress)
         except (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError) as exc:
-            # These would end the event loop, and with it every other request, or be taken for the
-            # end of the call.
+            # SystemExit and KeyboardInterrupt would stop the event loop and all requests. The other
+            # two would look as if the caller had closed or cancelled the call.
             raise RuntimeError(f"the progress hook raised {exc!r}") from exc

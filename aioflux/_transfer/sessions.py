@@ -24,10 +24,10 @@ _live: weakref.WeakSet[Sessions] = weakref.WeakSet()
 
 
 class Sessions:
-    """Opens a session on the first use of each event loop, and closes it.
+    """The sessions of one store. Each is opened when the store is first used on an event loop.
 
     Attributes:
-        cleanup_timeouts: Time for clean-up of the store.
+        cleanup_timeouts: Time limits of the clean-up of the store's transfers.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Sessions:
             ValueError: The store is closed.
         """
         if self._is_closed:
-            raise ValueError(f"{self._owner} is closed; open another")
+            raise ValueError(f"{self._owner} is closed; open a new store")
         loop = asyncio.get_running_loop()
         session = self._by_loop.get(loop)
         return session if session is not None else self._open(loop)
@@ -88,7 +88,7 @@ class Sessions:
         return loop is not None and loop in self._by_loop
 
     def stats(self) -> StoreStats:
-        """Return the sums over all loops of this process."""
+        """Return the counters of the store, summed over all event loops of this process."""
         return self._counters.stats(self._transfer.max_in_flight)
 
     async def close_current(self, *, is_interrupted: bool = False) -> None:
@@ -98,16 +98,16 @@ class Sessions:
             await session.aclose(is_interrupted=is_interrupted)
 
     async def aclose(self, *, is_interrupted: bool = False) -> None:
-        """Close the store and the connections of the running loop; twice does nothing."""
+        """Close the store and the connections of the running loop. A second call has no effect."""
         self._is_closed = True
         await self.close_current(is_interrupted=is_interrupted)
 
     def open_sessions(self) -> list[tuple[asyncio.AbstractEventLoop, Session]]:
-        """Return each loop with its session."""
+        """Return the event loops that use the store, each with its session."""
         return list(self._by_loop.items())
 
     def forget(self) -> None:
-        """Drop all connections unclosed, in a forked child."""
+        """Drop all sessions without closing their connections, in a forked child."""
         self._by_loop.clear()
         self._counters = StoreCounters()
 
@@ -122,5 +122,5 @@ def live_sessions() -> list[Sessions]:
 
 
 def longest_cleanup_of_all() -> CleanupTimeouts:
-    """Return times for clean-up, each the longest of the stores of this process."""
-    return longest_cleanup(each.cleanup_timeouts for each in live_sessions())
+    """Return `CleanupTimeouts` whose fields are each the longest of all stores of this process."""
+    return longest_cleanup(sessions.cleanup_timeouts for sessions in live_sessions())

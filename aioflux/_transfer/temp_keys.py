@@ -1,4 +1,4 @@
-"""Keys of temporary objects: uploads before they are published, and composites; stale ones."""
+"""Keys of temporary objects: conditional uploads before they are published, and composites."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ __all__ = [
 ]
 
 TEMPORARY_PREFIX = ".aioflux-uploads/"
-"""Prefix, below the store's own, of conditional multipart uploads until they are published.
-Listings leave it out, writes below it are rejected, and `Store.clean` removes what a dead process
-left."""
+"""Prefix of the temporary keys of conditional multipart uploads, relative to the store's prefix.
+Listings leave out these keys, other writes below the prefix are rejected, and `Store.clean` removes
+the objects of dead processes."""
 
 COMPOSITE_PREFIX = "aioflux-composed-objects/"
-"""Prefix of composites that serve one download; the same holds for it."""
+"""Prefix of the composites of composed reads, treated like `TEMPORARY_PREFIX`."""
 
 
 def is_temporary(key: str) -> bool:
-    """Return whether a key or prefix is of temporary objects, of this store or of one below it."""
+    """Return whether a key or prefix is temporary, in this store or one with a longer prefix."""
     return any(f"/{prefix}" in f"/{key}" for prefix in (TEMPORARY_PREFIX, COMPOSITE_PREFIX))
 
 
 def new_temporary_key() -> str:
-    """Return a key that no other upload uses."""
+    """Return a new random key for a temporary object."""
     return f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
 
 
 def stale_uploads(
     uploads: Iterable[OpenUpload], *, now: datetime, older_than_seconds: float
 ) -> list[OpenUpload]:
-    """Return the uploads that were initiated at least so long before `now`."""
-    return [each for each in uploads if _age(each.initiated, now) >= older_than_seconds]
+    """Return the uploads that were initiated at least `older_than_seconds` before `now`."""
+    return [upload for upload in uploads if _age(upload.initiated, now) >= older_than_seconds]
 
 
 def stale_objects(
     metas: Iterable[ObjectMeta], *, now: datetime, older_than_seconds: float
 ) -> list[ObjectMeta]:
-    """Return the temporary objects that were last written at least so long before `now`.
+    """Return the temporary objects that were written at least `older_than_seconds` before `now`.
 
-    One of unknown time stays.
+    Objects without a time are not returned.
     """
     return [
         meta

@@ -2,11 +2,11 @@
 
     caller's memory -> parts (memoryviews, or one buffer each if writes are small)
         -> crc32c of each -> service
-        -> complete, which publishes the whole object -> its crc32c against the parts', combined
+        -> complete, which publishes the whole object -> compare crc32c: object, combined parts
 
-An error, a cancellation or an exception in the `async with` body aborts the upload: nothing is
-published and nothing stays, except on `az://`: uncommitted blocks, which no request deletes alone,
-stay until the next write of the key or `Store.clean`, or for a week.
+An error, a cancellation or an exception in the `async with` body aborts the upload: the parts are
+deleted, and nothing is published unless the completion was already sent. On `az://` the next write
+of the key or `Store.clean` deletes the parts, or the service after a week.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _log = logging.getLogger("aioflux")
 _INTERRUPTIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 _INITIATE_WAIT_SECONDS = 0.5
-"""Time that an abort waits for the id of an upload that is being initiated, before it looks for the
-upload in a listing."""
+"""Time that an abort waits for the id of an upload that is being initiated. After this time, the
+abort searches for the upload in a listing."""
 
 
 async def put(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
-    """Write a whole object that is in memory: one request, or parts in parallel."""
+    """Write a whole object from memory, by one request or in parallel parts."""
     if data.nbytes > session.options.part_size_bytes:
         async with _WholeWriter(session, request) as writer:
             await writer.write(data)
@@ -58,20 +58,21 @@ async def put(session: Session, request: WriteRequest, data: memoryview) -> Obje
 
 
 class ObjectWriter:
-    """A writer of one object, which is published whole when the `async with` body ends well.
+    """A writer of one object, which is published whole when the `async with` body succeeds.
 
-    Holds at most `TransferOptions.max_buffered_bytes`; `write` waits while that much is being sent.
-    Up to one part in all is one request, more is a multipart upload with parts in parallel.
+    Buffers at most `TransferOptions.max_buffered_bytes`; `write` waits while the buffer is full.
+    An object of at most one part is sent by one request, a larger one by a multipart upload with
+    parallel parts.
 
-    Parts double in size every 900 of them, since an upload has 10,000 at most, and a part must be
-    held whole. As they grow, fewer are held; once one alone is more than `max_buffered_bytes`, one
-    at a time is, that part is the bound, and a warning is logged. With the default sizes this
-    begins at 98 GiB with parts of 128 MiB, and ends at 5 TiB with parts of 4 GiB. A larger
-    `TransferOptions.part_size_bytes` needs fewer parts, which then grow later. Memory of the caller
-    that is sent without a copy does not count.
+    The part size doubles every 900 parts, because an upload has at most 10,000 parts. A part is
+    buffered as a whole. When one part is larger than `max_buffered_bytes`, one part at a time is
+    buffered and sent, and a warning is logged. With the default sizes this begins at 98 GiB with
+    parts of 128 MiB; at 5 TiB the parts have 4 GiB. With a larger `TransferOptions.part_size_bytes`
+    the parts grow later. Memory of the caller that is sent without a copy does not count as
+    buffered.
 
     Attributes:
-        meta: Metadata of the object, once it is published.
+        meta: Metadata of the object, set after it was published.
     """
 
     meta: ObjectMeta
@@ -79,9 +80,9 @@ class ObjectWriter:
     def __init__(self, session: Session, request: WriteRequest) -> None:
         self._session = session
         self._request = request
-        # A multipart upload has no precondition
-        # (cloud.google.com/storage/docs/multipart-uploads), so that a conditional one grows under
-        # another key and becomes visible by a compose, which does.
+        # If the service accepts no precondition for the completion of an upload
+        # (cloud.google.com/storage/docs/multipart-uploads), upload to a temporary key, and publish
+        # by a compose, for which it accepts a precondition.
         self._is_temporary = (
             bool(request.precondition) and not session.service.capabilities.conditional_complete
         )
@@ -95,14 +96,14 @@ class ObjectWriter:
         self._initiating: asyncio.Task[str] | None = None
         self._buffer = bytearray()
         self._capacity = 0
-        # A part is held from its first byte in the buffer until it is stored.
-        self._held = ByteBudget(session.options.max_buffered_bytes)
+        # The budget for a part is held from before its first byte is buffered until it is stored.
+        self._buffer_budget = ByteBudget(session.options.max_buffered_bytes)
         self._parts: list[asyncio.Task[tuple[UploadedPart, int]]] = []
         self._offset = 0
         self._failure: BaseException | None = None
         self._completing = False
         self._closed = False
-        self._ended_by: StorageError | None = None
+        self._store_closed: StorageError | None = None
         self._warned = False
 
     async def __aenter__(self) -> Self:
@@ -120,20 +121,21 @@ class ObjectWriter:
             await self.abort(error)
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes that were written."""
         return self._offset + len(self._buffer)
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write the bytes of `data` and return how many they are.
+        """Write the bytes of `data`, and return their number.
 
-        The memory may be reused when this returns. Memory of many parts is sent without a copy.
+        The memory may be reused when this returns. If nothing is buffered, data of twice
+        `TransferOptions.max_buffered_bytes` or more is sent without a copy.
 
         Raises:
-            StorageError: A part that was sent before could not be stored.
+            StorageError: This or an earlier part could not be stored, or the store was closed.
             ValueError: The writer is closed.
         """
         if self._closed:
-            raise self._ended_by or self._closed_error()
+            raise self._store_closed or self._closed_error()
         self._session.require_own_process(self._request.key)
         self._raise_failure()
         view = memoryview(data).cast("B")
@@ -142,24 +144,24 @@ class ObjectWriter:
             await self._add(view)
         except BaseException as exc:
             self._failure = self._failure or exc
-            self._raise_ended(exc)
+            self._raise_if_store_closed(exc)
             raise
         return size
 
     async def write_copy(self, data: bytes | bytearray | memoryview) -> int:
-        """Write as `write`; a zero-copy writer copies this data alone."""
+        """Write as `write`, and in a `ZeroCopyWriter` copy the data, which its `write` does not."""
         return await self.write(data)
 
     async def aclose(self) -> None:
-        """Send the rest and publish the object. Closing twice does nothing.
+        """Send the remaining bytes and publish the object. A second call has no effect.
 
         Raises:
-            StorageError: Something of it could not be stored; nothing was published, unless the
-                message says that this is unknown.
+            StorageError: The object was not published, unless the message or a note says that it
+                may exist.
         """
         if self._closed:
-            if self._ended_by is not None:
-                raise self._ended_by
+            if self._store_closed is not None:
+                raise self._store_closed
             return
         try:
             self._session.require_own_process(self._request.key)
@@ -171,7 +173,7 @@ class ObjectWriter:
                 self.meta = await self._complete()
         except BaseException as exc:
             await self.abort(exc)
-            self._raise_ended(exc)
+            self._raise_if_store_closed(exc)
             raise
         self._closed = True
         self._session.open_transfers.discard(self)
@@ -179,21 +181,25 @@ class ObjectWriter:
         if self._is_temporary and self._completing:
             await self._remove_temporary()
 
-    async def end(self) -> None:
-        """Abort because the store is closed: the next write raises that."""
-        what = "it may be there, whole" if self._completing else "nothing of it is there"
-        self._ended_by = StorageError(
-            f"could not write {self._uri}: its store was closed meanwhile; {what}", uri=self._uri
+    async def on_store_close(self) -> None:
+        """Abort the upload because the store is closed; the next write or close raises."""
+        state = "it may have been published" if self._completing else "it was not published"
+        self._store_closed = StorageError(
+            f"could not write {self._uri}: its store was closed meanwhile; {state}", uri=self._uri
         )
-        await self.abort(self._ended_by)
-        for note in getattr(self._ended_by, "__notes__", ()):
+        await self.abort(self._store_closed)
+        for note in getattr(self._store_closed, "__notes__", ()):
             _log.warning("a writer was open when its store was closed: %s", note)
 
     async def abort(self, reason: BaseException | None = None) -> None:
-        """Drop what was written; a failure to clean up is noted on `reason`.
+        """Drop the written bytes and abort the upload.
 
-        It is run to completion, also if the caller is cancelled meanwhile; `CleanupTimeouts` says
-        how long it may take, and how long a caller that was cancelled or interrupted waits.
+        The abort is run to completion, even if the caller is cancelled meanwhile. `CleanupTimeouts`
+        limits its time, and the time that a cancelled or interrupted caller waits for it.
+
+        Args:
+            reason: Error that is the cause, if any. A failure of the abort is added to it as a
+                note. If there is no `reason`, the failure is raised.
         """
         if self._closed:
             return
@@ -210,8 +216,8 @@ class ObjectWriter:
             )
         except (AiofluxError, TimeoutError) as exc:
             note = (
-                f"the upload of {self._uri} could not be aborted, `Store.clean` ends it: "
-                f"{str(exc) or 'the service does not answer'}"
+                f"the upload of {self._uri} could not be aborted; `Store.clean` aborts it: "
+                f"{str(exc) or 'no response from the service'}"
             )
             if reason is None:
                 exc.add_note(note)
@@ -223,14 +229,14 @@ class ObjectWriter:
         return self._session.service.uri(self._request.key)
 
     def _closed_error(self) -> ValueError:
-        return ValueError(f"{self._uri} is written through a closed writer")
+        return ValueError(f"cannot write {self._uri}: the writer is closed; open a new writer")
 
     def _part_size(self) -> int:
         planned = plan_part_size(len(self._parts) + 1, self._session.options.part_size_bytes)
         return min(planned, self._session.service.capabilities.max_part_size_bytes)
 
     async def _clean_up(self) -> None:
-        """Abort the upload. It may be cut short and run again."""
+        """Abort the upload. May be cancelled and called again."""
         for task in self._parts:
             task.cancel()
         if self._initiating is not None and not self._initiating.done():
@@ -242,26 +248,28 @@ class ObjectWriter:
         if self._is_temporary and self._completing:
             await self._delete_temporary()
 
-    async def _begin(self) -> None:
+    async def _start_upload(self) -> None:
         if self._initiating is None:
             request = self._request
-            # Here and not at completion, which would reject the object after all of it was sent.
+            # Check before the first part, so that an unsupported precondition raises at once.
             await require(self._session, request.key, request.precondition)
             if self._closed:
-                raise self._ended_by or self._closed_error()
+                raise self._store_closed or self._closed_error()
             self._session.open_transfers.add(self)
-            # A task of its own: cancelled before the response arrives, the upload would stay open.
-            self._initiating = self._session.start_cleanup(self._initiation.begin())
+            # This is a separate task, because an initiation that is cancelled before its response
+            # could leave an open upload.
+            self._initiating = self._session.start_cleanup(self._initiation.run())
         await asyncio.shield(self._initiating)
         if self._closed:
-            # Aborted meanwhile: a part that starts now would not be cancelled.
-            raise self._ended_by or self._closed_error()
+            # Aborted meanwhile: the abort would not cancel a part that is sent from now on.
+            raise self._store_closed or self._closed_error()
 
     async def _add(self, view: memoryview) -> None:
         if not self._buffer and view.nbytes >= 2 * self._session.options.max_buffered_bytes:
             view = await self._write_from_caller(view, is_rest=False)
         while view.nbytes:
-            # A full buffer waits for the next byte: what fits one part needs no multipart upload.
+            # A full buffer is sent only when another byte is written, because an object of one
+            # part needs no multipart upload.
             if len(self._buffer) == self._capacity:
                 if self._buffer:
                     await self._send_buffer()
@@ -273,30 +281,30 @@ class ObjectWriter:
     async def _open_buffer(self) -> None:
         """Wait for memory for one more part."""
         size = self._part_size()
-        most = self._session.options.max_buffered_bytes
-        if size > most and not self._warned:
+        max_bytes = self._session.options.max_buffered_bytes
+        if size > max_bytes and not self._warned:
             self._warned = True
             _log.warning(
-                "%s has %d parts, and its next ones are of %d bytes, more than max_buffered_bytes "
-                "(%d): one at a time is held from here on; a larger part_size_bytes needs fewer",
+                "%s has %d parts, and its next parts have %d bytes, more than max_buffered_bytes "
+                "(%d): from now on one part at a time is sent; set a larger part_size_bytes",
                 self._uri,
                 len(self._parts),
                 size,
-                most,
+                max_bytes,
             )
-        await self._held.acquire(size)
+        await self._buffer_budget.acquire(size)
         self._capacity = size
         self._raise_failure()
 
     async def _send_buffer(self) -> None:
         """Send the buffer as one part, in the background."""
-        await self._begin()
+        await self._start_upload()
         capacity, self._capacity = self._capacity, 0
         part, self._buffer = self._buffer, bytearray()
-        task = self._start(memoryview(part))
-        task.add_done_callback(lambda task: self._done(task, self._held, capacity))
+        task = self._start_part(memoryview(part))
+        task.add_done_callback(lambda task: self._on_part_done(task, self._buffer_budget, capacity))
 
-    def _done(
+    def _on_part_done(
         self, task: asyncio.Task[tuple[UploadedPart, int]], budget: ByteBudget, size: int
     ) -> None:
         budget.release(size)
@@ -304,22 +312,22 @@ class ObjectWriter:
             self._failure = self._failure or error
 
     async def _flush(self) -> None:
-        """Send the last part of an upload; without an upload the buffer becomes one request."""
+        """Send the last part of an upload; without an upload, `aclose` sends the buffer."""
         if self._initiating is not None and self._buffer:
             await self._send_buffer()
 
     async def _write_from_caller(self, view: memoryview, *, is_rest: bool) -> memoryview:
-        """Send parts from the caller's memory, wait for them, and return the rest of it.
+        """Send parts from the caller's memory, and return the rest, which fits in one part.
 
         Args:
             view: The memory.
-            is_rest: It ends the object, so that the last part goes with the others.
+            is_rest: The object ends with `view`, so the rest is sent as the last part, too.
         """
-        await self._begin()
+        await self._start_upload()
         started: list[asyncio.Task[tuple[UploadedPart, int]]] = []
         while view.nbytes > (0 if is_rest else self._part_size()):
             size = self._part_size()
-            started.append(self._start(view[:size]))
+            started.append(self._start_part(view[:size]))
             view = view[size:]
         try:
             await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
@@ -327,32 +335,35 @@ class ObjectWriter:
                 if task.done():
                     task.result()
         except BaseException:
-            # The memory is the caller's again when this returns.
+            # Wait for the parts, because the caller may reuse the memory when this returns.
             for task in started:
                 task.cancel()
             await asyncio.gather(*started, return_exceptions=True)
             raise
         return view
 
-    def _start(self, *views: memoryview) -> asyncio.Task[tuple[UploadedPart, int]]:
+    def _start_part(self, *views: memoryview) -> asyncio.Task[tuple[UploadedPart, int]]:
         task = asyncio.create_task(self._send_part(len(self._parts) + 1, views, self._offset))
         self._offset += sum(view.nbytes for view in views)
         self._parts.append(task)
         return task
 
-    def _raise_ended(self, error: BaseException) -> None:
-        """Raise what ended the writer, if its tasks were cancelled and not the caller's."""
+    def _raise_if_store_closed(self, error: BaseException) -> None:
+        """Raise the error of the closed store, if closing the store caused `error`.
+
+        If the caller is being cancelled, return.
+        """
         task = asyncio.current_task()
-        if self._ended_by is None or (task is not None and task.cancelling()):
+        if self._store_closed is None or (task is not None and task.cancelling()):
             return
         if isinstance(error, asyncio.CancelledError | StorageError):
-            raise self._ended_by from None
+            raise self._store_closed from None
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, asyncio.CancelledError):
             raise StorageError(
-                f"could not write {self._uri}: an earlier write was cancelled and only a part of "
-                "its bytes was taken; begin again",
+                f"could not write {self._uri}: an earlier write was cancelled, and only some of "
+                "its bytes were written; open a new writer",
                 uri=self._uri,
             )
         if self._failure is not None:
@@ -366,8 +377,8 @@ class ObjectWriter:
         checksum: int | None = None
 
         async def attempt(_: int) -> UploadedPart:
-            # Here and not before: parts of a large object wait for slots, and the checksums of all
-            # at once would block the loop.
+            # The checksum is computed when the part has a slot: the checksums of many parts at once
+            # would block the event loop.
             nonlocal checksum
             if checksum is None:
                 checksum = 0
@@ -389,8 +400,8 @@ class ObjectWriter:
             if sent is not None and part.crc32c not in {None, sent}:
                 raise resends.next_error(
                     ChecksumError(
-                        f"could not write part {number} of {self._uri}: the service holds other "
-                        "bytes than were sent",
+                        f"could not write part {number} of {self._uri}: the stored bytes differ "
+                        "from the sent bytes",
                         uri=self._uri,
                     )
                 )
@@ -420,7 +431,7 @@ class ObjectWriter:
             written = WriteRequest(self._key)
             meta = await find_written(session, written, size=size, crc32c=checksum)
             if meta is not None:
-                # Gone with the completion, unless the object existed before with these bytes.
+                # The upload is still open if the object had the same bytes before.
                 await self._initiation.abort()
             return meta
 
@@ -434,13 +445,13 @@ class ObjectWriter:
                 find_if_throttled=True,
             )
         except NotFoundError as exc:
-            # An upload is gone once it is complete.
+            # An upload no longer exists after its completion.
             if ambiguous.maybe_done:
                 raise self._unknown_error() from exc
             raise
 
     async def _publish(self, temporary: ObjectMeta) -> ObjectMeta:
-        """Publish the temporary object by a compose of one source, which takes a precondition."""
+        """Publish the temporary object under the requested key, by a conditional compose."""
         session, request = self._session, self._request
         source = Source(key=temporary.key, generation=temporary.generation)
         return await send_write(
@@ -456,13 +467,13 @@ class ObjectWriter:
             await delete(self._session, self._key)
 
     async def _remove_temporary(self) -> None:
-        """Delete the temporary object; a failure is logged, as the object itself is written."""
+        """Delete the temporary object. A failure is only logged, because the object is written."""
         try:
             await self._session.clean_up(self._delete_temporary)
         except (AiofluxError, TimeoutError) as exc:
             _log.warning(
-                "%s was written, but its temporary object %s is still there, `Store.clean` removes "
-                "it: %s",
+                "%s was written, but its temporary object %s may still exist; `Store.clean` "
+                "removes it: %s",
                 self._uri,
                 self._session.service.uri(self._key),
                 exc,
@@ -471,17 +482,18 @@ class ObjectWriter:
     def _unknown_error(self) -> StorageError:
         return StorageError(
             f"it is not known whether {self._uri} was written: the response to the completion of "
-            "its upload was lost, the upload is gone, and the object is not what was sent; it was "
-            "written and then replaced, or never written; check it before you write it again",
+            "its upload was lost, the upload no longer exists, and the object differs from the "
+            "sent bytes; it was written and then replaced, or never written; check it before you "
+            "write it again",
             uri=self._uri,
         )
 
 
 class _WholeWriter(ObjectWriter):
-    """A writer of an object whose bytes all come in one `write`.
+    """A writer of an object that is written by a single `write`.
 
-    All of its parts are sent from the caller's memory. Other writers copy the last one, which took
-    16 MiB and one part's time more for 1 GiB.
+    All parts are sent from the caller's memory. An `ObjectWriter` copies the last part and sends it
+    after the others: 1 GiB needed 16 MiB more memory, and took the time of one part longer.
     """
 
     async def _add(self, view: memoryview) -> None:

@@ -2,8 +2,8 @@
 
     header, tensor, header, tensor, ... -> parts of several memoryviews each -> service
 
-For memory that does not change until the upload is done, such as the staged tensors of a
-checkpoint: `write` does not wait for parts.
+`write` returns before its bytes are sent. So it is for memory that does not change until the upload
+is complete, such as the staged tensors of a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["ZeroCopyWriter"]
 class ZeroCopyWriter(ObjectWriter):
     """A writer of memory that must not change until the writer is closed.
 
-    Parts are gathered from the pieces that were written. `write` waits only while more than
-    `max_in_flight_bytes` are being sent or wait for it.
+    A part is made of the pieces of memory that were written. `write` waits while the upload is
+    initiated, and while more than `max_in_flight_bytes` would be in parts that are not sent yet.
     """
 
     def __init__(self, session: Session, request: WriteRequest) -> None:
@@ -33,23 +33,25 @@ class ZeroCopyWriter(ObjectWriter):
         self._pieces_size = 0
         self._copied_size = 0
         options = session.options
-        self._unsent = ByteBudget(options.max_in_flight_bytes)
-        # Not counting those in the part that is gathered.
-        self._copies = ByteBudget(max(1, options.max_buffered_bytes - options.part_size_bytes))
+        self._unsent_budget = ByteBudget(options.max_in_flight_bytes)
+        # The copies in the current part are not counted, so one part is subtracted.
+        self._copies_budget = ByteBudget(
+            max(1, options.max_buffered_bytes - options.part_size_bytes)
+        )
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes that were written."""
         return self._offset + self._pieces_size
 
     async def write_copy(self, data: bytes | bytearray | memoryview) -> int:
         """Write a copy of the bytes of `data`, whose memory may be reused when this returns.
 
-        Waits while more than `max_buffered_bytes` of copies are being sent or wait for it.
+        Waits while more than `max_buffered_bytes` of copies are being sent or queued.
         """
         view = memoryview(data).cast("B")
         size = view.nbytes
         while view.nbytes:
-            # A copy belongs to one part, so that it is released when that was sent.
+            # A copy belongs to one part only, so that its memory is freed after that part is sent.
             free = (self._part_size() - self._pieces_size) or self._part_size()
             piece = bytes(view[:free])
             await self.write(piece)
@@ -59,7 +61,8 @@ class ZeroCopyWriter(ObjectWriter):
 
     async def _add(self, view: memoryview) -> None:
         while view.nbytes:
-            # A full part waits for the next byte: what fits one part needs no multipart upload.
+            # A full part is sent when the next byte is written: an object of one part needs no
+            # multipart upload.
             if self._pieces_size == self._part_size():
                 await self._send_gathered()
             free = self._part_size() - self._pieces_size
@@ -68,22 +71,22 @@ class ZeroCopyWriter(ObjectWriter):
             view = view[free:]
 
     async def _send_gathered(self) -> None:
-        await self._begin()
+        await self._start_upload()
         size, self._pieces_size = self._pieces_size, 0
         pieces, self._pieces = self._pieces, []
         copied_size, self._copied_size = self._copied_size, 0
-        await self._unsent.acquire(size)
+        await self._unsent_budget.acquire(size)
         if copied_size:
-            await self._copies.acquire(copied_size)
+            await self._copies_budget.acquire(copied_size)
         self._raise_failure()
-        task = self._start(*pieces)
-        task.add_done_callback(lambda task: self._done(task, self._unsent, size))
+        task = self._start_part(*pieces)
+        task.add_done_callback(lambda task: self._on_part_done(task, self._unsent_budget, size))
         if copied_size:
-            task.add_done_callback(lambda _: self._copies.release(copied_size))
+            task.add_done_callback(lambda _: self._copies_budget.release(copied_size))
 
     async def _flush(self) -> None:
         if self._initiating is None:
-            # One request sends one piece of memory, and this is at most one part.
+            # `aclose` sends the object by one request, from one buffer of at most one part.
             self._buffer = bytearray().join(self._pieces)
             self._pieces = []
             self._pieces_size = 0
@@ -91,6 +94,6 @@ class ZeroCopyWriter(ObjectWriter):
             await self._send_gathered()
 
     async def abort(self, reason: BaseException | None = None) -> None:
-        """Abort as `ObjectWriter.abort`; the memory is the caller's again."""
+        """Abort like `ObjectWriter.abort`; afterwards the caller may change the memory."""
         self._pieces = []
         await super().abort(reason)

@@ -1,1 +1,1 @@
-"""Values without I/O: uris, metadata, listings, checksums, counters."""
+"""Uris, metadata, listings, checksums and counters; without I/O."""

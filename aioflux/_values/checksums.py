@@ -1,8 +1,8 @@
-"""CRC32C (Castagnoli) of any memory, and of a whole from its parts.
+"""CRC32C (Castagnoli) of memory, and combination of the CRC32C of parts.
 
-google-crc32c does 20 GB/s, but rejects memoryview and bytearray, whose buffers have to be released.
-It accepts a ctypes array over the same memory, which costs 1 microsecond; an array type costs 20,
-so that there are two.
+google-crc32c computes 20 GB/s, but rejects memoryview and bytearray. It accepts a ctypes array over
+the same memory, which takes 1 us to create. Creating the type of such an array takes 20 us, so
+types are reused: `crc32c` has two, of 1 MiB and 64 KiB; `crc32c_blocks` caches one for each size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WINDOWS = (ctypes.c_ubyte * (1024 * 1024), ctypes.c_ubyte * (64 * 1024))
 
 
 class _Buffer(ctypes.Structure):
-    """Py_buffer (docs.python.org/3/c-api/buffer.html)."""
+    """The C structure `Py_buffer` (docs.python.org/3/c-api/buffer.html)."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
@@ -40,7 +40,7 @@ class _Buffer(ctypes.Structure):
     )
 
 
-# Own prototypes: attributes of the shared pythonapi functions would affect other code.
+# Separate prototypes: `argtypes` set on a function of `pythonapi` would apply to all modules.
 _get_buffer = ctypes.PYFUNCTYPE(
     ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int
 )(("PyObject_GetBuffer", ctypes.pythonapi))
@@ -51,9 +51,9 @@ _release_buffer = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_Buffer))(
 
 @contextmanager
 def address_of(view: memoryview) -> Iterator[int]:
-    """Yield the address of contiguous memory, and keep the memory alive until the block ends.
+    """Yield the address of contiguous memory, which stays valid during the `with` block.
 
-    `from_buffer` of ctypes rejects read-only memory.
+    Unlike `from_buffer` of ctypes, this accepts read-only memory.
     """
     buffer = _Buffer()
     _get_buffer(view, ctypes.byref(buffer), 0)
@@ -64,37 +64,42 @@ def address_of(view: memoryview) -> Iterator[int]:
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
-    """Return the crc32c of `data` after bytes with the crc32c `value`."""
+    """Return the crc32c of `data`, or of preceding bytes and `data`.
+
+    Args:
+        data: Contiguous memory.
+        value: CRC32C of the preceding bytes; 0 without preceding bytes.
+    """
     if isinstance(data, bytes):
         return int(google_crc32c.extend(value, data))
     view = memoryview(data).cast("B")
-    whole = view.obj
-    if isinstance(whole, bytes) and len(whole) == view.nbytes:
-        return int(google_crc32c.extend(value, whole))
-    at = 0
+    owner = view.obj
+    if isinstance(owner, bytes) and len(owner) == view.nbytes:
+        return int(google_crc32c.extend(value, owner))
+    offset = 0
     if view.nbytes >= ctypes.sizeof(_WINDOWS[-1]):
-        with address_of(view) as begin:
+        with address_of(view) as address:
             for window in _WINDOWS:
                 size = ctypes.sizeof(window)
-                while view.nbytes - at >= size:
-                    value = google_crc32c.extend(value, window.from_address(begin + at))
-                    at += size
-    return int(google_crc32c.extend(value, bytes(view[at:])))
+                while view.nbytes - offset >= size:
+                    value = google_crc32c.extend(value, window.from_address(address + offset))
+                    offset += size
+    return int(google_crc32c.extend(value, bytes(view[offset:])))
 
 
 def crc32c_blocks(view: memoryview, block_size: int) -> list[int]:
-    """Return the crc32c of each block of contiguous memory; the last one may be shorter.
+    """Return the crc32c of each block of contiguous memory; the last block may be shorter.
 
-    Three times as fast as a call of `crc32c` for each, with blocks of 64 KiB.
+    With blocks of 64 KiB, it is three times as fast as calls of `crc32c`.
     """
     num_whole, rest = divmod(view.nbytes, block_size)
     crcs: list[int] = []
     if num_whole:
         window = _window(block_size)
-        with address_of(view) as begin:
-            addresses = range(begin, begin + num_whole * block_size, block_size)
-            extend, at = google_crc32c.extend, window.from_address
-            crcs = [extend(0, at(address)) for address in addresses]
+        with address_of(view) as start:
+            addresses = range(start, start + num_whole * block_size, block_size)
+            extend, block_at = google_crc32c.extend, window.from_address
+            crcs = [extend(0, block_at(address)) for address in addresses]
     if rest:
         crcs.append(crc32c(view[view.nbytes - rest :]))
     return crcs
@@ -106,11 +111,11 @@ def _window(size: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
 
 
 _POLYNOMIAL = 0x82F63B78
-"""The Castagnoli polynomial, bits reversed (RFC 3720, appendix B.4)."""
+"""The Castagnoli polynomial, bit-reversed (RFC 3720, appendix B.4)."""
 
 
 def _multiply(a: int, b: int) -> int:
-    """Multiply two polynomials modulo the Castagnoli polynomial, bits reversed."""
+    """Multiply two bit-reversed polynomials modulo the Castagnoli polynomial."""
     product = 0
     mask = 1 << 31
     while True:
@@ -124,7 +129,7 @@ def _multiply(a: int, b: int) -> int:
 
 @lru_cache(maxsize=64)
 def _shift(num_bytes: int) -> int:
-    """Return x to the power of 8 * num_bytes, by squaring."""
+    """Return the polynomial x ** (8 * num_bytes), by repeated squaring."""
     result = 1 << 31
     power = 1 << 23  # x ** 8
     while num_bytes:
@@ -136,14 +141,14 @@ def _shift(num_bytes: int) -> int:
 
 
 def combine_crc32c(first: int, second: int, second_size: int) -> int:
-    """Return the crc32c of two runs of bytes, one after the other, from the crc32c of each.
+    """Return the crc32c of two concatenated parts, from the crc32c of each part.
 
     Args:
-        first: CRC32C of the first run.
-        second: CRC32C of the second run.
-        second_size: Length of the second run, in bytes.
+        first: CRC32C of the first part.
+        second: CRC32C of the second part.
+        second_size: Size of the second part, in bytes.
 
-    Source: the method of zlib's crc32_combine (Adler), with the Castagnoli polynomial.
+    Source: `crc32_combine` of zlib (Adler), here with the Castagnoli polynomial.
     """
     if second_size == 0:
         return first
@@ -152,36 +157,36 @@ def combine_crc32c(first: int, second: int, second_size: int) -> int:
 
 @lru_cache(maxsize=16)
 def _shift_tables(num_bytes: int) -> tuple[tuple[int, ...], ...]:
-    """Return a table of shifted values for each byte of a crc32c, the lowest first."""
+    """Return tables that shift a crc32c by `num_bytes`: one for each of its bytes, lowest first."""
     shift = _shift(num_bytes)
     tables = []
     for position in range(4):
         table = [0]
         for bit in range(8):
             shifted = _multiply(shift, 1 << (8 * position + bit))
-            table += [shifted ^ each for each in table]
+            table += [shifted ^ entry for entry in table]
         tables.append(tuple(table))
     return tuple(tables)
 
 
 def join_crc32c(crcs: Sequence[int], block_size: int, size: int) -> int:
-    """Return the crc32c of all bytes, from the crc32c of each block: `combine_crc32c` of many.
+    """Return the crc32c of concatenated blocks, from the crc32c of each block.
 
     Args:
         crcs: CRC32C of each block, in order.
-        block_size: Length of each block but the last, in bytes.
-        size: Length of all together, in bytes.
+        block_size: Size of all blocks except the last one, in bytes.
+        size: Total size of the blocks, in bytes.
     """
     if not crcs:
         return 0
     zeroth, first, second, third = _shift_tables(block_size)
-    whole = 0
+    joined = 0
     for crc in crcs[:-1]:
-        whole = (
-            zeroth[whole & 0xFF]
-            ^ first[whole >> 8 & 0xFF]
-            ^ second[whole >> 16 & 0xFF]
-            ^ third[whole >> 24]
+        joined = (
+            zeroth[joined & 0xFF]
+            ^ first[joined >> 8 & 0xFF]
+            ^ second[joined >> 16 & 0xFF]
+            ^ third[joined >> 24]
             ^ crc
         )
-    return combine_crc32c(whole, crcs[-1], size - block_size * (len(crcs) - 1))
+    return combine_crc32c(joined, crcs[-1], size - block_size * (len(crcs) - 1))

@@ -1,9 +1,9 @@
-"""Keys and listings as columns, at a sixth of the memory of a list of ObjectMeta.
+"""Listings, stored in columns with a sixth of the memory of a list of ObjectMeta.
 
-Columns pickle at the speed of a copy for spawned workers, and forked ones share them. The same
-bytes are a manifest: a listing that is stored as an object.
+Pickling the columns for spawned workers is as fast as a copy, and forked workers share their memory
+pages. The pickled bytes are also the format of a manifest, which is a listing stored as an object:
 
-    magic | version, size of the header | header: JSON | columns | crc32c of all before
+    magic | version, size of the header | header: JSON | columns | crc32c of all bytes before it
 """
 
 from __future__ import annotations
@@ -28,40 +28,42 @@ if TYPE_CHECKING:
 __all__ = ["MAX_SIZE_BYTES", "KeyColumn", "Kind", "Listing"]
 
 MAX_SIZE_BYTES: Final = 2**63 - 1
-"""Largest size that a listing holds, in bytes."""
-_MAX_KNOWN_KINDS = 1024
-"""Kinds that are looked up: if each object has its own kind, that is useless."""
+"""Largest size of an object in a listing, in bytes."""
+_MAX_CACHED_KINDS = 1024
+"""Size of the caches of kinds. A cache is useless if each object has another kind."""
 _MAGIC = b"aioflux listing\n"
 _VERSION = 1
 _HEAD = struct.Struct("<II")
 _TAIL = struct.Struct("<I")
 
 Kind: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
-"""Attributes that many objects share: content type and encoding, storage class, user metadata."""
+"""Content type, content encoding, storage class and user metadata, which many objects share."""
 
 
 class Listing(Sequence[ObjectMeta]):
-    """Metadata of many objects of one store, in order; an `ObjectMeta` is made on access.
+    """Sequence of the metadata of objects of one store, with about 120 bytes for each object.
+
+    An `ObjectMeta` is created on each access. A slice is a Listing, too.
 
     Attributes:
-        prefixes: Common prefixes, sorted, if one level was listed.
+        prefixes: Common prefixes of omitted keys, sorted, if a delimiter was given.
     """
 
     __slots__ = (
         "_crc32c",
+        "_decoded_kinds",
         "_etag",
         "_generation",
         "_key",
         "_kind",
+        "_kind_numbers",
         "_kinds",
-        "_known",
-        "_parsed",
         "_root",
         "_size",
         "_updated",
         "prefixes",
     )
-    __hash__ = None  # type: ignore[assignment]  # it can be extended
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __init__(self, metas: Iterable[ObjectMeta] = ()) -> None:
         self._root = ""
@@ -73,8 +75,8 @@ class Listing(Sequence[ObjectMeta]):
         self._updated = TimeColumn()
         self._kind = array("I")
         self._kinds = KeyColumn()
-        self._known: dict[str, int] = {}
-        self._parsed: dict[int, Kind] = {}
+        self._kind_numbers: dict[str, int] = {}
+        self._decoded_kinds: dict[int, Kind] = {}
         self.prefixes: list[str] = []
         self.extend(metas)
 
@@ -82,7 +84,7 @@ class Listing(Sequence[ObjectMeta]):
         """Add objects.
 
         Raises:
-            ValueError: One is of another store than the others.
+            ValueError: The objects are not all of one store.
         """
         if isinstance(metas, Listing):
             self._extend_with(metas)
@@ -91,21 +93,21 @@ class Listing(Sequence[ObjectMeta]):
             self._append(meta)
 
     def _append(self, meta: ObjectMeta) -> None:
-        self._set_root(meta.uri.removesuffix(_in_uri(meta.key, meta.uri)), meta.uri)
+        self._set_root(meta.uri.removesuffix(_key_in_uri(meta.key, meta.uri)), meta.uri)
         self._key.append(meta.key)
         self._etag.append(meta.etag)
         self._generation.append(meta.generation)
         self._size.append(meta.size)
         self._crc32c.append(NONE if meta.crc32c is None else meta.crc32c)
         self._updated.append(meta.updated)
-        self._kind.append(self._number(_kind(meta)))
+        self._kind.append(self._number_kind(_kind_of(meta)))
 
     def _extend_with(self, other: Listing) -> None:
         if not other:
             self.prefixes += other.prefixes
             return
         self._set_root(other._root, other._root)
-        numbers = [self._number_of_text(text) for text in other._kinds]
+        numbers = [self._number_encoded_kind(text) for text in other._kinds]
         is_same = numbers == list(range(len(numbers)))
         self._key.extend(other._key)
         self._etag.extend(other._etag)
@@ -129,18 +131,18 @@ class Listing(Sequence[ObjectMeta]):
         kinds: Iterable[Kind] | None = None,
         kind: Kind = ("", "", "", ()),
     ) -> None:
-        """Add objects, given by a list for each field, which is three times faster.
+        """Add objects from one list for each field, which is three times as fast as `extend`.
 
         Args:
-            root: Beginning of the uris, before the keys.
+            root: Common beginning of the uris, up to the keys.
             keys: Keys.
             sizes: Sizes, in bytes.
             etags: Entity tags.
             generations: Generations.
-            crc32c: Checksums; -1 for none.
+            crc32c: CRC32C of each object; -1 if the service returned none.
             updated: Times of the last change.
-            kinds: Kind of each object.
-            kind: Kind of all objects, if `kinds` is not given.
+            kinds: Kind of each object, or None if all objects have one kind.
+            kind: Kind of all objects, if `kinds` is None.
         """
         if not keys:
             return
@@ -148,49 +150,52 @@ class Listing(Sequence[ObjectMeta]):
         self._key.extend(keys)
         self._etag.extend(etags)
         self._generation.extend(generations)
-        self._size.fromlist(sizes)  # twice as fast as `extend`
+        self._size.fromlist(sizes)  # twice as fast as `array.extend`
         self._crc32c.extend(crc32c)
         self._updated.extend(updated)
         if kinds is None:
-            self._kind.extend(array("I", [self._number(kind)]) * len(keys))
+            self._kind.extend(array("I", [self._number_kind(kind)]) * len(keys))
         else:
-            self._kind.extend(map(self._number, kinds))
+            self._kind.extend(map(self._number_kind, kinds))
 
     def _set_root(self, root: str, uri: str) -> None:
         if root != self._root and len(self):
-            raise ValueError(f"{uri} is not below {self._root}, like the objects before it")
+            raise ValueError(
+                f"{uri} is not below {self._root}, but all objects of this listing must be; use "
+                "one Listing for each store"
+            )
         self._root = root
 
-    def _number(self, kind: Kind) -> int:
-        return self._number_of_text(json.dumps(kind, separators=(",", ":")))
+    def _number_kind(self, kind: Kind) -> int:
+        return self._number_encoded_kind(json.dumps(kind, separators=(",", ":")))
 
-    def _number_of_text(self, text: str) -> int:
-        number = self._known.get(text)
+    def _number_encoded_kind(self, text: str) -> int:
+        number = self._kind_numbers.get(text)
         if number is None:
             number = len(self._kinds)
             self._kinds.append(text)
-            if len(self._known) < _MAX_KNOWN_KINDS:
-                self._known[text] = number
+            if len(self._kind_numbers) < _MAX_CACHED_KINDS:
+                self._kind_numbers[text] = number
         return number
 
-    def _kind_of(self, number: int) -> Kind:
-        kind = self._parsed.get(number)
+    def _decode_kind(self, number: int) -> Kind:
+        kind = self._decoded_kinds.get(number)
         if kind is None:
             content_type, content_encoding, storage_class, user = json.loads(self._kinds[number])
             pairs = tuple((name, value) for name, value in user)
             kind = content_type, content_encoding, storage_class, pairs
-            if len(self._parsed) < _MAX_KNOWN_KINDS:
-                self._parsed[number] = kind
+            if len(self._decoded_kinds) < _MAX_CACHED_KINDS:
+                self._decoded_kinds[number] = kind
         return kind
 
     @property
     def keys(self) -> KeyColumn:
-        """The keys, in order."""
+        """Keys of the objects, in order."""
         return self._key
 
     @property
     def sizes(self) -> array[int]:
-        """The sizes, in order, in bytes."""
+        """Sizes of the objects, in order, in bytes."""
         return self._size
 
     def __len__(self) -> int:
@@ -202,19 +207,19 @@ class Listing(Sequence[ObjectMeta]):
     def __getitem__(self, index: slice) -> Listing: ...
     def __getitem__(self, index: int | slice) -> ObjectMeta | Listing:
         if isinstance(index, slice):
-            places = range(*index.indices(len(self)))
-            if places.step == 1:
-                return self._part(places.start, places.stop)
-            return self.pick(places)
-        at = range(len(self))[index]  # negative indexes, IndexError
+            indexes = range(*index.indices(len(self)))
+            if indexes.step == 1:
+                return self._part(indexes.start, indexes.stop)
+            return self.pick(indexes)
+        position = range(len(self))[index]  # converts a negative index, and raises IndexError
         return self._meta(
-            self._key[at],
-            self._etag[at],
-            self._generation[at],
-            self._size[at],
-            self._crc32c[at],
-            self._updated[at],
-            self._kind[at],
+            self._key[position],
+            self._etag[position],
+            self._generation[position],
+            self._size[position],
+            self._crc32c[position],
+            self._updated[position],
+            self._kind[position],
         )
 
     def __iter__(self) -> Iterator[ObjectMeta]:
@@ -239,10 +244,10 @@ class Listing(Sequence[ObjectMeta]):
         updated: datetime | None,
         kind: int,
     ) -> ObjectMeta:
-        content_type, content_encoding, storage_class, user = self._kind_of(kind)
+        content_type, content_encoding, storage_class, user = self._decode_kind(kind)
         return ObjectMeta(
             key=key,
-            uri=self._root + _in_uri(key, self._root),
+            uri=self._root + _key_in_uri(key, self._root),
             size=size,
             etag=etag,
             generation=generation,
@@ -255,7 +260,7 @@ class Listing(Sequence[ObjectMeta]):
         )
 
     def _part(self, start: int, end: int) -> Listing:
-        """Return the objects `[start, end)`, kinds and all, and no prefixes."""
+        """Return the objects `[start, end)` without prefixes, with the table of all kinds."""
         result = Listing()
         result._root = self._root
         result._key = self._key.part(start, end)
@@ -266,26 +271,27 @@ class Listing(Sequence[ObjectMeta]):
         result._updated = self._updated.part(start, end)
         result._kind = self._kind[start:end]
         result._kinds = self._kinds.part(0, len(self._kinds))
-        result._known = dict(self._known)
+        result._kind_numbers = dict(self._kind_numbers)
         return result
 
     def pick(self, indices: Iterable[int]) -> Listing:
-        """Return the objects at these indexes, in this order."""
-        places = [range(len(self))[index] for index in indices]
+        """Return the objects at these indexes, in this order, without prefixes."""
+        positions = [range(len(self))[index] for index in indices]
         result = self._part(0, 0)
-        if places:
+        if positions:
             for name in ("_key", "_etag", "_generation", "_updated"):
-                setattr(result, name, getattr(self, name).pick(places))
+                setattr(result, name, getattr(self, name).pick(positions))
             for name in ("_size", "_crc32c", "_kind"):
                 column = getattr(self, name)
-                setattr(result, name, array(column.typecode, map(column.__getitem__, places)))
+                setattr(result, name, array(column.typecode, map(column.__getitem__, positions)))
         return result
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
             return NotImplemented
-        is_alike = len(self) == len(other)
-        return is_alike and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+        if len(self) != len(other):
+            return False
+        return all(meta == other_meta for meta, other_meta in zip(self, other, strict=True))
 
     def __repr__(self) -> str:
         return f"<Listing of {len(self)} objects below {self._root or 'nothing'}>"
@@ -301,8 +307,8 @@ class Listing(Sequence[ObjectMeta]):
         ]
 
     def to_bytes(self) -> bytes:
-        """Return the whole listing as a manifest, which `from_bytes` reads."""
-        columns = [_little_endian(column) for column in self._columns()]
+        """Return the listing as a manifest, which `from_bytes` decodes."""
+        columns = [_encode_array(column) for column in self._columns()]
         header = {
             "root": self._root,
             "prefixes": self.prefixes,
@@ -317,63 +323,71 @@ class Listing(Sequence[ObjectMeta]):
         """Return the listing of a manifest.
 
         Raises:
-            ValueError: It is none, it is damaged, or a later aioflux wrote it.
+            ValueError: The bytes are not a manifest, or are damaged, or have a version that is
+                not supported.
         """
-        whole = bytes(data)
+        manifest = bytes(data)
         start = len(_MAGIC) + _HEAD.size
-        if not whole.startswith(_MAGIC) or len(whole) < start + _TAIL.size:
+        if not manifest.startswith(_MAGIC):
             raise ValueError(
-                f"this is no listing that aioflux saved: it begins with {whole[:16]!r}, not with "
-                f"{_MAGIC!r}"
+                f"this is not a listing that aioflux saved: it begins with {manifest[:16]!r}, not "
+                f"with {_MAGIC!r}"
             )
-        version, header_size = _HEAD.unpack_from(whole, len(_MAGIC))
+        if len(manifest) < start + _TAIL.size:
+            raise ValueError(
+                f"this listing is damaged: it is truncated after {len(manifest)} bytes; save it "
+                "again"
+            )
+        version, header_size = _HEAD.unpack_from(manifest, len(_MAGIC))
         if version != _VERSION:
             raise ValueError(
                 f"this listing is of version {version}, and this aioflux reads {_VERSION}; save it "
                 "again, or update aioflux"
             )
-        body_size = len(whole) - _TAIL.size
-        crc32c = google_crc32c.value(whole[:body_size])
-        if crc32c != _TAIL.unpack_from(whole, body_size)[0]:
+        body_size = len(manifest) - _TAIL.size
+        crc32c = google_crc32c.value(manifest[:body_size])
+        if crc32c != _TAIL.unpack_from(manifest, body_size)[0]:
             raise ValueError(
                 "this listing is damaged: its bytes do not match its crc32c; save it again"
             )
         try:
-            header = json.loads(whole[start : start + header_size])
-            return cls._restored(header, memoryview(whole)[start + header_size : body_size])
+            header = json.loads(manifest[start : start + header_size])
+            return cls._from_columns(header, memoryview(manifest)[start + header_size : body_size])
         except (LookupError, TypeError, ValueError) as exc:
             raise ValueError(
-                f"this is no listing that aioflux saved, although its crc32c holds: {exc!r}"
+                f"this is not a listing that aioflux saved, although its crc32c matches: {exc!r}"
             ) from exc
 
     @classmethod
-    def _restored(cls, header: dict[str, Any], body: memoryview) -> Self:
+    def _from_columns(cls, header: dict[str, Any], body: memoryview) -> Self:
         pieces: list[memoryview] = []
         for size in header["columns"]:
             pieces.append(body[:size])
             body = body[size:]
         listing = cls()
         listing._root, listing.prefixes = header["root"], header["prefixes"]
-        for place, name in enumerate(("_key", "_etag", "_generation", "_kinds")):
-            sizes = _filled("I", pieces[2 * place])
-            setattr(listing, name, KeyColumn.of_buffers(sizes, bytearray(pieces[2 * place + 1])))
-        listing._size, listing._crc32c, updated, listing._kind = map(_filled, "qqqI", pieces[8:])
+        for number, name in enumerate(("_key", "_etag", "_generation", "_kinds")):
+            sizes = _decode_array("I", pieces[2 * number])
+            setattr(listing, name, KeyColumn.of_buffers(sizes, bytearray(pieces[2 * number + 1])))
+        listing._size, listing._crc32c, updated, listing._kind = map(
+            _decode_array, "qqqI", pieces[8:]
+        )
         listing._updated = TimeColumn.of_numbers(updated)
-        lengths = {len(getattr(listing, name)) for name in _ONE_EACH}
+        lengths = {len(getattr(listing, name)) for name in _COLUMNS}
         if lengths != {len(listing)} or body or len(pieces) != 12:
             raise ValueError(f"its columns have lengths {sorted(lengths)}")
         if listing._kind and max(listing._kind) >= len(listing._kinds):
-            raise ValueError("it has fewer kinds of objects than it names")
-        for number, text in zip(range(_MAX_KNOWN_KINDS), listing._kinds, strict=False):
-            listing._known[text] = number
+            raise ValueError("an object has a kind that the table of kinds does not contain")
+        for number, text in zip(range(_MAX_CACHED_KINDS), listing._kinds, strict=False):
+            listing._kind_numbers[text] = number
         return listing
 
 
-_ONE_EACH: Final = ("_key", "_etag", "_generation", "_size", "_crc32c", "_updated", "_kind")
-"""Columns with one entry for each object."""
+_COLUMNS: Final = ("_key", "_etag", "_generation", "_size", "_crc32c", "_updated", "_kind")
+"""Columns with one value for each object."""
 
 
-def _little_endian(column: array[int] | bytearray) -> array[int] | bytearray:
+def _encode_array(column: array[int] | bytearray) -> array[int] | bytearray:
     if sys.byteorder == "little" or isinstance(column, bytearray):
         return column
     swapped = column[:]
@@ -381,7 +395,7 @@ def _little_endian(column: array[int] | bytearray) -> array[int] | bytearray:
     return swapped
 
 
-def _filled(typecode: str, data: memoryview) -> array[int]:
+def _decode_array(typecode: str, data: memoryview) -> array[int]:
     column: array[int] = array(typecode)
     column.frombytes(data)
     if sys.byteorder != "little":
@@ -389,10 +403,10 @@ def _filled(typecode: str, data: memoryview) -> array[int]:
     return column
 
 
-def _kind(meta: ObjectMeta) -> Kind:
+def _kind_of(meta: ObjectMeta) -> Kind:
     user = tuple(sorted(meta.metadata.items()))
     return meta.content_type, meta.content_encoding, meta.storage_class, user
 
 
-def _in_uri(key: str, uri: str) -> str:
+def _key_in_uri(key: str, uri: str) -> str:
     return quote_path(key) if uri.startswith("file://") else key

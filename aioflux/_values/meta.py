@@ -1,4 +1,4 @@
-"""Metadata of objects and open uploads, and outcomes of batches."""
+"""Metadata of objects and open uploads, and results of `delete_many` and `clean`."""
 
 from __future__ import annotations
 
@@ -19,62 +19,66 @@ class ObjectMeta:
     """Metadata of one object, as the service returned it."""
 
     key: str
-    """Name of the object, below the prefix that the store was opened with."""
+    """Name of the object, relative to the prefix of the store."""
     uri: str
-    """Whole uri of the object."""
+    """Uri of the object."""
     size: int
-    """Stored size, in bytes."""
+    """Size of the stored bytes, in bytes."""
     etag: str = ""
-    """Entity tag, without quotes."""
+    """Entity tag, without quotes; empty if the service returned none."""
     generation: str = ""
-    """Identity of this content, which reads are pinned to: the generation on GCS, the entity tag
-    (on S3 `<entity tag>/<size>`) elsewhere; empty if a service has none."""
+    """Identifier of this content, to which reads and deletes can be pinned; empty if the service
+    has none. On Google Cloud Storage it is the generation, on S3 `<entity tag>/<size>`, and
+    elsewhere the entity tag. It changes when the content changes; on S3 it may stay the same if
+    equal bytes are written again."""
     crc32c: int | None = None
-    """CRC32C (Castagnoli) of the stored bytes, or None if the service returned none."""
+    """CRC32C (Castagnoli) of the stored bytes; None if the service returned none."""
     updated: datetime | None = None
-    """Time of the last change, aware, in UTC."""
+    """Time of the last change, as an aware datetime in UTC; None if not known."""
     content_type: str = ""
-    """Media type."""
+    """Media type; empty if the service returned none."""
     content_encoding: str = ""
-    """`gzip` if the stored bytes are compressed, else empty. aioflux returns the stored bytes."""
+    """Content-Encoding, such as `gzip`, or empty. Reads return the stored bytes, which may be
+    compressed."""
     storage_class: str = ""
-    """Storage class, as the service names it."""
+    """Storage class, by its name in the service; empty if the service returned none."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """The user's own metadata."""
+    """User metadata."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteResult:
-    """Outcomes of all keys of a `delete_many`."""
+    """Result of `Store.delete_many`. Each key is in one of the three fields."""
 
     deleted: tuple[str, ...]
-    """Keys that were deleted."""
+    """Keys of the objects that were deleted."""
     missing: tuple[str, ...] = ()
-    """Keys that no object had; not an error."""
+    """Keys that no object had, which is not an error."""
     errors: Mapping[str, StorageError] = field(default_factory=dict)
-    """Keys that could not be deleted, with the reason."""
+    """Errors by key, for objects that could not be deleted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenUpload:
-    """A multipart upload that was neither completed nor aborted: its parts are billed."""
+    """A multipart upload that was neither completed nor aborted, and whose parts are billed."""
 
     key: str
-    """Name that the object would have, below the store's prefix. On `file://`, which does not keep
-    it, the name of the file that holds its bytes."""
+    """Key of the object, relative to the prefix of the store. On `file://`, the name of a temporary
+    file, because the key is not stored."""
     upload_id: str
-    """The service's id of the upload."""
+    """Id of the upload, assigned by the service."""
     initiated: datetime
-    """Time of its initiation, aware, in UTC; on `file://`, of the last write to it."""
+    """Time at which the upload was initiated, as an aware datetime in UTC. On `file://`, time of
+    the last write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CleanResult:
-    """Uploads and objects that a `clean` removed; in a dry run, that it would remove."""
+    """Result of `Store.clean`: removed uploads and objects, or with `dry_run` those to remove."""
 
     aborted: tuple[OpenUpload, ...]
-    """Uploads that were aborted, by key and id."""
+    """Uploads that were aborted, sorted by key and id."""
     removed: tuple[str, ...]
     """Keys of temporary objects that were deleted, sorted."""
     errors: Mapping[str, StorageError] = field(default_factory=dict)
-    """Keys that could not be removed, with the reason."""
+    """Errors by key, for uploads and objects that could not be removed."""

@@ -1,4 +1,4 @@
-"""Counters of a store, and the hook that is called as bytes move."""
+"""Counters of a store, and the protocol of progress hooks."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ __all__ = ["LATENCY_BOUNDS_SECONDS", "LatencyHistogram", "Progress", "ProgressHo
 LATENCY_BOUNDS_SECONDS = tuple(
     ldexp(1 + quarter / 4, octave) for octave in range(-14, 10) for quarter in range(4)
 )
-"""Upper bounds of the histogram's bins but the last, in seconds: 61 us to 896 s, four to an octave,
-so that a quantile is at most a quarter too high."""
+"""Upper bounds of the bins of the histogram, except the last bin, in seconds: 61 us to 896 s. Each
+octave (factor 2) has four bounds, so that a quantile is at most a quarter too high."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyHistogram:
-    """Durations of attempts, from the request to the end of its response."""
+    """Histogram of the durations of attempts, from the request to the end of the response."""
 
     counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_SECONDS) + 1)
-    """Attempts in each bin; bin i ends at `LATENCY_BOUNDS_SECONDS[i]`, and the last has no end."""
+    """Number of attempts in each bin. Bin i ends at `LATENCY_BOUNDS_SECONDS[i]`, the last bin at
+    infinity."""
     total_seconds: float = 0.0
-    """Sum of all times, in seconds."""
+    """Sum of all durations, in seconds."""
 
     @property
     def count(self) -> int:
-        """Attempts in all bins."""
+        """Number of attempts."""
         return sum(self.counts)
 
     @property
     def mean_seconds(self) -> float:
-        """Mean time of an attempt, in seconds; 0 if there was none."""
+        """Mean duration of an attempt, in seconds; 0 without attempts."""
         return self.total_seconds / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> float:
-        """Return a time that `share` of the attempts did not exceed, in seconds.
+        """Return a quantile of the durations, in seconds.
 
         Args:
-            share: From 0 to 1; 0.5 is the median.
+            share: Share of the attempts, from 0 to 1; 0.5 is the median.
 
         Returns:
-            The upper bound of the bin that holds the quantile: at most a quarter too high. 0 if
-            there was no attempt, infinity beyond the last bound.
+            The upper bound of the bin that contains the quantile, which is at most a quarter too
+            high. 0 without attempts; infinity for the last bin.
 
         Raises:
             ValueError: `share` is outside of [0, 1].
@@ -54,56 +55,56 @@ class LatencyHistogram:
         if not self.count:
             return 0.0
         sums = list(accumulate(self.counts))
-        at = bisect_left(sums, max(1, ceil(share * sums[-1])))
-        return (*LATENCY_BOUNDS_SECONDS, inf)[at]
+        index = bisect_left(sums, max(1, ceil(share * sums[-1])))
+        return (*LATENCY_BOUNDS_SECONDS, inf)[index]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStats:
-    """Counters of a store in this process, summed over all event loops at one moment."""
+    """Snapshot of the counters of a store in this process, summed over all event loops."""
 
     num_requests: int = 0
-    """Attempts sent, repeated ones included. One attempt is one request, but for a copy that the
-    service does in several calls."""
+    """Number of attempts, including retries. An attempt is one HTTP request, except for a copy that
+    the service performs in several calls."""
     num_retries: int = 0
-    """Attempts that repeated an earlier one."""
+    """Number of attempts that were retries."""
     num_failures: int = 0
-    """Attempts that ended with an error or were cancelled."""
+    """Number of attempts that failed or were cancelled."""
     num_throttled: int = 0
-    """Attempts that the service throttled (429 or 503)."""
+    """Number of attempts that the service throttled (HTTP 429 or 503)."""
     bytes_received: int = 0
-    """Bytes of object bodies received, those of bodies that broke off included."""
+    """Bytes of object bodies that were received, including incomplete bodies."""
     bytes_sent: int = 0
-    """Bytes of object bodies sent and acknowledged."""
+    """Bytes of object bodies that were sent, and whose requests succeeded."""
     num_in_flight: int = 0
-    """Requests under way now."""
+    """Number of requests in flight now."""
     max_in_flight: int = 0
-    """Requests that may be under way now; below `TransferOptions.max_in_flight` while the service
-    is throttling."""
+    """Maximum number of requests in flight now: `TransferOptions.max_in_flight`, or fewer after the
+    service throttled requests."""
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
-    """Durations of attempts that succeeded."""
+    """Durations of successful attempts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes of one object that have just moved."""
+    """Bytes of one object that were just received or sent."""
 
     uri: str
-    """Whole uri of the object."""
+    """Uri of the object."""
     direction: Literal["received", "sent"]
-    """Direction of the bytes."""
+    """Whether the bytes were received or sent."""
     num_bytes: int
-    """Bytes since the last call for this object and direction: those of one range, part or whole
-    small object. Bytes that are read again, because they broke off or did not verify, count
-    again."""
+    """Number of bytes since the last call for this object and direction: one range, one part, or a
+    whole small object. Bytes count again when they are read again, after a lost connection or a
+    wrong checksum."""
 
 
 class ProgressHook(Protocol):
-    """Called on the event loop as bytes move; must be quick and must not block.
+    """Function that is called on the event loop when bytes of objects were received or sent.
 
-    An exception that it raises fails the request of these bytes.
+    It must return quickly, and must not block. If it raises, the request of the bytes fails.
     """
 
     def __call__(self, progress: Progress, /) -> None:
-        """Take note of `progress`."""
+        """Process the report of one transfer."""
         ...

@@ -1,4 +1,4 @@
-"""Uris: `gs://bucket/prefix`, `az://account/container/prefix`, `file:///dir`, and so on."""
+"""Parsing, joining and splitting of uris such as `gs://bucket/prefix` and `file:///dir`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 __all__ = [
+    "PROBED_SCHEMES",
     "REMOTE_SCHEMES",
     "SCHEMES",
     "Location",
@@ -22,9 +23,11 @@ __all__ = [
 ]
 
 REMOTE_SCHEMES = ("gs", "s3", "az")
-"""Schemes of services with buckets and credentials."""
+PROBED_SCHEMES = frozenset({"s3"})
+"""Schemes of services that may ignore preconditions, depending on the server."""
+"""Schemes of services that are reached over a network, and use credentials."""
 SCHEMES = (*REMOTE_SCHEMES, "file", "memory")
-"""Schemes that aioflux knows; `gcs` is taken for `gs`."""
+"""Supported schemes. `gcs` is an alias of `gs`."""
 
 _ALIASES = {"gcs": "gs"}
 _MAX_NAME_BYTES = 1024
@@ -33,14 +36,13 @@ _CHALLENGES = ".well-known/acme-challenge/"
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Scheme, bucket and key of a uri, all literal: not decoded, with dots."""
+    """Scheme, bucket and key of a uri. Segments `.` and `..` of the key are kept."""
 
     scheme: str
     bucket: str
-    """Name of the bucket; for `az` account and container, `account/container`; for `file` the empty
-    string."""
+    """Name of the bucket; `account/container` for `az`; empty for `file`."""
     key: str
-    """Key or prefix in the bucket, with no leading slash; for `file` the absolute path."""
+    """Key or prefix, without a leading slash; for `file` the absolute path, percent-decoded."""
 
     def __str__(self) -> str:
         if self.scheme == "file":
@@ -50,12 +52,12 @@ class Location:
 
 
 def quote_path(path: str) -> str:
-    """Return a path as in a `file` uri, in which percent signs alone are encoded."""
+    """Encode a path for a `file` uri, in which only percent signs are encoded."""
     return path.replace("%", "%25")
 
 
 def join_uri(store_uri: str, key: str) -> str:
-    """Return the whole uri of a key of a store."""
+    """Return the uri of an object, from the uri of its store and its key."""
     root = store_uri if store_uri.endswith("/") else f"{store_uri}/"
     return root + (quote_path(key) if root.startswith("file:") else key)
 
@@ -66,20 +68,23 @@ def local_uri(path: str | os.PathLike[str]) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError for a name that no object of Cloud Storage can have.
+    """Check that Google Cloud Storage allows the name of an object.
 
     Source: cloud.google.com/storage/docs/objects#naming.
 
     Args:
-        name: The whole name, with the store's prefix.
+        name: Name of the object in its bucket, including the prefix of the store.
+
+    Raises:
+        ValueError: The name is not allowed.
     """
-    size = len(name.encode())  # raises for invalid Unicode
+    size = len(name.encode())  # raises UnicodeEncodeError, a ValueError, for lone surrogates
     if not 1 <= size <= _MAX_NAME_BYTES:
         reason = f"it has {size} bytes of UTF-8, not 1 to {_MAX_NAME_BYTES}"
     elif name in {".", ".."}:
         reason = "in a url it would mean the bucket"
     elif "\r" in name or "\n" in name:
-        reason = "it contains the end of a line"
+        reason = "it contains a line break"
     elif name.startswith(_CHALLENGES):
         reason = f"names that begin with {_CHALLENGES} are reserved"
     else:
@@ -88,22 +93,23 @@ def check_name(name: str) -> None:
 
 
 def check_endpoint(url: str, *, may_have_path: bool = False) -> str:
-    """Return the url of a server, with its scheme in lower case.
+    """Check the url of an endpoint, and return it with its scheme in lower case.
 
     Args:
         url: The url.
-        may_have_path: A path is allowed.
+        may_have_path: Whether a path is allowed.
 
     Raises:
-        ValueError: It is not a url of a server, or has more in it; the message leaves out what may
-            be a secret.
+        ValueError: The scheme is not http or https, the url has no host, or it has credentials, a
+            query, a fragment, or a path that is not allowed. The message omits parts that may be
+            secret.
     """
     scheme, separator, rest = url.strip().partition("://")
     url = f"{scheme.lower()}{separator}{rest}"
     if "@" in url:
         raise ValueError(
-            "endpoint_url has credentials in it, which is not accepted: give scheme, host and "
-            "port, and the credentials as credentials="
+            "endpoint_url must not have credentials in it: give scheme, host and port, and the "
+            "credentials as credentials="
         )
     parts = urlsplit(url)
     if parts.query or parts.fragment:
@@ -113,8 +119,8 @@ def check_endpoint(url: str, *, may_have_path: bool = False) -> str:
         )
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(
-            f"endpoint_url {url!r} is no url of a server: write it as http://127.0.0.1:9000 or "
-            "https://storage.example"
+            f"endpoint_url {url!r} is not a url of a server: write http://127.0.0.1:9000 or "
+            "https://storage.example, for example"
         )
     if not may_have_path and parts.path not in {"", "/"}:
         raise ValueError(f"endpoint_url {url!r} has a path; give scheme, host and port only")
@@ -124,11 +130,13 @@ def check_endpoint(url: str, *, may_have_path: bool = False) -> str:
 def parse_uri(uri: str) -> Location:
     """Split a uri into scheme, bucket and key.
 
-    The key of an object store is literal: `gs://b/a%20b//c` names the key `a%20b//c`.
-    Only `file` uris are percent-decoded, by RFC 8089.
+    The key of an object store is not decoded: `gs://b/a%20b//c` has the key `a%20b//c`. Only `file`
+    uris are percent-decoded, as RFC 8089 requires.
 
     Raises:
-        ValueError: The text has no scheme, an unknown one, or no bucket.
+        TypeError: `uri` is not a string.
+        ValueError: The scheme is missing or unsupported, the bucket or container is missing or an
+            ARN, or the path of a `file` uri is not absolute.
     """
     if not isinstance(uri, str):
         raise TypeError(f"a uri is a string such as 'gs://bucket/prefix', not {type(uri).__name__}")
@@ -161,30 +169,31 @@ def parse_uri(uri: str) -> Location:
 
 
 def split_object_uri(uri: str) -> tuple[str, str]:
-    """Split the uri of one object into the uri of a store and the key in it, at the last slash.
+    """Split the uri of one object at its last slash, into the uri of a store and a key.
 
     Raises:
-        ValueError: The uri names no object.
+        ValueError: The uri ends with a slash, or names only a bucket.
     """
     location = parse_uri(uri)
     store_uri, key = split_at_parent(location)
     if not key:
         raise ValueError(
-            f"{uri!r} names no object; write all of it, such as {location.scheme}://bucket/model.pt"
+            f"{uri!r} names no object; write the whole uri, such as "
+            f"{uri}{'' if uri.endswith('/') else '/'}model.pt"
         )
     return store_uri, key
 
 
 def split_at_parent(location: Location) -> tuple[str, str]:
-    """Return the uri of the parent prefix or directory, and the last part of the key."""
+    """Split a key at its last slash: return the uri of the parent prefix, and the last part."""
     prefix, slash, key = location.key.rpartition("/")
     return str(Location(location.scheme, location.bucket, prefix + slash)), key
 
 
 def split_at_bucket(location: Location) -> tuple[str, str]:
-    """Return the uri of the bucket, or of the root directory, and the whole key or prefix.
+    """Return the uri of the bucket, or of the root directory, and the whole key.
 
-    The objects of a bucket then share one store, with its connections and limits.
+    With a store of this uri, all objects of a bucket share its connections and limits.
     """
     root = "/" if location.scheme == "file" else ""
     key = location.key.removeprefix(root)
@@ -197,7 +206,7 @@ def _parse_file(uri: str) -> Location:
         raise ValueError(
             f"{uri!r} names the host {parts.netloc!r}; a local directory is file:///absolute/path"
         )
-    # urlsplit cuts '?' and '#', which are ordinary characters of a path.
+    # Not `parts.path`: urlsplit cuts the path at '?' and '#', which are allowed in a path.
     path = unquote(uri.partition("://")[2].removeprefix("localhost"), errors="surrogateescape")
     if not path.startswith("/"):
         raise ValueError(f"{uri!r} is not absolute; write file:///absolute/path")

@@ -6,8 +6,8 @@
     with open_writer("gs://bucket/model.pt") as file: torch.save(state_dict, file)
     with open_reader("gs://bucket/model.pt") as file: state_dict = torch.load(file)
 
-The file objects are for `torch.save` and `torch.load`, and for other users of binary files: pickle,
-zipfile, numpy, safetensors. They need no PyTorch themselves.
+The file objects work with `torch.save`, `torch.load` and other libraries that use binary files:
+pickle, zipfile, numpy, safetensors. `open_writer` and `open_reader` do not need PyTorch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _WITH_TORCH = {
     "Checkpointer": "aioflux.checkpoint._checkpointer",
     "TrainingState": "aioflux.checkpoint._training_state",
 }
-"""Names whose modules import torch, which the others import when they need it."""
+"""Names whose modules import torch, each with its module."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,11 @@
 """Checkpointer: the checkpoints of one training run, below one uri.
 
-    save_async:  state -> plan (kept) -> staged (one copy) -> handle          training continues
-                 staged -> data object -> commit -> old steps removed         beside it
-    load:        newest step that verifies -> state, or the step before
+    save_async:    state -> save plan (cached) -> one copy in memory -> SaveHandle
+    in background: copy -> data object -> commit object -> delete old steps
+    load:          newest step that passes verification -> state; if it cannot be loaded, the step
+                   before
 
-Each step is a checkpoint of `torch.distributed.checkpoint` of its own: stock DCP loads it, too.
+Each step is a complete checkpoint of `torch.distributed.checkpoint`, which stock DCP can load.
 
 Over 500 lines because it is one public class, half of it signatures and docstrings.
 """
@@ -27,6 +28,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from aioflux import _bridge
+from aioflux._values.uri import PROBED_SCHEMES, parse_uri
 from aioflux.checkpoint._format.commit import new_save_id, step_prefix
 from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.history import SaveRecord, read_history
@@ -78,63 +80,68 @@ __all__ = ["Checkpointer"]
 _log = logging.getLogger("aioflux")
 
 _CHECK_SECONDS = 5.0
-"""Time that the constructor takes at most for a server that does not answer."""
+"""Timeout of the requests that the constructor sends."""
 
 
 class _InFlight(NamedTuple):
-    """A save under way."""
+    """A save in progress."""
 
     handle: SaveHandle
     arena: Arena | None
     pickled_bytes: int
-    """Bytes that are in no arena."""
+    """Bytes of the staged state outside the arena: its pickled values."""
 
 
 class Checkpointer:
-    """Saves and loads the checkpoints of one training run.
+    """Saver and loader of the checkpoints of one training run.
 
-    With a process group every rank builds one with the same arguments and makes the same calls.
-    One thread at a time is served; others wait.
+    With a process group, every rank builds a Checkpointer with the same arguments and makes the
+    same calls. Several threads may call it; their saves and loads run one after another.
 
-    The constructor sends nothing, except to an S3 endpoint that is not AWS's. There the coordinator
-    checks, once in a process, which conditions of writes the server compares: two saves of one step
-    are kept apart by them alone. On a server that ignores them it warns, and saving raises
-    UnsupportedError; with `S3Access(require_conditions=False)` saving works, and two runs that save
-    one step at the same time may both report success. If the check is impossible, such as with
-    credentials that may only read, the first save repeats it.
+    The constructor sends no requests, except to an S3 endpoint that is not AWS's. There the
+    coordinator checks, once in a process, which write preconditions the server compares: they are
+    the only protection against two concurrent saves of one step. If the server ignores them, the
+    constructor warns and saving raises UnsupportedError. With `S3Access(require_conditions=False)`
+    saving works, but two runs that save one step at the same time may both report success. If the
+    check fails, for example because the credentials are read-only, the first save repeats it.
 
     Args:
-        uri: Prefix of the run, such as `gs://bucket/run-7`; `step-00000100/` and so on follow.
-        keep_last: Number of the newest steps to keep. Without any of these rules all are kept.
+        uri: Prefix of the run, such as `gs://bucket/run-7`. A step is stored below this prefix, as
+            in `gs://bucket/run-7/step-00000100/`.
+        keep_last: Keep this number of the newest steps. A step stays if any `keep_` or `ttl_` rule
+            keeps it; without any rule all steps stay.
         keep_every: Keep every step that this number divides.
-        keep_best: Keep the step of the best metric, `("loss", "min")`; or the N best steps, with
-            a number N as third.
-        ttl_seconds: Keep steps that are younger, in seconds.
-        staging: Upload by a "thread" of this process, or by a "process" that outlives it and
-            finishes what was staged.
+        keep_best: Keep the step with the best metric, such as `("loss", "min")`; with a third
+            element N, such as `("loss", "min", 3)`, keep the N best steps.
+        ttl_seconds: Keep the steps that are younger than this, in seconds.
+        staging: "thread" uploads in this process. "process" uploads in another process, which
+            completes the upload of staged states even after this process has exited.
         every: Number of steps, or time, after which `should_save` returns True.
-        compression: Compress tensors on their way, such as `ZStandard()`.
+        compression: Compress tensors before the upload, for example with `ZStandard()`.
         max_staged_bytes: Memory for states that are not uploaded yet, in bytes; 4 GiB by default.
-            `save_async` waits if there is no more; one state alone may be larger.
-        commit_seconds: Time for which ranks wait for each other, in seconds; 600 by default.
-        heartbeat_seconds: Time between two heartbeats of a rank whose save takes longer than that,
-            in seconds; 10 by default. While it uploads it lists at these times what the other ranks
-            wrote. A rank that is silent for 2.5 times as long is gone, and the save fails on all
-            others: it was killed, or is suspended, as in a debugger. With `staging="process"` this
-            is about the process that uploads.
-        process_group: The ranks that save together; all by default, or this process alone if
-            torch.distributed is not initialised. Every rank of it builds one at the same time.
+            `save_async` waits while a new state would exceed the limit. A single state may be
+            larger than the limit.
+        commit_seconds: Timeout of ranks that wait for other ranks, in seconds; 600 by default.
+        heartbeat_seconds: Interval of the heartbeats of each rank, in seconds; 10 by default. The
+            first heartbeat is written after one interval, so a short save writes none. During its
+            upload a rank also polls the other ranks at this interval. A rank without a new
+            heartbeat for 2.5 intervals was killed or is suspended, for example by a debugger: the
+            save fails on all other ranks. With `staging="process"`, the uploader process writes
+            the heartbeats.
+        process_group: The ranks that save together. Every rank of the group builds its Checkpointer
+            at the same time. By default all ranks, or this process alone if torch.distributed is
+            not initialised.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
-            as `aioflux.open_store`.
+            as for `aioflux.open_store`.
 
     Raises:
         ValueError: A setting is out of its range, or has no effect.
-        TypeError: `staging="process"` with credentials that do not pickle.
+        TypeError: `staging="process"` with credentials that cannot be pickled.
     """
 
     upload_settings: ClassVar[UploadSettings] = UploadSettings()
-    """Times of uploads that have no argument, such as that of the removal of a failed save; a
-    subclass may replace it."""
+    """Settings of uploads that the constructor has no argument for, such as the timeout for
+    deleting the objects of a failed save. A subclass may replace them."""
 
     def __init__(
         self,
@@ -185,45 +192,51 @@ class Checkpointer:
         )
         self._lock = _bridge.ForkSafeLock()
         self._in_flight: list[_InFlight] = []
-        self._ended: list[SaveHandle] = []
+        self._done: list[SaveHandle] = []
         self._protected: set[int] = set()
         self._loaded_step: int | None = None
         self._is_closed = False
         self._is_released = False
         self._pid = os.getpid()
         _open.add(self)
-        if self._ranks.is_coordinator and self._store.uri.startswith("s3://"):
+        if self._ranks.is_coordinator and parse_uri(self._store.uri).scheme in PROBED_SCHEMES:
             self._check_conditions()
 
     @property
     def uri(self) -> str:
-        """Uri that the steps are below."""
+        """Uri of the prefix that contains all steps."""
         return self._store.uri
 
     @property
     def loaded_step(self) -> int | None:
-        """The step that was loaded last, or None. Retention keeps it."""
+        """The step of the last load, or None before a load. Retention keeps this step."""
         return self._loaded_step
 
     def _check_conditions(self) -> None:
-        """Warn if the server ignores the conditions by which saves are kept apart."""
+        """Warn if the server ignores preconditions, which protect concurrent saves of one step."""
         try:
             missing = _bridge.run(_missing_conditions(self._store))
         except UnsupportedError as exc:
             warnings.warn(
-                f"checkpoints below {self.uri} can be loaded, and saving is refused: {exc}; one "
-                "writer for each run is needed then",
+                f"checkpoints below {self.uri} can be loaded but not saved: {exc}. With "
+                "S3Access(require_conditions=False) saving works, but then only one run may save "
+                "below this uri",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        except (AiofluxError, TimeoutError) as exc:
-            _log.info("whether saves to %s are safe is not known yet: %r", self.uri, exc)
+        except (AiofluxError, TimeoutError, TypeError, ValueError) as exc:
+            # Wrong credentials, too: with the first save, every rank raises this error.
+            _log.info(
+                "could not check the preconditions of %s; the first save repeats the check: %r",
+                self.uri,
+                exc,
+            )
         else:
             if {"create", "replace"} & set(missing):
                 warnings.warn(
-                    f"the server of {self.uri} ignores conditions of writes: of two runs that save "
-                    "one step at the same time both may report success, and one of them is lost; "
-                    "use one writer for each run",
+                    f"the server of {self.uri} ignores write preconditions: if two runs save the "
+                    "same step at the same time, both may report success although one replaces "
+                    "the other; give each run its own uri",
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -245,7 +258,7 @@ class Checkpointer:
         except AiofluxError as exc:
             if error is None:
                 raise
-            error.add_note(f"and a save failed: {exc}")
+            error.add_note(f"a save failed, too: {exc}")
 
     @property
     def is_stopping(self) -> bool:
@@ -253,37 +266,38 @@ class Checkpointer:
         return self._signals.is_agreed
 
     def should_save(self, step: int) -> bool:
-        """Return whether to save after a step: it is due by `every`, or a rank received a signal.
+        """Return whether to save after a step, because of `every` or of a signal to stop.
 
-        Every rank calls it after every step, and gets the same answer. It costs a small all-reduce
-        if `every` is a time or signals are handled, and nothing otherwise.
+        Every rank must call this after every step; all ranks receive the same result. The call
+        costs one small all-reduce if `every` is a time or `save_on_signal` was called, and no
+        communication otherwise.
 
         Args:
             step: The step that was completed.
         """
-        is_due, signals = self._schedule.is_due(step), self._signals
+        is_scheduled, signals = self._schedule.should_save(step), self._signals
         if not (self._schedule.is_timed or signals.is_installed):
-            return is_due
-        # Clocks differ: by time, the coordinator's alone decides.
-        mine = is_due and (self._ranks.is_coordinator or not self._schedule.is_timed)
-        due, asked = self._ranks.largest([mine, signals.is_asked])
-        if asked and not signals.is_agreed:
+            return is_scheduled
+        # The clocks of ranks differ: if `every` is a time, only the coordinator's clock decides.
+        vote = is_scheduled and (self._ranks.is_coordinator or not self._schedule.is_timed)
+        any_scheduled, any_signal = self._ranks.largest([vote, signals.is_received])
+        if any_signal and not signals.is_agreed:
             signals.agree()
-            _log.warning("asked to stop: step %d is saved to %s, as the last one", step, self.uri)
-        return bool(due or asked)
+            _log.warning("received a signal: step %d is the last save to %s", step, self.uri)
+        return bool(any_scheduled or any_signal)
 
     def save_on_signal(self, *signals: int, deadline_seconds: float = 30.0) -> None:
         """Save once more when the process receives a signal to stop.
 
-        The next `should_save` then returns True on all ranks, and `is_stopping` is true. The save
-        that follows overtakes all that are under way, waits for its commit and fails if that does
-        not come in time. Earlier handlers of the signals are called, too. Call this from the main
-        thread.
+        After the signal, the next `should_save` returns True on all ranks, and `is_stopping` is
+        true. The next `save_async` does not wait for earlier saves in progress. It returns after
+        the commit, and raises CheckpointError if the commit misses the deadline. Signal handlers
+        that were installed before are called, too. Call this from the main thread.
 
         Args:
             signals: Numbers of the signals; SIGTERM by default.
-            deadline_seconds: Time from the signal to the commit, in seconds; 30 by default, as
-                Kubernetes and spot machines allow.
+            deadline_seconds: Time from the signal to the commit, in seconds; 30 by default, the
+                time that Kubernetes and spot machines allow.
         """
         if not deadline_seconds > 0:
             raise ValueError(f"deadline_seconds must be above 0, not {deadline_seconds!r}")
@@ -296,25 +310,25 @@ class Checkpointer:
     def save_async(
         self, step: int, state: Any, metrics: Mapping[str, float] | None = None
     ) -> SaveHandle:
-        """Save a state: copy it, and return while it is uploaded.
+        """Copy a state, and upload the copy in the background.
 
-        Waits while more than `max_staged_bytes` would be staged. A step that exists is replaced
-        when the new one is committed, not before.
+        Waits while more than `max_staged_bytes` would be staged. If the step exists, it stays until
+        the new save is committed.
 
         Args:
-            step: The training step, which names the checkpoint.
-            state: A dictionary such as a state_dict, of any nesting, or an object with
-                `state_dict`. Tied tensors, which share their memory, are stored once.
+            step: Number of the training step, which names the checkpoint.
+            state: A nested dictionary such as a state_dict, or an object with `state_dict`. Tied
+                tensors, which share their memory, are stored once.
             metrics: The metrics that `keep_best` compares, such as `{"loss": 0.3}`.
 
         Returns:
-            A handle. The state is copied by then, and may be changed.
+            A handle of the upload. The copy is complete: the caller may change the state.
 
         Raises:
-            AiofluxError: An earlier save failed, and its handle was not read. This one is not
+            AiofluxError: An earlier save failed, and its handle was not read. The new save is not
                 started.
-            CheckpointError: The state cannot be planned, as one with a sparse or quantized tensor,
-                or a rank does not answer.
+            CheckpointError: The state cannot be planned, for example because it has a sparse or
+                quantized tensor; or a rank does not respond.
         """
         with self._lock.current:
             handle = self._save(step, state, metrics or {})
@@ -323,15 +337,16 @@ class Checkpointer:
             handle.wait(seconds)
             if not handle.done():
                 raise CheckpointError(
-                    f"step {step} of {self.uri} was not committed within the {seconds:.1f} s that "
-                    'were left after a signal; staging="process" would finish it'
+                    f"step {step} of {self.uri} was not committed within the {seconds:.1f} s "
+                    'before the deadline of a signal; with staging="process" the upload continues '
+                    "after the process exits"
                 )
             handle.result()
         return handle
 
     def _save(self, step: int, state: Any, metrics: Mapping[str, float]) -> SaveHandle:
         if self._is_closed:
-            raise ValueError(f"{self!r} is closed; open another")
+            raise ValueError(f"{self!r} is closed; build another")
         if self._pid != os.getpid():
             raise RuntimeError(f"{self!r} was built before a fork; build one in this process")
         started, clock = time.time(), time.perf_counter()
@@ -346,7 +361,8 @@ class Checkpointer:
             try:
                 numbers = {name: float(value) for name, value in metrics.items()}
                 staged, arena = self._stager.stage(plan, layout)
-            except Exception as exc:  # the other ranks wait for the outcome of this one
+            except Exception as exc:
+                # Submitted as a failure, because the other ranks wait for the outcome of this rank.
                 failure, numbers = exc, {}
             job = Job(
                 step=step,
@@ -370,31 +386,31 @@ class Checkpointer:
 
     @contextmanager
     def _announced(self, step: int, save_id: str) -> Iterator[None]:
-        """Write the heartbeats of a save from now on: staging it may take long."""
+        """Write the heartbeats of a save from now on, because staging may take long."""
         if self._ranks.world_size == 1:
             yield
             return
-        self._uploader.announce(save_id, step_prefix(step), self._ranks.rank)
+        self._uploader.start_heartbeat(save_id, step_prefix(step), self._ranks.rank)
         try:
             yield
         except BaseException:
-            self._uploader.withdraw(save_id)  # unless it was submitted
+            self._uploader.stop_heartbeat(save_id)  # no effect if the job was submitted
             raise
 
     def _wait_for_memory(self, plan: RankSavePlan) -> ArenaLayout:
-        """Wait until there is memory to stage a plan, and return its layout."""
+        """Return the layout of a plan, once there is memory to stage its state."""
         layout = self._stager.lay_out(plan)
-        # Arenas that an interrupt left between staging and upload.
-        self._stager.reclaim(each.arena for each in self._in_flight)
-        # The last save has a deadline, and does not wait.
+        # Frees arenas of saves that Ctrl-C interrupted after staging and before the upload.
+        self._stager.reclaim(save.arena for save in self._in_flight)
+        # The save after a signal has a deadline, and does not wait for memory.
         while not self.is_stopping and not self._stager.has_memory_for(
-            layout, sum(each.pickled_bytes for each in self._in_flight)
+            layout, sum(save.pickled_bytes for save in self._in_flight)
         ):
             self._wait_for_any()
         return layout
 
     def _wait_for_any(self) -> None:
-        wait_for_any([each.handle for each in self._in_flight])
+        wait_for_any([save.handle for save in self._in_flight])
         self._reap()
 
     def _submit(self, job: Job, arena: Arena | None) -> SaveHandle:
@@ -411,59 +427,63 @@ class Checkpointer:
             self._in_flight.append(_InFlight(handle, arena, pickled_bytes))
             self._uploader.submit(job, arena, handle)
         except BaseException as exc:  # such as Ctrl-C
-            # A job that was submitted still runs, and uses its arena until it ends.
+            # If the upload has started, it continues, and uses its arena until it is complete.
             if not handle.is_attached:
-                handle.end(exc)
+                handle.set_outcome(exc)
                 handle.exception()
             raise
         return handle
 
     def _agree(self, step: int, state: Any) -> tuple[StateSpec, str, bool]:
-        """Agree with the other ranks on a save.
+        """Agree with the other ranks on the step, the save id and whether to plan again.
 
         Returns:
-            The spec of the state, the name of the save, and whether all ranks know a plan for it.
+            The spec of the state, the save id, and whether all ranks have a cached plan for it.
         """
         spec: StateSpec | None = None
-        failure: BaseException | None = self._unseen_error()
+        failure: BaseException | None = self._pop_unread_error()
         try:
             if failure is None:
                 spec = describe_state(state.state_dict() if hasattr(state, "state_dict") else state)
-        except Exception as exc:  # the other ranks come to the same point, and fail with this one
+        except Exception as exc:  # raised after the all-reduce, which the other ranks wait for
             failure = exc
         is_known = spec is not None and self._planner.is_known(spec)
+        # Only the coordinator's clock and random number count. The other ranks pass 0, so that the
+        # largest value is the coordinator's.
         now, token = (time.time_ns() // 1_000_000, secrets.randbits(32))
         if not self._ranks.is_coordinator:
             now = token = 0
-        most = self._ranks.largest([failure is not None, not is_known, step, -step, now, token])
+        any_failed, any_unknown, max_step, negative_min_step, now, token = self._ranks.largest(
+            [failure is not None, not is_known, step, -step, now, token]
+        )
         if failure is not None:
             raise failure
-        if most[0]:
+        if any_failed:
             raise CheckpointError(
-                f"step {step} of {self.uri} was not saved: another rank met an error before"
+                f"step {step} of {self.uri} was not saved: another rank failed; see its error"
             )
-        if most[2] != -most[3]:
+        if max_step != -negative_min_step:
             raise ValueError(
-                f"the ranks save different steps: rank {self._ranks.rank} has {step}, and there "
-                f"are {-most[3]} to {most[2]}"
+                f"the ranks save different steps, {-negative_min_step} to {max_step}: rank "
+                f"{self._ranks.rank} saves {step}; call save with the same step on all ranks"
             )
         assert spec is not None
-        save_id = new_save_id(datetime.fromtimestamp(most[4] / 1000, UTC), f"{most[5]:08x}")
-        return spec, save_id, not most[1]
+        save_id = new_save_id(datetime.fromtimestamp(now / 1000, UTC), f"{token:08x}")
+        return spec, save_id, not any_unknown
 
     def _reap(self) -> None:
-        """Take back the memory of saves that have ended."""
-        for each in [each for each in self._in_flight if each.handle.done()]:
-            self._in_flight.remove(each)
-            self._ended.append(each.handle)
-            if each.arena is not None:
-                self._stager.free(each.arena)
+        """Free the arenas of saves that are committed or have failed."""
+        for save in [save for save in self._in_flight if save.handle.done()]:
+            self._in_flight.remove(save)
+            self._done.append(save.handle)
+            if save.arena is not None:
+                self._stager.free(save.arena)
 
-    def _unseen_error(self) -> BaseException | None:
-        """Return the first error of an earlier save that was not read from its handle."""
+    def _pop_unread_error(self) -> BaseException | None:
+        """Return the first error that no caller has read from its handle, and log the others."""
         self._reap()
-        ended, self._ended = self._ended, []
-        errors = [error for handle in ended if (error := handle.take_error()) is not None]
+        done, self._done = self._done, []
+        errors = [error for handle in done if (error := handle.pop_unread_error()) is not None]
         for error in errors[1:]:
             _log.error("a save to %s failed: %s", self.uri, error)
         return errors[0] if errors else None
@@ -476,57 +496,60 @@ class Checkpointer:
         map_location: Any = None,
         weights_only: bool = True,
     ) -> Any:
-        """Load a state, by default of the newest step that verifies.
+        """Load a state, by default from the newest step that passes verification.
 
-        If that cannot be read the one before is loaded, with a warning; and so on.
+        If the load finds that this step is damaged, it warns and loads the step before it. This
+        repeats until an intact step is loaded.
 
         Args:
-            step: Load this one and no other.
+            step: Load only this step, never an earlier one.
             into: A state whose tensors are filled in place, or an object with `state_dict` and
                 `load_state_dict`. Needed if tensors are sharded across ranks. Dictionaries with
-                strings for keys select what is loaded: each of their keys must be stored, and other
-                stored keys are skipped. Lists, dictionaries with other keys, empty dictionaries and
-                all values below them are replaced by those that were saved.
-            map_location: Device of the tensors, as in `torch.load`; without `into` only.
-            weights_only: Reject values that could run code.
+                string keys select what is loaded: each of their keys must be in the checkpoint, and
+                other keys of the checkpoint are skipped. Lists, empty dictionaries and dictionaries
+                with a key that is not a string are replaced as a whole by their saved value.
+            map_location: Device of the tensors, as in `torch.load`; only without `into`.
+            weights_only: Reject pickled values that could run code when they are loaded.
 
         Returns:
-            The state: nested as it was saved, or `into`.
+            The state with the structure that was saved, or `into`.
 
         Raises:
-            CheckpointNotFoundError: There is no such step, or none at all.
-            CheckpointCorruptError: The step does not verify; without `step`, no step does.
-            CheckpointError: `into` has something that is not stored, or in another size.
+            CheckpointNotFoundError: The step does not exist; without `step`, no step can be loaded.
+            CheckpointCorruptError: The step is damaged.
+            CheckpointError: A key of `into` is not in the checkpoint, or has another size there.
         """
         if into is not None and map_location is not None:
-            raise ValueError("map_location has no effect with into: its tensors are where they are")
+            raise ValueError("map_location has no effect with into: its tensors keep their devices")
         failure: BaseException | None = None
-        failed: int | None = None
+        failed_step: int | None = None
         with self._lock.current:
-            for found in self._candidates(step):
-                uri = uri_below(self._store, step_prefix(found))
-                if failed is not None and found < failed:
-                    _warn(f"{uri} is loaded, because a newer step cannot be: {failure}")
-                failure, failed = None, found
+            for candidate in self._candidates(step):
+                uri = uri_below(self._store, step_prefix(candidate))
+                if failed_step is not None and candidate < failed_step:
+                    _warn(f"{uri} is loaded, because a newer step cannot be loaded: {failure}")
+                failure, failed_step = None, candidate
                 try:
                     loaded = self._load_from(uri, into, map_location, weights_only)
-                except Exception as exc:  # the other ranks load at the same time, and fail with it
+                except Exception as exc:  # raised after the all-reduce, which other ranks wait for
                     failure = exc
-                is_skipped = isinstance(failure, CheckpointCorruptError | CheckpointNotFoundError)
-                (worst,) = self._ranks.largest([0 if failure is None else 1 if is_skipped else 2])
+                is_damaged = isinstance(failure, CheckpointCorruptError | CheckpointNotFoundError)
+                (worst,) = self._ranks.largest([0 if failure is None else 1 if is_damaged else 2])
                 if not worst:
-                    self._protected.add(found)
-                    self._loaded_step = found
+                    self._protected.add(candidate)
+                    self._loaded_step = candidate
                     return loaded
                 if failure is None:
-                    failure = CheckpointError(f"another rank could not load {uri}")
+                    failure = CheckpointError(
+                        f"another rank could not load {uri}; see the error of that rank"
+                    )
                 if worst == 2:
                     raise failure
         if step is not None and failure is not None:
             raise failure
         raise CheckpointNotFoundError(
             f"there is no checkpoint below {self.uri} that can be loaded; `aioflux ckpt verify` "
-            "shows what is wrong with those that are there"
+            "shows the problems of each step"
         )
 
     def _load_from(self, uri: str, into: Any, map_location: Any, weights_only: bool) -> Any:
@@ -538,72 +561,77 @@ class Checkpointer:
         return into
 
     def _candidates(self, step: int | None) -> Iterator[int]:
-        """Yield the steps to try, the same on all ranks: the coordinator verifies them."""
+        """Yield the steps to load, the same on all ranks: the coordinator verifies the steps."""
         valid = self._valid_steps(step) if self._ranks.is_coordinator else iter(())
         while True:
-            found: int | None = None
+            candidate: int | None = None
             failure: AiofluxError | None = None
             try:
-                found = next(valid, None)
+                candidate = next(valid, None)
             except AiofluxError as exc:
                 failure = exc
-            found, failure = self._ranks.broadcast((found, failure))
+            candidate, failure = self._ranks.broadcast((candidate, failure))
             if failure is not None:
                 raise failure
-            if found is None:
+            if candidate is None:
                 return
-            yield found
+            yield candidate
 
     def _valid_steps(self, step: int | None) -> Iterator[int]:
-        """Yield the steps that verify; one that was replaced while it was loaded once more."""
+        """Yield the steps that pass verification, newest first.
+
+        A step is yielded once more if it was replaced after it was yielded.
+        """
         if step is not None:
             results: Iterable[Verification] = [self.verify(step)]
         else:
-            results = _bridge.iterate(_verify.newest_first(self._store, repeats=True))
+            results = _bridge.iterate(_verify.newest_first(self._store, relist=True))
         for first in results:
-            found = first if step is None else replace(first, step=step)
-            while found.step is not None and (found.is_valid or step is not None):
-                yield found.step
-                again = self.verify(found.step)
-                if again.generation in {"", found.generation}:
+            result = first if step is None else replace(first, step=step)
+            while result.step is not None and (result.is_valid or step is not None):
+                yield result.step
+                newer = self.verify(result.step)
+                if newer.generation in {"", result.generation}:
                     break
-                found = again
+                result = newer
             else:
-                why = first.problems[0].message if first.problems else "it has no step"
-                _warn(f"{first.uri} does not verify, and the step before is tried: {why}")
+                problem = result.problems[0].message
+                _warn(
+                    f"{first.uri} failed verification, so the step before it is loaded: {problem}"
+                )
 
     def steps(self) -> list[int]:
-        """Return the committed steps, ascending; they are not verified."""
+        """Return the committed steps, ascending, without verifying them."""
         return _bridge.run(list_steps(self._store))
 
     def latest(self, *, deep: bool = False) -> int | None:
-        """Return the newest step that verifies, or None.
+        """Return the newest step that passes verification, or None.
 
         Args:
-            deep: Read all of its bytes and compare their checksums.
+            deep: Read all bytes of a step and compare their checksums.
         """
         return _bridge.run(_verify.latest(self._store, deep=deep))
 
     def verify(self, step: int, *, deep: bool = False) -> Verification:
-        """Check that all objects of a step are there, and return what is wrong.
+        """Check that all objects of a step exist, and return the problems.
 
         Args:
-            step: The step.
-            deep: Read all of its bytes and compare their checksums.
+            step: Number of the step.
+            deep: Read all bytes of the step and compare their checksums.
         """
         return _bridge.run(_verify.verify(self._store, step_prefix(step), deep=deep))
 
     def history(self) -> list[SaveRecord]:
-        """Return one record of each save, failed ones included, by time."""
+        """Return one record of each save, failed saves included, oldest first."""
         return _bridge.run(read_history(self._store))
 
     def prune(self, *, dry_run: bool = False) -> Pruned:
-        """Remove the steps that no rule keeps, as each save does after its commit.
+        """Remove the steps that no retention rule keeps, as each save does after its commit.
 
-        Call it on one rank.
+        Call this on one rank only.
 
         Args:
-            dry_run: Only return what would be removed.
+            dry_run: Remove nothing, and return the steps that would be removed.
         """
         return _bridge.run(
             prune(
@@ -616,17 +644,17 @@ class Checkpointer:
         )
 
     def finish_at_exit(self) -> None:
-        """Wait for saves that cannot outlive the process, and log a failure; `close` raises it."""
+        """Wait for uploads in this process, and log errors that no caller has read."""
         if self._is_closed or self._pid != os.getpid():
             return
-        self._uploader.wait_at_exit([each.handle for each in self._in_flight])
-        if (failure := self._unseen_error()) is not None:
+        self._uploader.wait_at_exit([save.handle for save in self._in_flight])
+        if (failure := self._pop_unread_error()) is not None:
             _log.error("a save to %s failed, and its handle was not read: %s", self.uri, failure)
 
     def close(self) -> None:
-        """Wait for all saves, and release memory and connections. Closing twice does nothing.
+        """Wait for all saves, and release memory and connections. A second call does nothing.
 
-        After an interrupt it continues when it is called again.
+        If Ctrl-C interrupts the call, call `close` again to continue.
 
         Raises:
             AiofluxError: A save failed, and its handle was not read.
@@ -645,7 +673,7 @@ class Checkpointer:
             self._ranks.close()
             _bridge.run(self._store.aclose())
             self._is_released = True
-            failure = self._unseen_error()
+            failure = self._pop_unread_error()
             if failure is not None:
                 raise failure
 
@@ -658,13 +686,13 @@ async def _missing_conditions(store: Store) -> Sequence[str]:
 def _check_importable(credentials: object) -> None:
     if getattr(credentials, "__module__", "") == "__main__":
         raise ValueError(
-            f'staging="process" cannot use the credentials {credentials!r}: the process that '
-            "uploads cannot import __main__; put the function into a module of its own"
+            f'staging="process" cannot use the credentials {credentials!r}: the uploader process '
+            "cannot import __main__; define the credentials in another module"
         )
 
 
 def _without_torch(compression: ZStandard) -> Compression:
-    """Return the settings of a compression for the uploader, which needs no torch."""
+    """Return the settings of a compression in a class that needs no torch, for the uploader."""
     return Compression(
         level=compression.level,
         threads=compression.threads,
@@ -677,16 +705,16 @@ _open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    """Wait for what was not closed, and log what failed."""
-    for each in list(_open):
-        each.finish_at_exit()
+    """Wait for the saves of every Checkpointer that is not closed, and log failures."""
+    for checkpointer in list(_open):
+        checkpointer.finish_at_exit()
 
 
 atexit.register(_at_exit)
 
 
 def _warn(message: str) -> None:
-    """Report that a step other than the newest is loaded: in the log, and as a warning."""
+    """Log and warn that the newest step cannot be loaded."""
     _log.warning(message)
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
@@ -695,8 +723,8 @@ def _checked_step(step: Any) -> int:
     """Return a step as an int.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is negative.
+        TypeError: `step` is not an integer.
+        ValueError: `step` is negative.
     """
     if isinstance(step, bool) or not hasattr(step, "__index__"):
         raise TypeError(f"a step is a whole number, not {step!r}")

@@ -1,4 +1,4 @@
-"""verify, copy and clean: checkpoints by uri, for blocking callers. They need no PyTorch."""
+"""verify, copy and clean: blocking functions on checkpoint uris, which need no PyTorch."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _ONLY_REMOTE: Final[tuple[Literal["credentials", "endpoint_url", "ssl_context"],
 
 
 def verify(uri: str, *, deep: bool = False, **options: Unpack[StoreOptions]) -> Verification:
-    """Check that a checkpoint is complete: `Verification.is_valid`, or its problems.
+    """Check that a checkpoint is complete, and return its problems.
 
-    Costs the commit object and one listing; deep, also every byte, with a bounded part of them in
-    memory.
+    Reads the commit object and lists the data objects once. With `deep` all bytes are read, too, of
+    which a bounded part is in memory at a time.
 
     Args:
         uri: Uri of one checkpoint, such as `gs://bucket/run-7/step-00000100`.
         deep: Read all bytes, and compare the crc32c of every block.
-        options: As `aioflux.open_store`.
+        options: As for `aioflux.open_store`.
 
     Raises:
-        StorageError: A request failed; the checkpoint may be complete.
+        StorageError: A request failed, so that the result is unknown.
     """
 
     async def work() -> Verification:
@@ -65,23 +65,25 @@ def copy(
     overwrite: bool = False,
     **options: Unpack[StoreOptions],
 ) -> list[Copied]:
-    """Copy a checkpoint, or all below a root; each appears whole or not at all.
+    """Copy one checkpoint, or all checkpoints below a prefix.
 
-    Within a bucket the service copies, between schemes all bytes come through here, verified.
-    Objects that are there already are not copied twice, and a copy that was interrupted continues.
+    A checkpoint becomes visible at the target when all its objects are copied. Within a bucket the
+    service copies the objects. Otherwise this process reads, verifies and writes all bytes. Objects
+    that exist at the target are not copied again: repeat an interrupted copy to continue it.
 
     Args:
-        source: Uri of one checkpoint, or of a root with steps below.
-        target: Uri of the copy, or of the root of the copies.
-        steps: Only these steps of a root; all by default.
-        overwrite: Replace other checkpoints that are there.
-        options: As `aioflux.open_store`; `credentials`, `endpoint_url` and `ssl_context` are used
-            for uris of buckets only, if there is one.
+        source: Uri of one checkpoint, or of the prefix that contains the steps of a run.
+        target: Uri of the copy of one checkpoint, or of the prefix for the copies of the steps.
+        steps: Copy only these steps; all by default.
+        overwrite: Replace a different checkpoint at the target.
+        options: As for `aioflux.open_store`. If one uri is in a bucket and the other is not,
+            `credentials`, `endpoint_url` and `ssl_context` are used for the bucket only.
 
     Raises:
-        CheckpointNotFoundError: There is nothing to copy.
-        CheckpointError: A checkpoint does not verify, or another is there; later steps are copied
-            all the same, and notes on the error name others that could not be.
+        CheckpointNotFoundError: There is no checkpoint at `source`.
+        CheckpointError: A checkpoint failed verification, or the target has a different checkpoint.
+            The other steps are copied nevertheless. The first failure is raised, with a note for
+            each other failure.
         ValueError: Source and target are the same, or `source` is one checkpoint and `steps` are
             given.
     """
@@ -90,13 +92,15 @@ def copy(
         async with _open_locations([source, target], options) as opened:
             if await read_commits(opened[0].store, opened[0].prefix):
                 if steps is not None:
-                    raise ValueError(f"{source} is one checkpoint; steps are those of a root")
+                    raise ValueError(
+                        f"{source} is one checkpoint, and has no steps to select; leave steps out"
+                    )
                 return [await _copy.copy_checkpoint(*opened, overwrite=overwrite)]
             copied, errors = await _copy.copy_root(*opened, steps=steps, overwrite=overwrite)
         if errors:
             first, *others = errors.values()
             for other in others:
-                first.add_note(f"neither could another step be copied: {other}")
+                first.add_note(f"another step could not be copied: {other}")
             raise first
         if not copied:
             raise CheckpointNotFoundError(f"there is no checkpoint at {source}")
@@ -109,23 +113,27 @@ def copy(
 async def _open_locations(
     uris: Sequence[str], options: StoreOptions
 ) -> AsyncIterator[list[CheckpointLocation]]:
-    """Open the locations of uris; those in one bucket share a store, which copies by itself."""
-    locations = [parse_uri(uri) for uri in uris]
-    has_bucket = any(location.scheme in REMOTE_SCHEMES for location in locations)
+    """Open the location of each uri.
+
+    Locations in one bucket share one store, so that `Store.copy` can copy between them.
+    """
+    parsed_uris = [parse_uri(uri) for uri in uris]
+    has_bucket = any(parsed.scheme in REMOTE_SCHEMES for parsed in parsed_uris)
     stores: dict[str, Store] = {}
     opened = []
     async with AsyncExitStack() as stack:
-        for location in locations:
-            is_disk = location.scheme == "file"
-            root = str(location) if is_disk else split_at_bucket(location)[0]
+        for parsed in parsed_uris:
+            is_disk = parsed.scheme == "file"
+            root = str(parsed) if is_disk else split_at_bucket(parsed)[0]
             if root not in stores:
-                mine = options.copy()
-                if has_bucket and location.scheme not in REMOTE_SCHEMES:
+                root_options = options.copy()
+                if has_bucket and parsed.scheme not in REMOTE_SCHEMES:
                     for name in _ONLY_REMOTE:
-                        mine.pop(name, None)
-                stores[root] = await stack.enter_async_context(open_checkpoint(root, **mine))
+                        root_options.pop(name, None)
+                store = open_checkpoint(root, **root_options)
+                stores[root] = await stack.enter_async_context(store)
             opened.append(
-                CheckpointLocation(stores[root], "" if is_disk else as_prefix(location.key))
+                CheckpointLocation(stores[root], "" if is_disk else as_prefix(parsed.key))
             )
         yield opened
 
@@ -137,20 +145,21 @@ def clean(
     dry_run: bool = False,
     **options: Unpack[StoreOptions],
 ) -> CleanResult:
-    """Delete leftovers of dead processes below a uri: those of `Store.clean`, and killed saves.
+    """Delete the objects of killed saves below a uri, and the leftovers that `Store.clean` deletes.
 
-    A killed save leaves objects that no commit object names. Only its age distinguishes a dead save
-    from a slow one: that of its youngest object. Lists all below the uri, twice.
+    A killed save leaves data objects that no commit object lists. A slow save looks the same until
+    its commit: only the age of its youngest object distinguishes the two. Lists all objects below
+    the uri twice.
 
     Args:
         uri: Bucket, prefix or directory.
-        older_than_seconds: Only objects and uploads at least so old; one day by default.
-        dry_run: Only return what would be deleted.
-        options: As `aioflux.open_store`.
+        older_than_seconds: Minimum age of the objects and uploads to delete; one day by default.
+        dry_run: Delete nothing, and return the keys that would be deleted.
+        options: As for `aioflux.open_store`.
 
     Returns:
-        The keys that were deleted. Objects of a checkpoint whose commit object is damaged stay, and
-        it is among the errors.
+        The keys that were deleted, and errors. A checkpoint whose commit object is damaged is among
+        the errors, and none of its objects is deleted.
 
     Raises:
         ValueError: `older_than_seconds` is negative.

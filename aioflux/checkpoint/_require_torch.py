@@ -1,4 +1,4 @@
-"""require_torch: an error that says what to install if PyTorch is missing."""
+"""require_torch: an import of PyTorch whose error names the package to install."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def require_torch(name: str) -> None:
     """Import torch.
 
     Args:
-        name: The name that needs it, for the error.
+        name: Name of the function or class that needs torch, for the error.
 
     Raises:
         ModuleNotFoundError: torch is not installed; the message says how to install it.

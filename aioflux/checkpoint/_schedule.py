@@ -1,7 +1,8 @@
-"""Schedule and StopSignals: when to save, after steps or seconds and before the process ends.
+"""Schedule and StopSignals: when to save, by steps, by time, and before the process exits.
 
-A signal only sets a flag: a handler that saved would find the state half changed, and the other
-ranks at other points. The flag is read between two steps, when all ranks are at the same point.
+A signal handler only sets a flag. It cannot save: the training step may have changed only half of
+the state, and the other ranks are at other points of the step. The training loop reads the flag
+between two steps, when all ranks are at the same point.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Han
 
 
 class Schedule:
-    """Decides after which steps to save: every N steps, or once an interval has passed."""
+    """The rule of `Checkpointer(every=)`: save every N steps, or after each interval of time."""
 
     def __init__(self, every: int | timedelta | None) -> None:
         if isinstance(every, bool) or not isinstance(every, int | timedelta | None):
@@ -34,70 +35,70 @@ class Schedule:
 
     @property
     def is_timed(self) -> bool:
-        """Return whether saves are due by time, which differs between ranks."""
+        """Return whether `every` is a time, which each rank measures by its own clock."""
         return isinstance(self._every, timedelta)
 
-    def is_due(self, step: int) -> bool:
+    def should_save(self, step: int) -> bool:
         """Return whether to save after a step."""
         if isinstance(self._every, timedelta):
             return time.monotonic() - self._last >= self._every.total_seconds()
         return self._every is not None and step > 0 and step % self._every == 0
 
     def restart(self) -> None:
-        """Start the interval anew: a save starts now."""
+        """Start a new interval, at the start of a save."""
         self._last = time.monotonic()
 
 
 class StopSignals:
-    """Handlers of signals that request a last save before the process ends."""
+    """Handlers of signals that request a last save before the process exits."""
 
     def __init__(self) -> None:
-        self._before: dict[int, _Handler] = {}
-        self._asked: float | None = None
+        self._earlier_handlers: dict[int, _Handler] = {}
+        self._received_at: float | None = None
         self._deadline_seconds = 0.0
         self.is_agreed = False
-        """Whether all ranks know that one received a signal."""
+        """Whether all ranks know that a rank received a signal."""
 
     @property
     def is_installed(self) -> bool:
         """Return whether handlers are installed."""
-        return bool(self._before)
+        return bool(self._earlier_handlers)
 
     @property
-    def is_asked(self) -> bool:
-        """Return whether this rank received a signal, or knows that another one did."""
-        return self._asked is not None
+    def is_received(self) -> bool:
+        """Return whether this rank received a signal, or knows that another rank did."""
+        return self._received_at is not None
 
     @property
     def seconds_left(self) -> float:
         """Seconds until the deadline, at least 0."""
-        if self._asked is None:
+        if self._received_at is None:
             return self._deadline_seconds
-        return max(0.0, self._asked + self._deadline_seconds - time.monotonic())
+        return max(0.0, self._received_at + self._deadline_seconds - time.monotonic())
 
     def install(self, signals: Sequence[int], deadline_seconds: float) -> None:
-        """Install handlers, from the main thread."""
+        """Install handlers; call this from the main thread."""
         self._deadline_seconds = deadline_seconds
         for number in signals:
-            if number not in self._before:
-                self._before[number] = signal.signal(number, self._note)
+            if number not in self._earlier_handlers:
+                self._earlier_handlers[number] = signal.signal(number, self._handle)
 
     def agree(self) -> None:
-        """Note that some rank received a signal, which counts for all."""
+        """Record that all ranks know of a signal, which this rank may not have received."""
         self.is_agreed = True
-        if self._asked is None:
-            self._asked = time.monotonic()
+        if self._received_at is None:
+            self._received_at = time.monotonic()
 
     def restore(self) -> None:
-        """Restore the earlier handlers."""
-        before, self._before = self._before, {}
-        for number, handler in before.items():
-            if signal.getsignal(number) == self._note:
+        """Restore the handlers that were installed before."""
+        earlier, self._earlier_handlers = self._earlier_handlers, {}
+        for number, handler in earlier.items():
+            if signal.getsignal(number) == self._handle:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked is None:
-            self._asked = time.monotonic()
-        before = self._before.get(number)
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._received_at is None:
+            self._received_at = time.monotonic()
+        earlier = self._earlier_handlers.get(number)
+        if callable(earlier) and earlier is not signal.default_int_handler:
+            earlier(number, frame)

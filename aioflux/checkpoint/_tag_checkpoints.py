@@ -1,13 +1,13 @@
-"""Checkpoints for packages that adapt another library to them.
+"""Checkpoint functions for the integrations of DeepSpeed, Lightning and Nebula.
 
 Checkpoints of named parts under a tag:
 
-    save: pickle_state -> write_part, several times -> TagSave commits what all ranks wrote
-    load: read_tag -> read_part
+    save: pickle_state -> write_part for each part -> TagSave commits the parts of all ranks
+    load: read_tag -> read_part for each part
 
-Objects that torch.save wrote: save_by_torch, and read_into_memory for a load.
+One object in the format of torch.save: save_by_torch writes it, read_into_memory reads it.
 
-Names that need torch are imported on first use: the node daemon of Nebula has none.
+Names that need torch are imported on first use, because the node daemon of Nebula has no torch.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _WITH_TORCH = {
     "pickle_state": "state_pickle",
     "save_by_torch": "save",
 }
-"""Names whose modules import torch, and those modules."""
+"""Names that need torch, each with its module in `checkpoint/_save`."""
 
 
 def __getattr__(name: str) -> Any:

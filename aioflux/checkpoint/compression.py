@@ -1,11 +1,15 @@
-"""ZStandard: compressed checkpoints, for the DCP storage of aioflux and for that of stock DCP.
+"""ZStandard: compressed checkpoints, for aioflux and for the files of stock DCP.
 
-StorageWriter(uri, compression=ZStandard())
+With aioflux; a load needs no setting:
 
-FileSystemWriter(path, _extensions=[ZStandard()])
-registry = ExtensionRegistry()
-registry.register(ZStandard)
-FileSystemReader(path, _extension_registry=registry)
+    StorageWriter(uri, compression=ZStandard())
+
+With stock DCP:
+
+    FileSystemWriter(path, _extensions=[ZStandard()])
+    registry = ExtensionRegistry()
+    registry.register(ZStandard)
+    FileSystemReader(path, _extension_registry=registry)
 """
 
 from __future__ import annotations
@@ -28,24 +32,24 @@ _MAX_LEVEL: Final = 22
 
 @dataclass(frozen=True, kw_only=True)
 class ZStandard(StreamTransformExtension):
-    """zstd over byte planes: weights in bf16 become a third smaller, those in fp32 a sixth.
+    """zstd over byte planes: bf16 weights become a third smaller, fp32 weights a sixth.
 
-    Data compressed with any settings can be read with any others. Frames are independent, so that
-    parts of a tensor can be read alone, and their checksums are verified.
+    A load needs no settings: it reads data compressed with any settings. A tensor is compressed in
+    independent frames with checksums, so that a load can read and verify a part of the tensor.
 
     Raises:
-        ModuleNotFoundError: zstandard is missing: `pip install 'aioflux[compression]'`.
+        ModuleNotFoundError: zstandard is not installed: `pip install 'aioflux[compression]'`.
         ValueError: A setting is out of its range.
     """
 
     level: int = 1
-    """Level of zstd, from -100 to 22, for data with repetitions. Floats have none: their exponents
-    are only entropy-coded, at every level, which is smaller than any low level."""
+    """Level of zstd, from -100 to 22, for data with repeated bytes. It seldom has an effect on
+    floats: their exponents are only entropy-coded, if that compresses better than this level."""
     threads: int = 2
-    """Threads of each save, load or stream: about 600 MB/s each when writing."""
+    """Number of threads of each save, load or stream. A thread compresses about 600 MB/s."""
     byte_planes: bool = True
-    """Compress byte k of all elements together: without it bf16 becomes a fifth smaller only, and
-    is slower to write."""
+    """Store byte k of all elements side by side before compressing. Without byte planes, bf16
+    weights become only a fifth smaller, and compress more slowly."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -57,35 +61,35 @@ class ZStandard(StreamTransformExtension):
 
     @staticmethod
     def registry_name() -> str:
-        """Return its name in the metadata of checkpoints."""
+        """Return the name of this compression in the metadata of checkpoints."""
         return "aioflux.zstd"
 
     @staticmethod
     def from_descriptor(version: str) -> ZStandard:
-        """Return one that reads data of a descriptor of this version.
+        """Return an instance that reads data of this version.
 
         Raises:
-            ValueError: A newer aioflux wrote it.
+            ValueError: A newer aioflux compressed the data.
         """
         if version.partition(".")[0] != _VERSION:
             raise ValueError(
-                f"aioflux.zstd/{version} is of another version, and this aioflux reads "
-                f"{_VERSION}; install a newer one"
+                f"cannot read data compressed by aioflux.zstd version {version}: this aioflux "
+                f"reads version {_VERSION}; install a newer one"
             )
         return ZStandard()
 
     def get_descriptor(self) -> str:
-        """Return the descriptor of each item in the metadata."""
+        """Return the name and version that the metadata lists for each compressed item."""
         return f"{self.registry_name()}/{_VERSION}"
 
     def open_codec(self) -> Codec:
-        """Return a codec with these settings; close it when the save or load is done."""
+        """Return a codec with these settings; the caller must close the codec."""
         return Codec(level=self.level, threads=self.threads, byte_planes=self.byte_planes)
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a file that writes compressed to `output`, and closes it when it is closed."""
+        """Return a file that compresses to `output`; closing it closes `output`, too."""
         return cast("IO[bytes]", StreamWriter(output, self.open_codec))
 
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002  torch's name
-        """Return a file that reads what `transform_to` wrote to `input`."""
+        """Return a file that decompresses the output of `transform_to` from `input`."""
         return cast("IO[bytes]", StreamReader(input, self.open_codec))

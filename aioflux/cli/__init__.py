@@ -20,8 +20,8 @@ __all__ = ["main"]
 def main() -> NoReturn:
     """Run the command and exit."""
     _open_standard_streams()
-    # Before a command runs there is nothing to clean up, and a KeyboardInterrupt that is raised
-    # during an import can get lost.
+    # Until a command runs there is nothing to clean up, and code that is being imported may
+    # swallow a KeyboardInterrupt.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         from aioflux.cli._app import run_app
@@ -37,8 +37,9 @@ def main() -> NoReturn:
 def _open_standard_streams() -> None:
     """Open descriptors 0 to 2 if they are closed (`>&-` in a shell).
 
-    The first connection would get them otherwise. Input is opened for writing and output for
-    reading, so that using them fails; messages on stderr are discarded.
+    Otherwise the next socket that is opened would get one of these numbers. Standard input is
+    opened for writing and standard output for reading, so that using them is an error; messages
+    on stderr are discarded.
     """
     for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDWR)):
         try:
@@ -46,7 +47,7 @@ def _open_standard_streams() -> None:
         except OSError as exc:
             if exc.errno != errno.EBADF:
                 raise
-            # Returns the lowest free descriptor, which is this one.
+            # `os.open` returns the lowest free descriptor, which is `descriptor`.
             os.open(os.devnull, mode)
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  stays open

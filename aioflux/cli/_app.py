@@ -62,7 +62,10 @@ def _group(
 
 
 def run_app() -> int:
-    """Run one command and return its exit status; every error becomes one line on stderr."""
+    """Run one command and return its exit status.
+
+    An error is printed to stderr in one line, or as a traceback with `--debug`.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=UNENCODABLE)
@@ -74,7 +77,7 @@ def run_app() -> int:
         return 128 + exc.number
     except (KeyboardInterrupt, typer.Abort):
         return 128 + signal.SIGINT
-    except Exception as exc:  # no error leaves the command as a traceback
+    except Exception as exc:  # not raised: `print_error` prints a traceback if it is wanted
         if isinstance(exc, _ClickError):
             _print_usage_error(exc)
             return int(getattr(exc, "exit_code", 2))
@@ -93,7 +96,7 @@ def _print_usage_error(exc: BaseException) -> None:
 
 
 def _discard_stdout() -> None:
-    """Discard further output, at exit too: its reader has closed the pipe."""
+    """Discard the output that is still buffered: the reader of the pipe has closed it."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

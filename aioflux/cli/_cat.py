@@ -1,4 +1,4 @@
-"""`aioflux cat`: writes objects to standard output."""
+"""`aioflux cat`: objects, written to standard output."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def cat(
 ) -> int:
     """Write objects to standard output, one after the other, as stored.
 
-    An object that cannot be read is an error, and the next one is written. A whole object is
-    verified with its crc32c before its last bytes are written.
+    If an object cannot be read, an error is printed and the next object is written. An object
+    that is read whole is verified with its crc32c before its last bytes are written.
     """
     arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
     start, end = _parse_range(range_)

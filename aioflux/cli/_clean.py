@@ -1,4 +1,4 @@
-"""`aioflux clean`: removes open uploads and temporary objects of dead processes."""
+"""`aioflux clean`: removal of open uploads and temporary objects of dead processes."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def clean(
     """Abort open multipart uploads, and delete temporary objects of dead processes.
 
     Temporary objects are below ".aioflux-uploads/" and "aioflux-composed-objects/", at any depth
-    below URI; on local disk, they are files named ".aioflux-" (or ".aioflux-lock-") and 32
+    below URI; on local disk, their names are ".aioflux-" (or ".aioflux-lock-") followed by 32
     hexadecimal digits. Objects of unfinished saves, which no checkpoint contains, are deleted, too.
     If the commit object of a checkpoint is damaged, its objects are kept, and the exit status is 1.
 
-    A dead upload looks like a slow one: keep --older-than above the duration of your longest
-    upload or save.
+    A slow upload cannot be distinguished from the upload of a dead process: --older-than must be
+    longer than your longest upload or save.
 
     --json: type ("upload" or "object"), uri; for uploads also upload_id and initiated (RFC 3339).
     Uploads come first, each kind by key.

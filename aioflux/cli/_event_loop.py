@@ -1,4 +1,4 @@
-"""Running a command on an event loop, which signals end after its clean-up.
+"""The run of a command on an event loop, which a signal cancels.
 
     SIGINT, SIGTERM, SIGHUP -> the command's task is cancelled -> it cleans up -> EndedBySignal
 
@@ -28,11 +28,13 @@ __all__ = ["EndedBySignal", "run"]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MAX_SIGNALS = 3
 _NOTICE_SECONDS = 3.0
-"""Seconds of retries after which a line is printed."""
+"""A notice is printed when a request has been retried for this long."""
 
 
 class EndedBySignal(Exception):  # noqa: N818  shown to the user as an exit status only
-    """A signal ended the command, which has cleaned up; SIGPIPE if its output was closed.
+    """A signal cancelled the command, which has cleaned up.
+
+    SIGPIPE is used if standard output is a pipe that its reader has closed.
 
     Attributes:
         number: Number of the signal.
@@ -47,7 +49,7 @@ def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run the coroutine of a command and return its exit status.
 
     Raises:
-        EndedBySignal: A signal ended it, or the reader of its output closed the pipe.
+        EndedBySignal: A signal cancelled the command, or the reader of its output closed the pipe.
     """
     try:
         with (
@@ -62,7 +64,7 @@ def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 class _RetryNotice(logging.Handler):
-    """Prints one line when a request has been retried for some seconds."""
+    """Log handler that prints one line when a request has been retried for some seconds."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -76,7 +78,7 @@ class _RetryNotice(logging.Handler):
 
 @contextmanager
 def _retry_notices() -> Iterator[None]:
-    """Listen to the log of retries."""
+    """Attach a `_RetryNotice` to the logger of retries."""
     logger, notice = logging.getLogger("aioflux.retry"), _RetryNotice()
     level = logger.level
     logger.addHandler(notice)

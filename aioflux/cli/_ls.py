@@ -1,4 +1,4 @@
-"""`aioflux ls`: lists objects and prefixes."""
+"""`aioflux ls`: listings of objects and prefixes."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def ls(
 ) -> int:
     """List objects and prefixes by key, one whole uri per line.
 
-    "gs://b/p" lists everything below "p/", and the object "p" if there is one. A URI that cannot be
-    listed does not stop the others.
+    "gs://b/p" lists everything below "p/", and the object "p" if it exists. If a URI cannot be
+    listed, an error is printed and the next one is listed.
 
     --json: type ("object" or "prefix") and uri; for objects also size (bytes), updated (RFC 3339,
     UTC), generation, etag, crc32c (base64), content_type, content_encoding, storage_class and
     metadata. Unknown values are null or empty.
 
-    --manifest: the object (or file) that datasets open with `from_manifest` instead of listing;
-    prints its number of objects.
+    --manifest: writes the listing to one object (or file), from which `from_manifest` of the
+    datasets reads it instead of listing again; prints the number of objects.
     """
     if manifest:
         if len(uris) > 1 or long or as_json:
@@ -92,7 +92,7 @@ def ls(
 
 @dataclass(slots=True)
 class _Printer:
-    """Prints and counts objects and prefixes."""
+    """Printer and counter of objects and prefixes."""
 
     long: bool
     as_json: bool
@@ -105,7 +105,7 @@ class _Printer:
         await print_lines(self._line(meta))
 
     async def print_page(self, store: Store, page: Listing) -> None:
-        """Print a page, objects and prefixes by key."""
+        """Print a page: objects and prefixes, sorted by key."""
         rows = [(meta.key, self._line(meta)) for meta in page]
         prefixes = [(prefix, self._prefix(join_uri(store.uri, prefix))) for prefix in page.prefixes]
         self.num_objects += len(rows)
@@ -152,7 +152,7 @@ async def _list(argument: UriOrPath, printer: _Printer, *, recursive: bool) -> N
 
 
 async def _save_manifest(source_uri: UriOrPath, target: UriOrPath) -> int:
-    """Store the listing of everything below a uri."""
+    """Write the listing of everything below a uri to one object."""
     if not target.split()[1]:
         raise typer.BadParameter(f"--manifest {target.text}: a manifest is an object; add a name")
     async with source_uri.open_root(str(source_uri.location)) as source:
@@ -163,6 +163,7 @@ async def _save_manifest(source_uri: UriOrPath, target: UriOrPath) -> int:
             )
     async with target.open() as (store, key):
         uri = join_uri(store.uri, key)
+        # The manifest does not list an older version of itself.
         others = [index for index, at in enumerate(listing.keys) if join_uri(source.uri, at) != uri]
         if len(others) < len(listing):
             listing = listing.pick(others)

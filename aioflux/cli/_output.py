@@ -1,7 +1,8 @@
 """Standard output and stderr of the commands: lines, errors, and the exit status.
 
-Standard output is written in a thread, so that signals are handled while its reader is slow; not
-through `sys.stdout`, whose lock a thread that is still blocked would hold at exit.
+Standard output is written by a thread, so that a slow reader does not delay the handling of
+signals. The thread writes to the descriptor: a thread that is blocked in `sys.stdout` would hold
+its lock, for which the interpreter waits at exit.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ DEBUG = "AIOFLUX_DEBUG"
 """Environment variable that turns tracebacks on."""
 
 UNENCODABLE = "aioflux.unencodable"
-"""Error handler of encodings: writes bytes of names that are not valid text unchanged, and
-characters that the encoding lacks as escapes."""
+"""Name of an error handler for encodings. It writes bytes that are not valid text (PEP 383)
+unchanged. It replaces a character that the encoding lacks by an escape sequence."""
 
 _MAX_LINES = 10
 
@@ -76,7 +77,7 @@ def print_error(error: Exception | str) -> None:
 
 
 class Report:
-    """Failures of one command: the first lines are printed, the rest are counted."""
+    """Failures of one command: `fail` prints only the first ten, `for_each` prints all."""
 
     def __init__(self) -> None:
         self.num_failed = 0
@@ -100,7 +101,7 @@ class Report:
                 print_error(exc)
 
     def finish(self, summary: str = "") -> int:
-        """Print the number of other failures and the summary; return the exit status."""
+        """Print the number of failures not printed and the summary; return the exit status."""
         if self._num_hidden:
             print_notice(f"and {self._num_hidden:,} more failures")
         if summary:
@@ -117,10 +118,10 @@ async def print_lines(text: str) -> None:
 
 
 async def write_stdout(data: bytes | bytearray | memoryview) -> None:
-    """Write all bytes to standard output, waiting for its reader.
+    """Write all bytes to standard output, and wait until the system has accepted them.
 
     Raises:
-        OSError: It cannot be written to.
+        OSError: Standard output is closed or full.
     """
     await call_in_daemon_thread(_write_stdout, data)
 
@@ -135,7 +136,7 @@ def _write_stdout(data: bytes | bytearray | memoryview) -> None:
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all bytes to a descriptor, which may take less at once."""
+    """Write all bytes to a descriptor, in several calls if the system writes fewer at once."""
     view = memoryview(data)
     while view.nbytes:
         view = view[os.write(descriptor, view) :]
@@ -144,10 +145,11 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
 async def call_in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function that may block forever, such as a read from a terminal.
 
-    Neither a cancellation nor the end of the process waits for it.
+    Cancelling the call and exiting the process do not wait for the function.
     """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-    outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only left
+    # Running, so that cancelling the caller does not cancel `outcome`, which the thread sets later.
+    outcome.set_running_or_notify_cancel()
 
     def call() -> None:
         try:

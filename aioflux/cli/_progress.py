@@ -1,8 +1,8 @@
-"""Progress of a command: bytes and objects planned and done, and the bar on a terminal.
+"""CommandProgress: bytes and objects planned and done, and the bar on a terminal.
 
      40% ======------  16.0 MiB of 40.0 MiB, 120 of 301  8.2 MiB/s  eta 0:00:03
 
-Each column of the display is a function below; `Progress.show` lists them in order.
+Each column of text is a function below; `CommandProgress.show` lists all columns in order.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Task
 
-__all__ = ["Progress"]
+__all__ = ["CommandProgress"]
 
 
-class Progress:
+class CommandProgress:
     """Bytes and objects of one command.
 
     Attributes:
         num_objects: Objects that are done.
         num_bytes: Bytes that are done.
-        num_skipped: Objects that were left as they are.
-        planned_objects: Objects that are done or will be.
-        planned_bytes: Their bytes.
-        num_listings: Listings of what to copy that have not ended: more may be planned.
+        num_skipped: Objects that were not copied because the target exists.
+        planned_objects: Objects that are done or planned.
+        planned_bytes: Size of the objects that are done or planned.
+        num_listings: Listings in progress, which can plan more objects.
     """
 
     def __init__(self, *, num_listings: int = 0) -> None:
@@ -49,9 +49,9 @@ class Progress:
 
     @property
     def completed(self) -> tuple[int, int | None]:
-        """Return the amounts done and planned, in bytes, or in objects if all are empty.
+        """Amount done and amount planned: bytes, or objects if all objects are empty.
 
-        The second is None if it is unknown, or not known yet.
+        The amount planned is None while it is unknown.
         """
         if not self._is_size_known or self.num_listings or not self.planned_objects:
             return self.num_bytes, None
@@ -66,22 +66,27 @@ class Progress:
         self._is_size_known = self._is_size_known and size >= 0
 
     def advance(self, num_bytes: int) -> None:
-        """Count bytes that were transferred; negative if they will be transferred again."""
+        """Count bytes that were transferred; a negative number if they must be sent again."""
         self.num_bytes += num_bytes
 
     def finish(self, size: int, *, counted: int = 0) -> None:
-        """Count an object that is done, of which `counted` bytes are counted already."""
+        """Count an object that is done; `advance` has counted `counted` of its bytes."""
         self.num_objects += 1
         self.num_bytes += size - counted if size >= 0 else 0
 
     def drop(self, size: int, *, counted: int = 0) -> None:
-        """Count an object that failed or was skipped: its bytes are neither done nor planned."""
+        """Remove an object that failed or was skipped from the counts.
+
+        Args:
+            size: Size of the object in bytes; -1 if it is unknown.
+            counted: Bytes of the object that `advance` has counted.
+        """
         self.num_bytes -= counted
         self.planned_bytes -= max(size, 0)
         self.planned_objects -= 1
 
     def summary(self, verb: str, *, is_timed: bool = True) -> str:
-        """Return the line that ends the command."""
+        """Return the last line that the command prints."""
         objects = format_count(self.num_objects, "object")
         text = f"{verb} {objects}, {format_size(self.num_bytes)}"
         if is_timed:
@@ -91,7 +96,7 @@ class Progress:
 
     @contextmanager
     def show(self, *, is_wanted: bool = True) -> Iterator[None]:
-        """Show progress on stderr, if that is a terminal, until the body ends.
+        """Show progress on stderr during the body, if stderr is a terminal.
 
         Errors that are printed to stderr appear above the bar.
         """
@@ -105,7 +110,7 @@ class Progress:
         counts = self
 
         class Column(_rich.ProgressColumn):
-            """A column from a function that returns its text."""
+            """A column whose text a function returns."""
 
             def __init__(self, describe: Callable[[Task], str]) -> None:
                 super().__init__()
@@ -140,8 +145,8 @@ def _percentage(task: Task) -> str:
     return "" if task.total is None else f"{task.percentage:>3.0f}%"
 
 
-def amount(progress: Progress) -> str:
-    """Return the bytes and objects that are done, and of how many."""
+def amount(progress: CommandProgress) -> str:
+    """Return the bytes and objects done and planned, as text."""
     text = format_size(progress.num_bytes)
     if progress.completed[1] is not None:
         text += f" of {format_size(progress.planned_bytes)}"
@@ -152,7 +157,7 @@ def amount(progress: Progress) -> str:
 
 
 def _rate(task: Task) -> str:
-    """Return the bytes per second, of the last 30 seconds if it lasts that long."""
+    """Return the bytes per second; rich averages the last 30 seconds."""
     speed = task.finished_speed or task.speed
     if speed is None:
         speed = task.completed / max(task.elapsed or 0.0, 0.1)
@@ -160,8 +165,8 @@ def _rate(task: Task) -> str:
 
 
 def _time(task: Task) -> str:
-    """Return the time left, or the time elapsed if the total is not known."""
+    """Return the remaining time, or the elapsed time if the total is unknown."""
     if task.total is None:
         return str(timedelta(seconds=int(task.elapsed or 0)))
-    left = task.time_remaining
-    return "eta -:--:--" if left is None else f"eta {timedelta(seconds=int(left))}"
+    remaining = task.time_remaining
+    return "eta -:--:--" if remaining is None else f"eta {timedelta(seconds=int(remaining))}"

@@ -1,4 +1,4 @@
-"""`aioflux rm`: deletes objects."""
+"""`aioflux rm`: deletion of objects."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def rm(
     endpoint_url: Endpoint = None,
     anonymous: Anonymous = False,
 ) -> int:
-    """Delete objects; one that cannot be deleted does not stop the others.
+    """Delete objects. If one cannot be deleted, an error is printed; the others are deleted.
 
-    For a symbolic link on disk, the link is deleted. -r rejects links to directories, "/" and
-    directories that contain the home directory.
+    For a symbolic link on disk, the link is deleted. -r rejects links to directories, "/", the home
+    directory and the directories above it.
 
-    With -r, "gs://b/p" means everything below "p/", or the object "p" if there is nothing. Each
-    object is deleted in the generation that was listed: one that is overwritten meanwhile is kept,
-    and reported.
+    With -r, "gs://b/p" means everything below "p/", or the object "p" if nothing is below "p/".
+    With -r, an object is deleted only if it still has the generation that was listed: an object
+    that is overwritten in the meantime is kept, and an error is printed.
     """
     arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
     report = Report()
@@ -67,10 +67,11 @@ def rm(
 
 
 def _reject_dangerous(argument: UriOrPath) -> None:
-    """Reject recursive deletion of a directory that is most likely a mistake.
+    """Reject a recursive deletion that is most likely a mistake.
 
     Raises:
-        ValueError: It is a link to a directory, the root, or contains the home directory.
+        ValueError: The argument is a link to a directory, the root, the home directory, or a
+            directory above it.
     """
     if not argument.is_local:
         return
@@ -84,7 +85,8 @@ def _reject_dangerous(argument: UriOrPath) -> None:
     home = os.path.expanduser("~")
     if not real or (os.path.isabs(home) and f"{os.path.realpath(home)}/".startswith(f"{real}/")):
         raise ValueError(
-            f"rm -r does not delete {argument.text}: it is the root or contains your home directory"
+            f"rm -r does not delete {argument.text}: it is the root, your home directory or "
+            "a directory above it"
         )
 
 
@@ -98,7 +100,7 @@ class _Remover:
         """Delete the object or the prefix of one argument.
 
         Raises:
-            ValueError: It is a prefix without `-r`, or must not be deleted.
+            ValueError: The argument is a prefix but -r is missing, or `_reject_dangerous` raises.
         """
         if recursive:
             _reject_dangerous(argument)
@@ -106,7 +108,7 @@ class _Remover:
             await self._unlink(argument)
             return
         if not recursive and not argument.may_be_object():
-            raise ValueError(f"{argument.text} is a bucket or directory; use -r")
+            raise ValueError(f"{argument.text} is a bucket, prefix or directory; use -r")
         async with argument.open() as (store, key):
             if recursive:
                 await self._delete_below(argument, store, key)

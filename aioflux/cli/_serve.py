@@ -16,7 +16,7 @@ _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 for a free port.")]
 Root = Annotated[
     Path | None,
     typer.Option(file_okay=False, help="Keep objects in this directory, not in memory."),
@@ -24,17 +24,19 @@ Root = Annotated[
 Buckets = Annotated[
     list[str] | None, typer.Option(help="Create this bucket if it is missing; repeatable.")
 ]
-LatencyMs = Annotated[float, typer.Option(min=0, help="Time to the first byte.")]
+LatencyMs = Annotated[float, typer.Option(min=0, help="Time to the first byte of a response.")]
 LatencySpread = Annotated[float, typer.Option(min=0, help="Sigma of log-normal latencies.")]
 PageLatencyMs = Annotated[float, typer.Option(min=0, help="Additional time per listing page.")]
 RateLimit = Annotated[
-    float | None, typer.Option(min=0.001, help="Requests per second; above it status 429.")
+    float | None,
+    typer.Option(min=0.001, help="Requests per second; further requests get status 429."),
 ]
 ConnectionRate = Annotated[
     int | None, typer.Option(min=1, help="Bytes per second on each connection.")
 ]
 TotalRate = Annotated[
-    float | None, typer.Option(min=1, help="Bytes per second of all connections, each way.")
+    float | None,
+    typer.Option(min=1, help="Bytes per second of all connections, in each direction."),
 ]
 Tls = Annotated[bool, typer.Option("--tls", help="HTTPS with a certificate created at the start.")]
 Certificate = Annotated[
@@ -42,7 +44,8 @@ Certificate = Annotated[
     typer.Option(exists=True, dir_okay=False, help="HTTPS with this certificate (PEM)."),
 ]
 Key = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help="Its private key (PEM).")
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="Private key of --certificate (PEM)."),
 ]
 Fsync = Annotated[
     bool, typer.Option("--fsync", help="With --root: objects survive a loss of power.")
@@ -105,11 +108,12 @@ def serve(
     except msgspec.DecodeError as exc:
         raise ValueError(f"cannot serve {root}: a record in it is damaged: {exc}") from exc
     except (OSError, ModuleNotFoundError, RuntimeError, ValueError) as exc:
-        raise ValueError(f"cannot serve on {host}:{port}: {exc}") from exc
+        place = f"on {host}:{port}" if root is None else f"{root} on {host}:{port}"
+        raise ValueError(f"cannot serve {place}: {exc}") from exc
 
 
 def _check_buckets(names: list[str]) -> None:
-    """Reject invalid bucket names as wrong usage."""
+    """Reject invalid bucket names with the exit status of wrong usage."""
     from aioflux.testing.gcs_server import APIError
     from aioflux.testing.gcs_server._records import check_bucket_name
 

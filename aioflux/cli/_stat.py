@@ -1,4 +1,4 @@
-"""`aioflux stat`: shows the metadata of objects."""
+"""`aioflux stat`: the metadata of objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stat(
     endpoint_url: Endpoint = None,
     anonymous: Anonymous = False,
 ) -> int:
-    """Show all metadata of objects; an object that cannot be read does not stop the others."""
+    """Show all metadata of objects. If one cannot be read, an error is printed."""
     arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
 
     async def work() -> int:

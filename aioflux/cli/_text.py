@@ -1,6 +1,6 @@
-"""Text of the output: one line per object, sizes and times for people, JSON for programs.
+"""Formats for output: sizes and times for people, JSON for programs.
 
-The JSON rows are stable: names and meanings of fields do not change, new ones may be added.
+The JSON rows are stable: fields keep their names and meanings, and new fields may be added.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _OPTIONS = {
     "google.auth.credentials.AnonymousCredentials()": "--anonymous",
     "endpoint_url=": "--endpoint-url",
 }
-"""Python arguments in messages of the store, and the options of the command for them."""
+"""Python arguments that messages of the store name, and the command's options for them."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def one_line(text: str) -> str:
-    """Escape characters that would break the line or move the cursor of a terminal."""
+    """Escape characters that cannot be printed, as they could break the line or move the cursor."""
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or 0xDC80 <= ord(each) <= 0xDCFF else repr(each)[1:-1]
-        for each in text
+        char if char.isprintable() or 0xDC80 <= ord(char) <= 0xDCFF else repr(char)[1:-1]
+        for char in text
     )
 
 
@@ -93,7 +93,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_time(moment: datetime | None) -> str | None:
-    """Format a time as RFC 3339 in UTC, in milliseconds: `2026-01-31T12:00:00.000Z`."""
+    """Format a time as RFC 3339 in UTC, with milliseconds: `2026-01-31T12:00:00.000Z`."""
     if moment is None:
         return None
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -135,18 +135,18 @@ def prefix_row(uri: str) -> dict[str, Any]:
     return {"type": "prefix", "uri": uri}
 
 
-def _valid(uri: str) -> str:
-    """Percent-encode bytes of a local name that are not UTF-8, which JSON cannot hold."""
+def _percent_encode_invalid(uri: str) -> str:
+    """Percent-encode the bytes of a local name that are not UTF-8: JSON is Unicode text."""
     return re.sub("[\udc80-\udcff]", lambda found: f"%{ord(found[0]) - 0xDC00:02X}", uri)
 
 
 def json_line(row: dict[str, Any]) -> str:
     """Return a row as JSON, in ASCII, on one line."""
-    return json.dumps(row | {"uri": _valid(row["uri"])})
+    return json.dumps(row | {"uri": _percent_encode_invalid(row["uri"])})
 
 
 def paragraph(row: Mapping[str, Any]) -> str:
-    """Format a row of JSON fields for people: its uri, and a line for each other field."""
+    """Format the JSON fields of an object for people: the uri, then a line for each field."""
     fields = {name: value for name, value in row.items() if name not in {"type", "uri"}}
     width = max(map(len, fields)) + 2
     lines = [one_line(row["uri"])]
@@ -164,19 +164,19 @@ def paragraph(row: Mapping[str, Any]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: frozenset[int]) -> str:
-    """Format rows as a table, with columns aligned right but for those of `left`.
+    """Format rows as a table.
 
     Args:
         header: Names of the columns.
         rows: Cells of each row.
-        left: Indices of the columns that are aligned left.
+        left: Indices of the columns that are aligned left; the others are aligned right.
     """
     cells = [list(header), *(list(map(one_line, row)) for row in rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(header))]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in cells
     )

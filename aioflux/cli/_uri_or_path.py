@@ -55,7 +55,7 @@ _SERVICES = {
     "gs": "aioflux._services.gcs.service",
     "s3": "aioflux._services.s3.service",
 }
-"""The module that serves the buckets of each scheme."""
+"""Module of the service for each scheme, imported before the event loop starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +65,24 @@ class UriOrPath:
     text: str
     """The argument as given."""
     location: Location
-    """Its location; for a plain path the scheme is `file`, and the key the absolute path."""
+    """The parsed uri. For a path, the scheme is `file` and the key is the absolute path."""
     endpoint_url: str | None = None
-    """Another endpoint; None for the default of the service or of the environment."""
+    """Endpoint of the service; None for the environment's, or else the service's default."""
     anonymous: bool = False
     """Whether to send requests without credentials."""
 
     @property
     def is_local(self) -> bool:
-        """Return whether it is on a disk of this machine."""
+        """Return whether the argument is a local path or a `file://` uri."""
         return self.location.scheme == "file"
 
     @property
     def path(self) -> str:
-        """The local path; a relative one if the argument is relative."""
+        """The local path, relative if the argument is relative."""
         return self.location.key if "://" in self.text else self.text
 
     def is_directory(self) -> bool:
-        """Return whether it can only be a directory or prefix; checks the disk if local."""
+        """Return whether the argument is a bucket, or ends in `/`, or is a local directory."""
         key = self.location.key
         if self.is_local:
             return self.path.endswith("/") or os.path.isdir(self.path)
@@ -95,20 +95,21 @@ class UriOrPath:
         return self.is_local and os.path.islink(self.path)
 
     def may_be_object(self) -> bool:
-        """Return whether one object can have this name; a key may end in a slash."""
+        """Return whether an object can have this name; the key of an object may end in `/`."""
         return not self.is_directory() if self.is_local else bool(self.location.key)
 
     def is_missing(self) -> bool:
-        """Return whether it names a local directory that does not exist."""
+        """Return whether the argument names a local directory that does not exist."""
         return self.is_local and self.is_directory() and not os.path.isdir(self.path)
 
     def split(self, *, follow: bool = False) -> tuple[str, str]:
         """Return the uri of the store to open, and the key or prefix in it.
 
-        The store is the bucket; on disk it is the directory itself, or the one that holds the file.
+        The store of an object is its bucket. The store of a local directory is the directory, and
+        that of a local file is the parent directory.
 
         Args:
-            follow: Use the target of a symbolic link, wherever that is.
+            follow: If the path is a symbolic link, return store and key of its target.
         """
         if not self.is_local:
             return split_at_bucket(self.location)
@@ -122,13 +123,13 @@ class UriOrPath:
 
     @asynccontextmanager
     async def open(self, *, follow: bool = False) -> AsyncIterator[tuple[Store, str]]:
-        """Open the store of `split`, and return it with the key or prefix."""
+        """Open the store that `split` returns, and yield the store and the key or prefix."""
         root, key = self.split(follow=follow)
         async with self.open_root(root) as store:
             yield store, key
 
     def open_root(self, root: str, *, transfer: TransferOptions | None = None) -> Store:
-        """Open the store of `split`, or another uri, with the access of this argument."""
+        """Open the store `root` with the endpoint and credentials of this argument."""
         from aioflux.store import open_store
 
         scheme = self.location.scheme
@@ -153,23 +154,24 @@ def _parse_location(text: str) -> Location:
         raise ValueError("a uri or path must not be empty")
     if "://" in text:
         return parse_uri(text)
-    # Not normalized: the system resolves `..` behind a link.
+    # Not normalized: after a symbolic link, `..` is the parent of the link's target.
     return Location("file", "", os.path.join(os.getcwd(), text))
 
 
 def parse_arguments(
     texts: Iterable[str], endpoint_url: str | None, *, anonymous: bool
 ) -> list[UriOrPath]:
-    """Parse arguments, uris if they contain `://`, and load the services that they need.
+    """Parse arguments, and import the modules of the services that they name.
 
-    Loading takes longer than everything else in a short command. Here, before the event loop
-    starts, Ctrl-C ends it at once.
+    An argument that contains `://` is a uri, any other is a path. The imports take most of the
+    time of a short command. They run before the event loop starts, while Ctrl-C still ends the
+    process immediately.
 
     Raises:
-        ValueError: An argument is not valid, or an option has no effect on any of them.
+        ValueError: An argument is not valid, or an option has no effect on any of the arguments.
     """
     arguments = [UriOrPath(text, _parse_location(text), endpoint_url, anonymous) for text in texts]
-    schemes = {each.location.scheme for each in arguments} & set(_SERVICES)
+    schemes = {argument.location.scheme for argument in arguments} & set(_SERVICES)
     for name, is_given in (
         ("--endpoint-url", endpoint_url is not None),
         ("--anonymous", anonymous),
@@ -188,7 +190,7 @@ def parse_arguments(
 
 
 def parse_root_argument(text: str, endpoint_url: str | None, *, anonymous: bool) -> UriOrPath:
-    """Parse one argument that names a bucket, a prefix or a directory that exists.
+    """Parse one argument that names a bucket, a prefix or an existing local directory.
 
     Raises:
         NotFoundError: The local directory does not exist.
@@ -201,5 +203,5 @@ def parse_root_argument(text: str, endpoint_url: str | None, *, anonymous: bool)
 
 
 def as_prefix(key: str) -> str:
-    """Return the prefix of everything below a key: with a `/` at its end, or empty."""
+    """Return the prefix of all keys below `key`: it ends in `/`, or is empty for a bucket."""
     return key if not key or key.endswith("/") else f"{key}/"

@@ -5,16 +5,17 @@
         dataset.set_epoch(epoch)
         for batch in DataLoader(dataset, batch_size=64, num_workers=4): ...
 
-One object is one sample. `MapDataset` has a length and takes indices; `IterableDataset` streams,
-split by rank and worker. Both list once, when they are built, sort by key, and read the generations
-that they listed: an object that was replaced since is an error and never other data. Fork, spawn
-and forkserver workers each open connections of their own.
+One object is one sample, unless `records=` splits objects into records. `MapDataset` has a length
+and is read by index. `IterableDataset` is a stream, shared among ranks and workers. Both datasets
+list the objects once, in the constructor, and sort them by key. They read the listed generations:
+if an object was replaced after the listing, reading that object raises an error. Each worker opens
+its own connections, whether started by fork, spawn or forkserver.
 """
 
 from __future__ import annotations
 
 try:
-    import torch  # noqa: F401  all modules below need it
+    import torch  # noqa: F401  all modules below import torch
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
         "aioflux.data needs PyTorch: pip install 'aioflux[torch]'", name=exc.name

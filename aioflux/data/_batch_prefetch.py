@@ -1,12 +1,12 @@
-"""BatchPrefetcher: objects of the next batches, read before DataLoader asks its worker for them.
+"""BatchPrefetcher: objects of the next batches, prefetched in a DataLoader worker.
 
-    batch, batch --constant distance--> all following batches, as one stream of samples
-                                        --> requests are in flight while a batch is processed
+    two batches --constant distance--> all following batches, read as one stream of samples
+                                       --> requests are in flight while a batch is processed
 
-DataLoader gives a worker one batch of indices at a time. Without prefetch each batch starts with a
-round of latency in which nothing is processed, and ends with processing while no request is in
-flight. The next batches are predictable if they follow each other at a constant distance, as they
-do without a shuffle, or in the order of an `ObjectSampler`.
+DataLoader sends the indices of one batch at a time to a worker. Without prefetch, a worker first
+waits for its requests and then processes the batch, with no request in flight. The next batches are
+predictable if the distance between batches is constant: between their listing indices without a
+shuffle, and between their epoch indices with an `ObjectSampler`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = ["BatchPrefetcher", "predict_indices"]
 
 
 def predict_indices(
-    past: Sequence[Sequence[int]], batch: Sequence[int], num_objects: int
+    previous: Sequence[Sequence[int]], batch: Sequence[int], num_objects: int
 ) -> array[int] | None:
-    """Return the indices of a batch and of all that follow it; None if they are unpredictable.
+    """Return the indices of `batch` and of all following batches; None if they are unpredictable.
 
-    Two batches are enough, or three of one index each: in a shuffled order, hardly ever two batches
-    have the same distance in all their indices.
+    The last two batches are compared, or the last three if a batch has one index. In a shuffled
+    order, the distances between the indices of two batches are hardly ever all equal.
     """
-    num_past = 2 if len(batch) == 1 else 1
-    seen = [*past[-num_past:], batch]
-    if len(seen) <= num_past or any(len(each) != len(batch) for each in seen):
+    num_previous = 2 if len(batch) == 1 else 1
+    compared = [*previous[-num_previous:], batch]
+    if len(compared) <= num_previous or any(len(indices) != len(batch) for indices in compared):
         return None
     distances = {
         new - old
-        for before, after in pairwise(seen)
+        for before, after in pairwise(compared)
         for old, new in zip(before, after, strict=True)
     }
     distance = distances.pop() if distances else 0
@@ -62,27 +62,30 @@ class _EpochOrder:
         self._epoch_indices[listing_indices] = torch.arange(len(listing_indices))
 
     def predict_indices(
-        self, past: Sequence[Sequence[int]], batch: Sequence[int]
+        self, previous: Sequence[Sequence[int]], batch: Sequence[int]
     ) -> array[int] | None:
-        """Return the listing indices of a batch and of all that follow it in this order."""
-        before = [self._epoch_indices[list(each)].tolist() for each in past]
+        """Return the listing indices of a batch and of all following batches in this order.
+
+        None if they are unpredictable.
+        """
+        before = [self._epoch_indices[list(indices)].tolist() for indices in previous]
         now = self._epoch_indices[list(batch)].tolist()
         following = predict_indices(before, now, len(self._listing_indices))
         return following and array("q", self._listing_indices[following.tolist()].tolist())
 
 
 class BatchPrefetcher:
-    """Reads the batches of one worker, and prefetches predictable ones.
+    """Reader of the batches of one worker; prefetches the next batches if they are predictable.
 
-    Prefetched samples are dropped if batches end early, or if another batch is read.
+    Prefetched samples are dropped if a batch is not read to its end or was not predicted.
     """
 
     def __init__(self) -> None:
-        self._past: list[list[int]] = []
+        self._previous: list[list[int]] = []
         self._stream: Samples | None = None
         self._predicted = array("q")
         self._num_read = 0
-        """Samples of the stream that were used."""
+        """Number of samples that were yielded from the stream."""
         self._order: _EpochOrder | None = None
 
     def __reduce__(self) -> tuple[type[BatchPrefetcher], tuple[()]]:
@@ -95,19 +98,18 @@ class BatchPrefetcher:
         open_stream: Callable[[Sequence[int]], Samples],
         order: Callable[[], tuple[int, torch.Tensor]] | None = None,
     ) -> Samples:
-        """Yield the samples of one batch, or the errors of objects.
+        """Yield the samples of one batch, or the errors of its objects.
 
-        `open_stream` prefetches objects in order. `order` returns the number
-        of the epoch and its listing indices in the order in which they may be read, always the same
-        for one number.
+        `open_stream` returns samples of objects, prefetched in order. `order` returns the number of
+        the epoch and the listing indices in the order of that epoch.
         """
         if not self._is_predicted(indices):
             self.close()
-            predicted = predict_indices(self._past, indices, num_objects)
+            predicted = predict_indices(self._previous, indices, num_objects)
             if predicted is None and order is not None:
                 predicted = self._predict_by_order(*order(), num_objects, indices)
             if predicted is None:
-                self._past = [*self._past[-1:], indices]
+                self._previous = [*self._previous[-1:], indices]
                 with closing(open_stream(indices)) as samples:
                     yield from samples
                 return
@@ -121,12 +123,12 @@ class BatchPrefetcher:
             is_whole = True
         finally:
             self._num_read += len(indices)
-            self._past = [*self._past[-1:], indices]
+            self._previous = [*self._previous[-1:], indices]
             if not is_whole:
                 self.close()
 
     def _is_predicted(self, indices: list[int]) -> bool:
-        """Return whether these are the next indices of the stream."""
+        """Return whether `indices` are the next indices of the stream."""
         upcoming = self._predicted[self._num_read : self._num_read + len(indices)]
         return self._stream is not None and upcoming == array("q", indices)
 
@@ -135,10 +137,10 @@ class BatchPrefetcher:
     ) -> array[int] | None:
         if self._order is None or self._order.epoch != epoch:
             self._order = _EpochOrder(epoch, listing_indices, num_objects)
-        return self._order.predict_indices(self._past, indices)
+        return self._order.predict_indices(self._previous, indices)
 
     def close(self) -> None:
-        """End the requests that are in flight."""
+        """Cancel the requests in flight, and drop prefetched samples."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()

@@ -1,17 +1,17 @@
-"""Composed reads of small objects: whether a dataset may and should use them.
+"""Composed reads of small objects: a check of permissions, and trials to choose the faster mode.
 
-Direct reads are the default: a composite is written and deleted in the bucket of the data, takes
-three requests one after another, and comes over one connection instead of many.
-Objects per second, direct -> composed, from the embedded server with 20 ms to the first byte and
-50 MB/s for each connection, on one machine of two cores:
+Direct reads are the default. A composite is written to the bucket of the data and deleted again. It
+takes three requests, one after the other, and its bytes arrive over one connection, not over many.
+Measured objects per second, direct -> composed, from the embedded server with 20 ms to the first
+byte and 50 MB/s for each connection, on one machine of two cores:
 
     size       stream of all      stream, 256 in flight   batches of 100
     10 kB      2,628 -> 9,004     1,908 -> 4,252          1,627 -> 1,284
     100 KiB    1,265 -> 1,577     2,775 -> 2,650          1,009 ->   667
     500 KiB    1,564 ->   695     1,839 ->   663          1,145 ->   241
 
-So it is worth trying, with "auto", for an IterableDataset of objects of some 10 kB at a high
-latency, and nowhere else; on a real service a compose takes longer than a read.
+So "auto" is worth trying only for an IterableDataset of objects of about 10 kB, at a high latency.
+On a real service the gain is smaller, because a compose request takes longer than a read.
 """
 
 from __future__ import annotations
@@ -43,38 +43,40 @@ Compose: TypeAlias = Literal["off", "on", "auto"]
 ReadMode: TypeAlias = Literal["off", "on"]
 
 _PERMISSIONS: Final = ("storage.objects.create", "storage.objects.delete")
-"""Permissions that a composed read needs in addition to those of a direct one."""
+"""Permissions that a composed read needs in addition to the permission to read."""
 
 _TRIALS: Final[tuple[ReadMode, ...]] = ("off", "on", "off", "on")
-"""Modes that `auto` measures, in order: the first of each opens connections, the better counts."""
+"""Modes that "auto" measures, in this order. The better of two trials counts for each mode, because
+the first trial also opens connections."""
 
 _TRIAL_OBJECTS: Final = 1024
 _TRIAL_BYTES: Final = 64 * 1024 * 1024
-"""Size of one trial at most: it is held whole, so that the consumer's time is not measured."""
+"""A trial ends with the object that reaches this size. Its objects are buffered before the first is
+yielded, so that the time of the consumer is not measured."""
 
 _MIN_SPEEDUP: Final = 1.1
-"""Factor by which composing must be faster: it writes to the bucket, and two trials of a
-second differ by a tenth by chance."""
+"""Factor by which composed reads must be faster. Composing writes to the bucket, and the rates of
+two trials that take one second each differ by up to a tenth."""
 
 
 def prepare(store: Store, compose: Compose, *, older_than_seconds: float = 86_400.0) -> Compose:
-    """Check whether a dataset can compose, and delete composites that dead processes left.
+    """Check whether a dataset can compose, and delete the composites of dead processes.
 
-    Sends nothing for "off"; otherwise requests the permissions and lists the composites below the
-    store's own prefix, two requests.
+    Sends no request for "off". Otherwise sends two: one for the permissions, and one for a listing
+    of composites below the prefix of the store.
 
     Args:
-        store: Store of the objects; connections stay open in it.
+        store: Store of the objects. It has open connections afterwards.
         compose: Option of the dataset.
-        older_than_seconds: Only composites of at least this age are deleted, a day by default:
-            younger ones may belong to a live process.
+        older_than_seconds: Age from which composites are deleted; a day by default. A younger
+            composite may belong to a live process.
 
     Returns:
-        Mode of reading: "auto" becomes "off" if composing is impossible.
+        The mode of reading: `compose`, or "off" if `compose` is "auto" and composing is impossible.
 
     Raises:
-        PermissionDeniedError: "on", and the credentials may not create or not delete objects.
-        ValueError: "on", and the service does not compose; or no such mode.
+        PermissionDeniedError: "on", and the credentials may not create or delete objects.
+        ValueError: "on", and the service cannot compose; or `compose` is not a known mode.
     """
     if compose not in {"off", "on", "auto"}:
         raise ValueError(f'compose must be "off", "on" or "auto", not {compose!r}')
@@ -90,7 +92,7 @@ def prepare(store: Store, compose: Compose, *, older_than_seconds: float = 86_40
     except PermissionDeniedError:
         if compose == "on":
             raise
-        _log.info("objects of %s are read directly: its permissions may not be asked", store.uri)
+        _log.info("objects of %s are read directly: cannot query the permissions", store.uri)
         return "off"
     if missing:
         text = (
@@ -99,9 +101,9 @@ def prepare(store: Store, compose: Compose, *, older_than_seconds: float = 86_40
         )
         if compose == "on":
             raise PermissionDeniedError(
-                f'{text}; grant it, or use compose="off", which needs neither', uri=store.uri
+                f'{text}; grant these permissions, or use compose="off"', uri=store.uri
             )
-        _log.info("%s; they are read directly", text)
+        _log.info("%s; the objects are read directly", text)
         return "off"
     _delete_orphans(store, older_than_seconds)
     return compose
@@ -112,10 +114,10 @@ def _delete_orphans(store: Store, older_than_seconds: float) -> None:
     try:
         cleaned = store.clean(COMPOSITE_PREFIX, older_than_seconds=older_than_seconds)
     except PermissionDeniedError as exc:
-        _log.warning("composites that dead processes left are not looked for: %s", exc)
+        _log.warning("composites of dead processes are not deleted: %s", exc)
         return
     for error in cleaned.errors.values():
-        _log.warning("a composite that a dead process left could not be deleted: %s", error)
+        _log.warning("a composite of a dead process could not be deleted: %s", error)
 
 
 def fetch_batches(
@@ -126,21 +128,21 @@ def fetch_batches(
     max_composite_bytes: int = 100_000_000,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[TriedBatch]:
-    """Yield lists of `(meta, data)` in the order of `metas`, or `(None, error)` of a failed one.
+    """Yield lists of `(meta, data)`, or `(None, error)` for a failed read, in the order of `metas`.
 
-    With "auto" the first objects that are read through a store, in one call or several, are read
-    in both modes in turn, up to 1024 at a time, and the mode that gave more objects per second is
-    kept for all that follow in this process.
+    With "auto" the first objects of a store are read in trials of up to 1024 objects, alternately
+    direct and composed. Further objects are composed if that was more than 1.1 times as fast,
+    and otherwise read directly. Trials continue over several calls in one process.
 
     Args:
         store: Store of the objects.
-        metas: Metadata of a listing; with "off" and "auto" keys too, which are read directly.
+        metas: Metadata of a listing; with "off" and "auto" also keys, which are read directly.
         compose: Result of `prepare`.
-        max_composite_bytes: Largest size of one composite.
-        clock: Measures the trials, in seconds.
+        max_composite_bytes: Largest size of a composite, in bytes.
+        clock: Clock for the trials, in seconds.
 
     Raises:
-        PermissionDeniedError: "on", and composites may not be made or deleted.
+        PermissionDeniedError: "on", and composites may not be created or deleted.
     """
     if compose == "auto":
         return _fetch_measured(store, metas, max_composite_bytes, clock)
@@ -148,14 +150,14 @@ def fetch_batches(
 
 
 class ComposeTrials:
-    """Decides by trials whether to compose. Knows no clock."""
+    """Results of trials, and the faster mode; the caller measures the times."""
 
     def __init__(self) -> None:
         self._num_trials = 0
         self._rates: dict[ReadMode, float] = {"off": 0.0, "on": 0.0}
 
     def next_mode(self) -> ReadMode | None:
-        """Return the mode to try next; None if all trials are done."""
+        """Return the mode of the next trial; None after the last trial."""
         return _TRIALS[self._num_trials] if self._num_trials < len(_TRIALS) else None
 
     def add(self, mode: ReadMode, *, num_objects: int, seconds: float) -> None:
@@ -164,18 +166,18 @@ class ComposeTrials:
         self._rates[mode] = max(self._rates[mode], num_objects / max(seconds, 1e-9))
 
     def rule_out_composing(self) -> None:
-        """End the trials: composing is not possible."""
+        """Skip the remaining trials and choose direct reads."""
         self._num_trials = len(_TRIALS)
         self._rates["on"] = 0.0
 
     @property
     def best_mode(self) -> ReadMode:
-        """The faster mode."""
+        """The mode for all objects after the trials."""
         return "on" if self._rates["on"] > _MIN_SPEEDUP * self._rates["off"] else "off"
 
 
 _trials: weakref.WeakKeyDictionary[Store, ComposeTrials] = weakref.WeakKeyDictionary()
-"""Results in this process. A forked worker continues from those of its parent."""
+"""Trials of this process by store. A forked worker continues with the results of its parent."""
 
 
 def _fetch(
@@ -186,7 +188,7 @@ def _fetch(
     if get_worker_info() is not None:
         _bridge.shut_down_with_worker()
     return store.try_fetch_composed(
-        cast("Iterable[ObjectMeta]", metas),  # keys are rejected there
+        cast("Iterable[ObjectMeta]", metas),  # `try_fetch_composed` rejects keys
         max_composite_bytes=max_composite_bytes,
     )
 
@@ -203,7 +205,7 @@ def _fetch_measured(
         objects = _objects_of_trial(rest)
         if not objects:
             return
-        if len(objects) == 1 or not all(isinstance(each, ObjectMeta) for each in objects):
+        if len(objects) == 1 or not all(isinstance(meta, ObjectMeta) for meta in objects):
             if not _may_be_composed(objects[0]):
                 trials.rule_out_composing()
             yield from _fetch(store, objects, "off", max_composite_bytes)
@@ -224,7 +226,7 @@ def _fetch_measured(
 
 
 def _may_be_composed(meta: str | ObjectMeta) -> bool:
-    """Return whether objects like this one may be composed: not keys, nor very large ones."""
+    """Return whether `meta` is metadata of an object that is small enough to be composed."""
     return isinstance(meta, ObjectMeta) and meta.size < _TRIAL_BYTES
 
 

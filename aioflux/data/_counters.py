@@ -1,4 +1,4 @@
-"""LoadCounters: progress of loading, counted by the main process and its workers together."""
+"""LoadCounters: counts of loaded objects, in memory that the main process and its workers share."""
 
 from __future__ import annotations
 
@@ -17,43 +17,46 @@ if TYPE_CHECKING:
 __all__ = ["LoadCounters", "LoadStats"]
 
 _MAX_ROWS: Final = 1024
-"""The main process and 1,023 workers; those beyond share rows, and may lose counts to each other.
-"""
+"""One row for the main process and each of 1,023 workers. Workers with higher ids share these rows;
+counts may be lost when two workers change one row at the same time."""
 _LAST, _SECONDS, _OBJECTS, _BYTES, _WAITED, _HITS, _RETRIES, _SKIPPED = range(8)
+"""Columns of a row. `_LAST` is the monotonic time of the last change."""
 _COUNTS: Final = (_OBJECTS, _BYTES, _WAITED, _HITS, _RETRIES, _SKIPPED)
 _STATE, _SHARE = 8, 9
+"""Columns of the share that a reader reads: its state, and its number of objects."""
 _BASES: Final = range(10, 16)
-"""The counts of `_COUNTS` when the share was started."""
+"""Columns with the values of `_COUNTS` at the start of the share."""
 _WIDTH: Final = 16
+"""Number of columns."""
 
 _IDLE, _READING, _ENDED = range(3)
-"""States of a share whose progress is shown."""
+"""States of a share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadStats:
-    """Counts of all workers of one process, at one moment.
+    """Counts of a process and its workers at one moment.
 
-    Those of several ranks add up by `+`: counts and waits are sums, and `seconds` is the longer
-    one, since both ran at the same time.
+    `+` adds the stats of different ranks: counts and waiting times are summed, and `seconds` is the
+    longer time, because ranks run at the same time.
     """
 
     num_objects: int = 0
-    """Objects that were read, including those from the cache."""
+    """Objects that were read, including objects from the cache."""
     num_bytes: int = 0
-    """Bytes of these, as stored."""
+    """Size of these objects in bytes, as stored."""
     seconds: float = 0.0
-    """Time from the start of each iteration to its end, in seconds, without the time between
-    iterations. Of several workers, the longest."""
+    """Duration of all iterations in seconds, without the time between them. With several workers,
+    the longest of their times."""
     waited_seconds: float = 0.0
-    """Part of it that consumers waited for samples, in seconds; a sum over workers and threads,
-    which consume what they read themselves."""
+    """Time in seconds that consumers waited for the next sample, summed over all workers and
+    threads."""
     num_cache_hits: int = 0
-    """Objects that came from the cache."""
+    """Objects that were read from the cache."""
     num_retries: int = 0
-    """Requests that repeated an earlier one."""
+    """Requests that were retries."""
     num_skipped: int = 0
-    """Samples that were skipped because of an error, as `on_error` allowed."""
+    """Samples that were skipped after an error, with `on_error`."""
 
     @property
     def objects_per_second(self) -> float:
@@ -80,16 +83,18 @@ class LoadStats:
 
 
 class LoadCounters:
-    """Counts that the main process and its DataLoader workers share, without a lock.
+    """Counts that the main process and its DataLoader workers share without a lock.
 
-    Each writes a row of its own in shared memory, so that the dataset in the main process knows the
-    counts of its workers, forked or spawned, while they read and after they have ended. One call
-    costs less than a microsecond. A pickle outside the start of a worker starts at zero.
+    Each process writes its own row in shared memory. The main process can read the rows of forked
+    and spawned workers at any time, also after a worker has exited. A call takes less than a
+    microsecond. A pickle for a worker that is being started shares the memory; any other pickle
+    starts at zero.
     """
 
     def __init__(self) -> None:
-        # The kernel zeroes it. `share_memory_` would copy it by OpenMP threads, and so hang in a
-        # process that was forked from one in which these had run.
+        # New shared memory contains zeros, so it need not be initialized. `share_memory_` would
+        # copy a tensor with OpenMP threads, and hang in a child that was forked after OpenMP
+        # threads had run in its parent.
         num_bytes = _MAX_ROWS * _WIDTH * torch.float64.itemsize
         storage: Any = torch.UntypedStorage
         memory = storage._new_shared(num_bytes, device="cpu")  # noqa: SLF001  not public
@@ -97,7 +102,7 @@ class LoadCounters:
 
     def _attach(self, numbers: torch.Tensor) -> None:
         self._numbers = numbers
-        # An item of a tensor takes microseconds to change, one of a memoryview 50 nanoseconds.
+        # Changing an item takes microseconds in a tensor, but 50 nanoseconds in a memoryview.
         values: Any = numbers.numpy()
         self._view: Any = memoryview(values)
         self._counted_retries, self._pid = 0, os.getpid()
@@ -112,7 +117,7 @@ class LoadCounters:
             self._attach(state["numbers"])
 
     def start_clock(self) -> Self:
-        """Start an iteration; the time since the last one is not counted."""
+        """Start the clock of an iteration; the time since the last iteration is not counted."""
         self._view[_row() + _LAST] = time.monotonic()
         return self
 
@@ -133,7 +138,7 @@ class LoadCounters:
         view[row + _LAST] = now
 
     def count_wait(self, since: float) -> None:
-        """Count the time since `since`, of the monotonic clock, as waited by the consumer."""
+        """Add the time from `since`, a monotonic time, until now to `waited_seconds`."""
         row, now = _row(), time.monotonic()
         self._advance_clock(row, now)
         self._view[row + _WAITED] += now - since
@@ -143,13 +148,13 @@ class LoadCounters:
         self._view[_row() + _SKIPPED] += 1
 
     def update_retries(self, num_retries: int) -> None:
-        """Count by how many `StoreStats.num_retries` has risen since the last call here.
+        """Count the retries since the last call.
 
         Args:
-            num_retries: The sum over all stores that are read from, in this process.
+            num_retries: Sum of `StoreStats.num_retries` over all stores of this process.
         """
         if self._pid != os.getpid():
-            # In a forked child the stores start at zero again.
+            # The stores of a forked child count from zero.
             self._counted_retries, self._pid = 0, os.getpid()
         row = _row()
         self._advance_clock(row, time.monotonic())
@@ -162,10 +167,10 @@ class LoadCounters:
         sums = table.sum(dim=0).tolist()
         return _stats([sums[column] for column in _COUNTS], float(table[:, _SECONDS].max()))
 
-    # Shares whose progress is shown on one line, by one of the workers that read them.
+    # Progress of the shares of all workers, for the progress line of a rank.
 
     def start_share(self, num_objects: int) -> None:
-        """Note that this worker, or this process without workers, starts its share of an epoch."""
+        """Start a share of `num_objects` for this worker, or this process if it has no workers."""
         view, row = self._view, _row()
         for base, column in zip(_BASES, _COUNTS, strict=True):
             view[row + base] = view[row + column]
@@ -173,24 +178,24 @@ class LoadCounters:
         view[row + _STATE] = _READING
 
     def end_share(self, num_workers: int) -> bool:
-        """Note that the share is read, and return whether those of all workers are."""
+        """End the share of this worker; return whether the shares of all workers have ended."""
         self._view[_row() + _STATE] = _ENDED
         return all(self._view[row + _STATE] == _ENDED for row in _rows(num_workers))
 
     def clear_shares(self, num_workers: int) -> None:
-        """Forget the shares of all workers, which are read: the next epoch starts from 0."""
+        """Reset the shares of all workers before the next epoch."""
         for row in _rows(num_workers):
             self._view[row + _STATE] = _IDLE
 
     def is_first_reading(self, num_workers: int) -> bool:
-        """Return whether this is the first of the workers that still read."""
+        """Return whether this worker has the lowest id of all workers that are reading a share."""
         reading = (row for row in _rows(num_workers) if self._view[row + _STATE] == _READING)
         return next(reading, None) == _row()
 
     def shares(self, num_workers: int) -> tuple[LoadStats, int]:
-        """Return the counts since the shares were started, and how many objects these have.
+        """Return the counts since the start of the shares, and the number of their objects.
 
-        Shares of workers that have not started are assumed to be as large as this one.
+        The share of a worker that has not started counts as large as the share of this worker.
         """
         view, own_size = self._view, self._view[_row() + _SHARE]
         sums, total = [0.0] * len(_COUNTS), 0.0
@@ -218,7 +223,7 @@ def _stats(counts: Sequence[float], seconds: float) -> LoadStats:
 
 
 def _rows(num_workers: int) -> range:
-    """Return the offsets of the rows of the workers, or of the main process."""
+    """Return the offsets of the workers' rows; in the main process, of its own row."""
     if get_worker_info() is None:
         return range(0, _WIDTH, _WIDTH)
     return range(_WIDTH, min(num_workers + 1, _MAX_ROWS) * _WIDTH, _WIDTH)

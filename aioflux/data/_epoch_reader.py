@@ -1,9 +1,9 @@
-"""EpochReader: items of one reader's share of an epoch, with exact progress at any item.
+"""EpochReader: the items of one share of an epoch, with exact progress after every item.
 
     share -> objects, prefetched -> records -> shuffle buffer -> transform -> consumer
 
-An item counts as read just before the consumer gets it. Samples that are only prefetched, or wait
-in the shuffle buffer, are read again after a resume.
+An item is marked as read just before it is yielded to the consumer. After a resume, samples that
+were only prefetched and records that were still in the shuffle buffer are read again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aioflux.data._error_policy import worker_errors
 from aioflux.data._records.formats import records_of_sample, stream_records, takes_stream
-from aioflux.data._resume import ALL_RECORDS, Progress, RemainingRecords
+from aioflux.data._resume import ALL_RECORDS, RemainingRecords, ShareProgress
 from aioflux.data._shuffle import ShuffleBuffer
 from aioflux.data._transform import apply_transform
 from aioflux.errors import StorageError
@@ -36,20 +36,22 @@ if TYPE_CHECKING:
 __all__ = ["EpochReader", "ReadConfig"]
 
 _UPDATE_RETRIES_EVERY: Final = 256
-"""Objects between two reads of the stores' statistics, which cost more than an object."""
+"""Number of objects between two updates of the retry counter: an update takes longer than yielding
+an object."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig:
-    """Settings by which items are made of objects."""
+    """Settings for turning objects into items."""
 
     transform: Callable[[Any], Any] | None
     records: Records[Any] | None
     is_ordered: bool
+    """Whether objects are yielded in the order of the share; otherwise in the order of arrival."""
     shuffle_buffer: int
-    """Records in the shuffle buffer."""
+    """Number of records in the shuffle buffer; 0 for no buffer."""
     may_stream: bool
-    """Objects larger than the prefetch limit are streamed, if `records` takes a stream."""
+    """Whether large objects are streamed, if `records` takes a stream."""
     errors: ErrorPolicy
     counters: LoadCounters
 
@@ -66,50 +68,56 @@ class ReadConfig:
 @dataclass(frozen=True, slots=True)
 class _Record:
     share_index: int
-    """Index of its object."""
+    """share_index of the object that contains the record."""
     record_index: int
     value: Any
     uri: str
 
 
 class EpochReader:
-    """Reads what `progress` leaves of a share; `seed` is that of the shuffle buffer."""
+    """Reader of the objects and records of a share that `progress` does not mark as read."""
 
     def __init__(
-        self, source: Source, share: Share, progress: Progress, config: ReadConfig, *, seed: str
+        self,
+        source: Source,
+        share: Share,
+        progress: ShareProgress,
+        config: ReadConfig,
+        *,
+        seed: str,
     ) -> None:
         self._source = source
         self._share = share
         self._config = config
-        # Records that remain of partly read objects, until these are started again.
+        # Unread records of partly read objects. An entry is removed when its object is read again.
         self._partial = dict(progress.partial)
         self._share_indices = array("q", (index for index, _ in progress.remaining(share)))
-        self._progress = Progress(progress.num_started, set(progress.skipped))
+        self._progress = ShareProgress(progress.num_started, set(progress.skipped))
         self._current: tuple[int, RemainingRecords] | None = None
         self._buffer: ShuffleBuffer[_Record] = ShuffleBuffer(seed=seed)
 
     @property
-    def progress(self) -> Progress:
-        """The part of the share that the consumer received."""
+    def progress(self) -> ShareProgress:
+        """The part of the share that was yielded to the consumer."""
         partial = dict(self._partial)
         if self._current is not None:
             share_index, remaining = self._current
             partial[share_index] = remaining
-        waiting: dict[int, list[int]] = {}
+        buffered: dict[int, list[int]] = {}
         for record in self._buffer:
-            waiting.setdefault(record.share_index, []).append(record.record_index)
-        for share_index, record_indices in waiting.items():
+            buffered.setdefault(record.share_index, []).append(record.record_index)
+        for share_index, record_indices in buffered.items():
             remaining = partial.get(share_index, RemainingRecords(None))
-            also = tuple(sorted({*remaining.also, *record_indices}))
-            partial[share_index] = RemainingRecords(remaining.first, also)
-        return Progress(self._progress.num_started, set(self._progress.skipped), partial)
+            extra = tuple(sorted({*remaining.extra, *record_indices}))
+            partial[share_index] = RemainingRecords(remaining.first, extra)
+        return ShareProgress(self._progress.num_started, set(self._progress.skipped), partial)
 
     def items(self) -> Generator[Any, None, None]:
-        """Yield the items that remain."""
-        is_whole = self._config.records is None
+        """Yield the unread items."""
+        has_records = self._config.records is not None
         try:
             with worker_errors():
-                yield from self._sample_items() if is_whole else self._mixed_items()
+                yield from self._record_items() if has_records else self._sample_items()
         finally:
             self._config.counters.update_retries(self._source.num_retries)
 
@@ -128,17 +136,18 @@ class EpochReader:
                 self._mark_started(share_index)
                 yield item
 
-    def _mixed_items(self) -> Iterator[Any]:
-        """Yield items of records that passed through the shuffle buffer."""
+    def _record_items(self) -> Iterator[Any]:
+        """Yield the items of records, in the order of the shuffle buffer."""
         with closing(self._records()) as records:
             for record in records:
                 self._buffer.add(record)
                 if len(self._buffer) > self._config.shuffle_buffer:
-                    yield from self._record_item(self._buffer.pop())
+                    yield from self._transformed(self._buffer.pop())
             while len(self._buffer):
-                yield from self._record_item(self._buffer.pop())
+                yield from self._transformed(self._buffer.pop())
 
-    def _record_item(self, record: _Record) -> Iterator[Any]:
+    def _transformed(self, record: _Record) -> Iterator[Any]:
+        """Yield the item of a record, or nothing if the record is skipped."""
         try:
             item = apply_transform(record.value, self._config.transform, uri=record.uri)
         except Exception as exc:
@@ -147,9 +156,9 @@ class EpochReader:
         yield item
 
     def _records(self) -> Generator[_Record, None, None]:
-        """Yield the records that remain; the caller counts those that it got."""
-        with closing(self._opened()) as opened:
-            for share_index, uri, values in opened:
+        """Yield the unread records; `_current` is moved past a record before its yield."""
+        with closing(self._objects()) as objects:
+            for share_index, uri, values in objects:
                 remaining = self._remaining(share_index)
                 self._mark_started(share_index)
                 self._current = (share_index, remaining)
@@ -165,8 +174,11 @@ class EpochReader:
                         values.close()
                 self._current = None
 
-    def _opened(self) -> Generator[tuple[int, str, Iterator[Any]], None, None]:
-        """Yield objects with their records; small ones are prefetched meanwhile."""
+    def _objects(self) -> Generator[tuple[int, str, Iterator[Any]], None, None]:
+        """Yield the share_index, uri and records of each object, large objects as streams.
+
+        Other objects are read whole, and prefetched also while a stream is read.
+        """
         records = self._config.records
         assert records is not None
         streamed = self._streamed_objects() if takes_stream(records) else set()
@@ -184,12 +196,12 @@ class EpochReader:
                     yield share_index, sample.uri, iter(records_of_sample(records, sample))
 
     def _streamed_objects(self) -> set[int]:
-        """Return the share indices of objects that are too large to be read whole."""
+        """Return the share indices of the objects that are streamed and not read whole."""
         source = self._source
         if not (self._config.may_stream and source.has_metadata):
             return set()
         sizes = source.sizes(self._share.listing_indices[list(self._share_indices)].tolist())
-        # Up to one range, an object costs one request, which is sent ahead.
+        # A smaller object is read whole, because whole objects are prefetched.
         reads_parts = getattr(self._config.records, "reads_parts", False)
         transfer = source.transfer
         limit = transfer.range_size_bytes if reads_parts else transfer.max_buffered_bytes
@@ -217,15 +229,15 @@ class EpochReader:
     def _samples(
         self, share_indices: array[int]
     ) -> Generator[tuple[int, Sample | None], None, None]:
-        """Read whole objects; None for a skipped one."""
+        """Yield the share_index and sample of each object; None for a skipped object."""
         config, counters = self._config, self._config.counters.start_clock()
         listing_indices = array("q", self._share.listing_indices[list(share_indices)].tolist())
         with closing(self._source.read(listing_indices, is_ordered=config.is_ordered)) as samples:
-            for count, (number, sample) in enumerate(samples):
+            for count, (position, sample) in enumerate(samples):
                 if count % _UPDATE_RETRIES_EVERY == 0:
                     counters.update_retries(self._source.num_retries)
                 if isinstance(sample, StorageError):
                     config.errors.handle(sample, sample.uri)
-                    yield share_indices[number], None
+                    yield share_indices[position], None
                 else:
-                    yield share_indices[number], sample
+                    yield share_indices[position], sample

@@ -1,4 +1,4 @@
-"""ErrorPolicy: `on_error` of the datasets; and errors of workers."""
+"""ErrorPolicy: the option `on_error` of the datasets."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["ErrorPolicy", "OnError", "worker_errors"]
 
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Exception, str], None]
-"""`"raise"`; `"skip"`, which logs a warning and counts; or a function of the error and the uri: if
-it returns, the sample is skipped and counted; it may also raise."""
+"""`"raise"` raises the error. `"skip"` logs a warning and skips the sample. A function is called
+with the error and the uri: if the function returns, the sample is skipped; it may also raise. A
+MemoryError is always raised. `LoadStats.num_skipped` counts skipped samples."""
 
 _log = logging.getLogger("aioflux")
 
 
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """Let errors keep uri and status on their way from a DataLoader worker."""
+    """Preserve uri and status of a StorageError that a DataLoader worker sends to its parent."""
     try:
         yield
     except StorageError as exc:
@@ -37,10 +38,10 @@ def worker_errors() -> Iterator[None]:
 
 
 class ErrorPolicy:
-    """Raises an error of a sample, or skips and counts the sample.
+    """Policy for the error of a sample: raise it, or skip and count the sample (`on_error`).
 
     Attributes:
-        last_skipped: Error of the sample that was skipped last, or None.
+        last_skipped: Error of the last skipped sample; None if no sample was skipped.
     """
 
     def __init__(self, on_error: OnError, counters: LoadCounters) -> None:
@@ -54,7 +55,7 @@ class ErrorPolicy:
         self.last_skipped: Exception | None = None
 
     def handle(self, error: Exception, uri: str) -> None:
-        """Skip and count the sample of `uri`, or raise."""
+        """Raise `error`, or count the sample of `uri` as skipped."""
         if isinstance(error, MemoryError) or self._on_error == "raise":
             raise error
         if callable(self._on_error):

@@ -1,4 +1,4 @@
-"""IterableDataset: objects as a stream, split by rank and worker."""
+"""IterableDataset: a stream of objects, shared among ranks and workers."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ if TYPE_CHECKING:
     from aioflux.data._options import IterableOptions
     from aioflux.data._records.formats import Records
     from aioflux.data._sharding import ShardBy, Tail
-    from aioflux.data._source import SourceOpener
+    from aioflux.data._source import Lister
     from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 
 __all__ = ["IterableDataset"]
 
 
 class IterableDataset(TorchIterableDataset[Item_co]):
-    """The objects below a uri as a stream, each read by one worker of one rank.
+    """The objects below a uri as a stream; each object is read by one worker of one rank.
 
-    Lists once, when it is built, and prefetches within the limits of `TransferOptions`, across
-    batches. Reads are pinned to the generations that were listed: an object that was deleted or
-    replaced since raises a NotFoundError that names it, also through DataLoader.
+    The objects are listed once, in the constructor, and prefetched across batches, within the
+    limits of `TransferOptions`. Reads are pinned to the listed generations: an object that was
+    deleted or replaced after the listing raises NotFoundError with its uri, also through
+    DataLoader.
 
-    Rank and world_size are, in this order: those given here; those of torch.distributed, if it
-    is initialised when an iteration begins; the environment variables RANK and WORLD_SIZE, which
-    torchrun sets; else 0 of 1. All ranks read the same number of objects, unless `tail="uneven"`.
+    Rank and world_size are read from the first available source: the arguments, torch.distributed
+    when an iteration starts, or the environment variables RANK and WORLD_SIZE, which torchrun sets.
+    Otherwise they are 0 and 1. All ranks read the same number of objects, unless `tail="uneven"`.
 
-    With `shuffle=True` all objects are permuted, not only those that are near each other, and each
-    `set_epoch` changes the permutation. Call it before each epoch; it reaches persistent
-    workers, too.
+    With `shuffle=True` all objects are permuted, differently in each epoch. Call `set_epoch` before
+    each epoch; persistent workers also use the new epoch.
 
-    `state_dict` returns the progress after any item, and `load_state_dict` resumes from it; with
-    worker processes, use torchdata's `StatefulDataLoader`. `merge_states` merges the states of all
-    ranks and workers into one, from which other numbers of ranks and workers can resume.
+    `state_dict` returns the progress after any item, and `load_state_dict` resumes from that
+    progress; with worker processes, use torchdata's `StatefulDataLoader`. To resume with other
+    numbers of ranks and workers, merge the states of all ranks by `merge_states`.
 
-    Objects of size 0 whose key ends with "/" are left out: consoles put them in place of empty
+    Objects of size 0 whose key ends with "/" are left out: web consoles create them to show empty
     directories.
 
-    Without a transform the items are `Sample`, which DataLoader's default collate rejects:
-    give a transform that returns tensors, numbers, strings or tuples of these, or `DataLoader(...,
-    collate_fn=list)` for lists of samples. With spawn or forkserver workers the transform must
-    pickle, as a function at the top of a module does.
+    Without a transform the items are `Sample`, which the default `collate_fn` of DataLoader
+    rejects. Pass a transform that returns tensors, numbers, strings or tuples, or
+    `collate_fn=list` for batches that are lists of samples. Spawn and forkserver workers need a
+    transform that can be pickled, such as a function at the top of a module.
     """
 
     @overload
     def __init__(
         self,
-        uri: str | Sequence[str] | SourceOpener,
+        uri: str | Sequence[str] | Lister,
         *,
         transform: Callable[[Any], Item_co],
         records: Records[Any] | None = None,
@@ -78,7 +78,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
     @overload
     def __init__(
         self: IterableDataset[Record],
-        uri: str | Sequence[str] | SourceOpener,
+        uri: str | Sequence[str] | Lister,
         *,
         transform: None = None,
         records: Records[Record] | None = None,
@@ -86,7 +86,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
     ) -> None: ...
     def __init__(
         self,
-        uri: str | Sequence[str] | SourceOpener,
+        uri: str | Sequence[str] | Lister,
         *,
         transform: Callable[[Any], Any] | None = None,
         records: Records[Any] | None = None,
@@ -113,32 +113,35 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         """List the objects below `uri`.
 
         Args:
-            uri: As in `aioflux.open_store`; keys are relative to it. The objects of
-                several uris are in the order of the uris; limits apply to each uri separately.
-            transform: Makes an item of a `Sample`, or of a record, in the process that reads it.
-            records: Makes the records of an object, each of which is an item then: a function of
-                its `Sample`, or one of `aioflux.data.jsonl()`, `tar()` and `parquet()`. These
-                stream objects larger than `TransferOptions.max_buffered_bytes`.
-            rank: Rank of this process, from 0; needs `world_size`.
+            uri: As in `aioflux.open_store`; keys are relative to it. With several uris, objects
+                are in the order of the uris, and limits apply to each uri separately.
+            transform: Called with each `Sample` or record, in the process that reads it; returns
+                the item.
+            records: Decodes an object into records, each of which is an item: a function of a
+                `Sample`, or `aioflux.data.jsonl()`, `tar()` or `parquet()`. These three stream
+                objects larger than `TransferOptions.max_buffered_bytes`.
+            rank: Rank of this process, from 0; requires `world_size`.
             world_size: Number of ranks that share the objects.
-            shuffle: Whether all objects are permuted, differently in each epoch; else they are
-                in the order of their keys.
+            shuffle: Whether all objects are permuted, differently in each epoch; by default they
+                are in the order of their keys.
             seed: Seed of the permutations and of the shuffle buffer.
-            tail: If the objects do not divide evenly among the ranks, "pad" reads the first ones
-                twice, so that each is read and no rank waits for another; "drop" leaves out the
-                last ones; "uneven" lets some ranks read one more, for evaluation.
+            tail: Treatment of the last objects if they do not divide evenly among the ranks. "pad"
+                repeats the first objects, so that every object is read and all ranks read the same
+                number. "drop" leaves out the last objects. "uneven" lets some ranks read one
+                object more, for evaluation.
             shard_by: "bytes" also balances bytes among ranks and workers, which takes seconds at
                 the start of an epoch of a million objects.
-            ordered: False yields objects as they arrive.
-            shuffle_buffer: Size of the shuffle buffer in records; needs `records`.
+            ordered: Whether objects are yielded in order; False yields them as they arrive.
+            shuffle_buffer: Number of records in the shuffle buffer; requires `records`.
             progress: Whether rank 0 shows a progress line on stderr.
             on_error: "skip" logs objects that cannot be read or transformed, counts them in
-                `stats.num_skipped` and goes on; a function of the error and the uri may also raise.
+                `stats.num_skipped` and continues. A function is called with the error and the uri,
+                and may also raise.
             compose: "on" composes small objects on the service and reads each composite by one
-                request; "auto" measures reads with and without it, and keeps the faster.
-            cache: Local directory that keeps objects between epochs and runs; cached objects are
+                request; "auto" measures both modes on the first objects and uses the faster mode.
+            cache: Local directory that stores objects for later epochs and runs; cached objects are
                 not requested again.
-            cache_bytes: Size of the cache, at most; 64 GiB by default.
+            cache_bytes: Largest size of the cache in bytes; 64 GiB by default.
             transfer: As in `aioflux.open_store`. Limits apply to each DataLoader worker
                 separately.
             retry: As in `aioflux.open_store`.
@@ -162,7 +165,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         if not ordered and (cache is not None or compose != "off"):
             raise ValueError(
                 "ordered=False has no effect with cache= or compose=, which read in order; leave "
-                "one of them out"
+                "out ordered=False, or cache= and compose="
             )
         fetch_config = FetchConfig.with_cache(cache, cache_bytes=cache_bytes, compose=compose)
         self._counters = fetch_config.counters
@@ -201,18 +204,18 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         records: Records[Record] | None = None,
         **options: Unpack[IterableOptions],
     ) -> IterableDataset[ItemOfRecord]:
-        """Build a dataset of these objects, in this order, without a listing.
+        """Build a dataset of the given objects, in the given order, without a listing.
 
         Args:
             uri: Prefix that the keys are relative to.
             keys: Keys, whose newest generations are read; or metadata of a listing, which pins
-                generations. All ranks must pass the same.
+                generations. All ranks must pass the same keys.
             transform: As for the class.
             records: As for the class.
             options: As for the class.
         """
         dataset = cast("IterableDataset[ItemOfRecord]", cls.__new__(cls))
-        build: Any = IterableDataset.__init__  # no overload matches: both may be None
+        build: Any = IterableDataset.__init__  # no overload fits: transform may be None
         build(dataset, from_keys(uri, keys), transform=transform, records=records, **options)
         return dataset
 
@@ -227,20 +230,20 @@ class IterableDataset(TorchIterableDataset[Item_co]):
     ) -> IterableDataset[ItemOfRecord]:
         """Build a dataset of a listing that `Store.save_manifest` or `aioflux ls` has saved.
 
-        Costs one request for any number of objects; every process and run has the same ones.
+        Sends one request for any number of objects. Every process and run has the same objects.
 
         Args:
-            uri: Uri of the manifest, or of several.
+            uri: Uri of one manifest, or of several.
             transform: As for the class.
             records: As for the class.
             options: As for the class.
 
         Raises:
-            NotFoundError: There is no such object, or it lists none.
-            ValueError: It is not a manifest, or a damaged one.
+            NotFoundError: The manifest does not exist, or contains no objects.
+            ValueError: The object is not a manifest, or is damaged.
         """
         dataset = cast("IterableDataset[ItemOfRecord]", cls.__new__(cls))
-        build: Any = IterableDataset.__init__  # no overload matches: both may be None
+        build: Any = IterableDataset.__init__  # no overload fits: transform may be None
         build(dataset, from_manifests(uri), transform=transform, records=records, **options)
         return dataset
 
@@ -253,44 +256,43 @@ class IterableDataset(TorchIterableDataset[Item_co]):
 
     @property
     def has_transform(self) -> bool:
-        """Return whether items are results of a transform, rather than samples or records."""
+        """Return whether items are results of a transform, and not samples or records."""
         return self._config.transform is not None
 
     def rank_and_world_size(self) -> tuple[int, int]:
-        """Return the rank and the number of ranks, as they are known now."""
+        """Return the rank and the number of ranks, which torch.distributed may change later."""
         return self._planner.rank()
 
     @property
     def num_objects(self) -> int:
-        """Objects that all ranks share."""
+        """Number of objects of all ranks."""
         return len(self._source)
 
     @property
     def stats(self) -> LoadStats:
-        """Objects read and skipped, and times, of this process and its workers so far."""
+        """Counts and times of all reads so far, in this process and its workers."""
         return self._counters.snapshot()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, which changes the order of the objects.
 
         Args:
-            epoch: From 0. All ranks must set the same.
+            epoch: Number of the epoch, from 0; the same on all ranks.
         """
         self._planner.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Item_co]:
         """Read the share of this worker, or of the rank if there are no workers."""
-        # At once, not at the first item: StatefulDataLoader requests the state before it.
+        # Plan now: StatefulDataLoader calls `state_dict` before it requests the first item.
         try:
             plan = self._planner.plan()
         except (RuntimeError, ValueError) as exc:
             if get_worker_info() is None:
                 raise
-            # Raised here, it would end a persistent worker, and the main process would not get it.
+            # An error here would end a persistent worker without reaching the main process.
             return _raise_at_first_item(exc)
         self._planner.mark_started()
-        # This text, and so the repr of Reader, determines the order of resumed epochs: never
-        # change it.
+        # Never change this text or the repr of Reader: resumed epochs depend on the seed.
         seed = f"{self._sharding.seed} {plan.epoch} {plan.reader} {plan.progress.num_started}"
         reader = EpochReader(self._source, plan.share, plan.progress, self._config, seed=seed)
         self._current = plan, reader
@@ -313,11 +315,11 @@ class IterableDataset(TorchIterableDataset[Item_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return the progress in the epoch of this worker, or of this rank without workers.
 
-        It consists of numbers, strings, lists and dictionaries.
+        The state consists of numbers, strings, lists and dictionaries.
 
         Raises:
-            RuntimeError: Workers read, and only they know how far: use the state of torchdata's
-                `StatefulDataLoader`, or of the dataset within a worker.
+            RuntimeError: DataLoader workers have read, and this process does not have their
+                progress: use `state_dict` of torchdata's `StatefulDataLoader`.
         """
         if self._current is None:
             return self._planner.state(None, None)
@@ -331,10 +333,10 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         the result of `merge_states`.
 
         Args:
-            state: From `state_dict` or `merge_states`.
+            state: Result of `state_dict` or `merge_states`.
 
         Raises:
-            ValueError: It is of other objects, or of another order.
+            ValueError: The state was saved for other objects or another order.
         """
         self._planner.load(state)
         self._current = None

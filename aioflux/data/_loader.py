@@ -1,6 +1,6 @@
-"""loader: a DataLoader that is set up for these datasets.
+"""loader: a DataLoader with settings for the datasets of this package.
 
-Its many parameters are those of DataLoader that remain to be chosen, under DataLoader's names.
+Most of its many parameters are parameters of DataLoader, with the same names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["loader"]
 
 _MAX_WORKERS = 8
-"""Workers by default, at most: each prefetches batches."""
+"""Largest default of `num_workers`. More are rarely useful, because each worker prefetches several
+objects at a time."""
 
 
 def loader(
@@ -43,7 +44,7 @@ def loader(
     start_method: str | None = None,
     resumable: bool = False,
 ) -> DataLoader[Any]:
-    """Return a DataLoader that is shared among ranks, seeded, and keeps its workers over epochs.
+    """Return a DataLoader for one rank, with seeded and persistent workers.
 
         batches = loader(dataset, batch_size=64, num_workers=4)
         for epoch in range(3):
@@ -51,28 +52,31 @@ def loader(
             for batch in batches: ...
 
     Args:
-        dataset: Dataset of aioflux. An `IterableDataset` shuffles and shares by itself.
-        batch_size: Items of a batch; None yields items one by one.
-        num_workers: Processes that read and transform; 0 for this process itself. By default as
-            many as this rank has CPUs, 8 at most.
-        shuffle: For a `MapDataset`: whether its objects are permuted again in each epoch; False by
-            default.
-        seed: Seed of the shuffle, and of the random numbers in workers, which differ from rank to
-            rank.
-        tail: For a `MapDataset`: how to treat a number of objects that is no multiple of the number
-            of ranks; "pad" by default, as in `IterableDataset`.
-        drop_last: Whether a last batch that is not full is left out; for an `IterableDataset` that
-            of each worker.
-        collate_fn: Makes a batch of a list of items; by default torch's, or the list itself if the
-            items are `Sample` or records without a transform.
-        pin_memory: Whether batches are put in pinned memory; by default if CUDA is available.
-        prefetch_factor: Batches that each worker prefetches; 2 by default.
-        start_method: How workers start: "fork", "spawn" or "forkserver"; by default the platform's.
-        resumable: Return torchdata's `StatefulDataLoader`, whose `state_dict` resumes at any batch.
+        dataset: A `MapDataset` or an `IterableDataset`. The constructor of `IterableDataset` sets
+            its order and shares; a `MapDataset` is shuffled and shared by an `ObjectSampler`.
+        batch_size: Number of items in a batch; None yields single items.
+        num_workers: Number of worker processes; 0 reads in this process. By default the number of
+            CPUs for this rank, at most 8.
+        shuffle: Whether a `MapDataset` is permuted differently in each epoch; False by default.
+        seed: Seed of the shuffle of a `MapDataset`, and of the random numbers in workers, which
+            differ between ranks.
+        tail: Treatment of the last objects of a `MapDataset` if they do not divide evenly among
+            the ranks; "pad" by default, as in `IterableDataset`.
+        drop_last: Whether a last batch that is not full is left out; with an `IterableDataset`, the
+            last batch of each worker.
+        collate_fn: Makes a batch of a list of items. By default torch's `default_collate`, or
+            `list` if the dataset has no transform.
+        pin_memory: Whether batches are copied to pinned memory; by default if CUDA is available.
+        prefetch_factor: Number of batches that each worker prefetches; 2 by default.
+        start_method: Start method of workers: "fork", "spawn" or "forkserver"; by default the start
+            method of the platform.
+        resumable: Whether to return torchdata's `StatefulDataLoader`, which can save its state
+            after any batch and resume from it.
 
     Raises:
-        ModuleNotFoundError: `resumable`, and torchdata is not installed.
-        ValueError: A setting has no effect with this dataset.
+        ModuleNotFoundError: `resumable` is True, and torchdata is not installed.
+        ValueError: A setting has no effect with this dataset or with `num_workers=0`, or is not
+            valid.
     """
     options = _sampling_options(dataset, shuffle=shuffle, seed=seed, tail=tail)
     options |= _worker_options(
@@ -106,7 +110,7 @@ def _sampling_options(
         rank, _ = sampler.rank_and_world_size()
     elif shuffle is not None or tail is not None:
         raise ValueError(
-            "shuffle and tail of an IterableDataset are set where it is built: "
+            "pass shuffle and tail of an IterableDataset to its constructor: "
             "IterableDataset(uri, shuffle=True, tail=...)"
         )
     else:
@@ -119,7 +123,7 @@ def _sampling_options(
 def _worker_options(
     num_workers: int | None, *, prefetch_factor: int | None, start_method: str | None
 ) -> dict[str, Any]:
-    """Return the options that set number, start method and prefetch of workers."""
+    """Return the options for the number, start method and prefetch of workers."""
     if num_workers is None:
         num_workers = _default_num_workers()
     if prefetch_factor is not None and prefetch_factor < 1:
@@ -153,7 +157,7 @@ def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:
 
 
 def _default_num_workers() -> int:
-    """Return the CPUs of this process, divided by the ranks of this machine."""
+    """Return the number of CPUs of this process, divided by the number of ranks on this machine."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return max(1, min(_MAX_WORKERS, cpus // max(ranks, 1)))

@@ -1,4 +1,4 @@
-"""MapDataset: objects by index."""
+"""MapDataset: a map-style dataset of objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aioflux.data._error_policy import OnError
     from aioflux.data._options import MapOptions
     from aioflux.data._sample import Sample
-    from aioflux.data._source import SourceOpener
+    from aioflux.data._source import Lister
     from aioflux.data._store_reader import Samples
     from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 
@@ -40,25 +40,27 @@ __all__ = ["MapDataset"]
 class MapDataset(Dataset[Item_co]):
     """The objects below a uri as a dataset with a length and indices, sorted by key.
 
-    Lists once, when it is built. Reads are pinned to the generations that were listed: an object
-    that was deleted or replaced since is a NotFoundError that names it, also through DataLoader.
-    DataLoader reads the objects of a batch at once. Its workers prefetch the next batches, within
-    the limits of `TransferOptions`, if these are predictable: if batches are not shuffled, or an
-    `ObjectSampler` shuffles them, as in `loader`. Objects of which only keys are known are not
-    prefetched.
+    The objects are listed once, in the constructor. Reads are pinned to the listed generations: an
+    object that was deleted or replaced after the listing raises NotFoundError with its uri, also
+    through DataLoader.
 
-    Objects of size 0 whose key ends with "/" are left out: consoles put them in place of empty
+    The objects of a batch are read in parallel. DataLoader workers also prefetch the next batches,
+    within the limits of `TransferOptions`, if these batches are predictable: without a shuffle, or
+    with an `ObjectSampler`, as in `loader`. Objects are not prefetched if only their keys are
+    known.
+
+    Objects of size 0 whose key ends with "/" are left out: web consoles create them to show empty
     directories.
 
-    Without a transform the items are `Sample`, which DataLoader's default collate rejects:
-    give a transform that returns tensors, numbers, strings or tuples of these, or `DataLoader(...,
-    collate_fn=list)` for lists of samples. With spawn or forkserver workers the transform must
-    pickle, as a function at the top of a module does.
+    Without a transform the items are `Sample`, which the default `collate_fn` of DataLoader
+    rejects. Pass a transform that returns tensors, numbers, strings or tuples, or
+    `collate_fn=list` for batches that are lists of samples. Spawn and forkserver workers need a
+    transform that can be pickled, such as a function at the top of a module.
     """
 
     def __init__(
         self,
-        uri: str | Sequence[str] | SourceOpener,
+        uri: str | Sequence[str] | Lister,
         *,
         transform: Callable[[Sample], Item_co] | None = None,
         on_error: OnError = "raise",
@@ -76,26 +78,29 @@ class MapDataset(Dataset[Item_co]):
         """List the objects below `uri`.
 
         Args:
-            uri: As in `aioflux.open_store`; keys are relative to it. Of several uris the objects
-                follow each other; limits hold for each uri by itself.
-            transform: Makes an item of a `Sample`, in the process that reads it.
+            uri: As in `aioflux.open_store`; keys are relative to it. With several uris, objects
+                are in the order of the uris, and limits apply to each uri separately.
+            transform: Called with each `Sample`, in the process that reads it; returns the item.
             on_error: "skip" logs objects that cannot be read or transformed, counts them in
-                `stats.num_skipped` and leaves them out of their batch; a function of the error and
-                the uri may also raise. An empty batch is always an error.
-            compose: "on" composes small objects on the service and reads many at once; "auto"
-                measures both on the first objects, and keeps the faster.
-            cache: Local directory that keeps objects between epochs and runs; cached objects are
+                `stats.num_skipped` and leaves them out of their batch. A function is called with
+                the error and the uri, and may also raise. If no object of a batch is left, the last
+                error is raised.
+            compose: "on" composes small objects on the service and reads each composite by one
+                request; "auto" measures both modes on the first objects, and composes further
+                objects if that was faster by more than a tenth.
+            cache: Local directory that stores objects for later epochs and runs; cached objects are
                 not requested again.
-            cache_bytes: Size of the cache, at most; 64 GiB by default.
-            transfer: As in `aioflux.open_store`, like all that follow, but with 128 requests in
-                flight by default, so that a batch of 100 is read at once. Limits hold for each
-                DataLoader worker by itself.
+            cache_bytes: Largest size of the cache in bytes; 64 GiB by default.
+            transfer: As in `aioflux.open_store`, but with 128 requests in flight by default, so
+                that a batch of 100 objects is read at once. Limits apply to each DataLoader worker
+                separately.
             retry: As in `aioflux.open_store`.
             timeouts: As in `aioflux.open_store`.
             credentials: As in `aioflux.open_store`.
             endpoint_url: As in `aioflux.open_store`.
             ssl_context: As in `aioflux.open_store`.
-            unknown: Other keywords are a TypeError, which names the right place of some.
+            unknown: Not accepted: raises TypeError; for options of order and shares, the error
+                names the call that accepts them.
 
         Raises:
             NotFoundError: There is no object below `uri`.
@@ -119,8 +124,9 @@ class MapDataset(Dataset[Item_co]):
             config,
         )
         self._planner: EpochPlanner | None = None
-        """Planner of the sampler that was built last for this dataset."""
-        # Taken out while it is used: a transform may read other objects meanwhile, or a thread.
+        """Planner of the last `ObjectSampler` that was built for this dataset."""
+        # `_prefetched` removes the prefetcher while using it, because a transform or another thread
+        # may read from the dataset at the same time; such reads are not prefetched.
         self._prefetchers = [BatchPrefetcher()]
 
     @classmethod
@@ -132,12 +138,12 @@ class MapDataset(Dataset[Item_co]):
         transform: Callable[[Sample], Item] | None = None,
         **options: Unpack[MapOptions],
     ) -> MapDataset[Item]:
-        """Build a dataset of these objects, in this order, without a listing.
+        """Build a dataset of the given objects, in the given order, without a listing.
 
         Args:
             uri: Prefix that the keys are relative to.
-            keys: Keys, read in the generation that they have then; or metadata of a listing, which
-                pins generations.
+            keys: Keys, whose newest generations are read; or metadata of a listing, which pins
+                generations.
             transform: As for the class.
             options: As for the class.
         """
@@ -155,16 +161,16 @@ class MapDataset(Dataset[Item_co]):
     ) -> MapDataset[Item]:
         """Build a dataset of a listing that `Store.save_manifest` or `aioflux ls` has saved.
 
-        One request, however many objects there are, and the same objects in every process and run.
+        Reads the manifest, and lists no objects. Every process and run has the same objects.
 
         Args:
-            uri: Uri of the manifest, or of several.
+            uri: Uri of one manifest, or of several.
             transform: As for the class.
             options: As for the class.
 
         Raises:
-            NotFoundError: There is no such object, or it lists none.
-            ValueError: It is not a manifest, or a damaged one.
+            NotFoundError: The manifest does not exist, or contains no objects.
+            ValueError: The object is not a manifest, or is damaged.
         """
         dataset: MapDataset[Item] = cast("MapDataset[Item]", cls.__new__(cls))
         MapDataset.__init__(dataset, from_manifests(uri), transform=transform, **options)
@@ -182,28 +188,28 @@ class MapDataset(Dataset[Item_co]):
 
     @property
     def has_transform(self) -> bool:
-        """Return whether items are results of a transform, rather than samples."""
+        """Return whether items are results of a transform, and not samples."""
         return self._transform is not None
 
     @property
     def stats(self) -> LoadStats:
-        """Objects read and skipped, and times, of this process and its workers so far."""
+        """Counts and times of all reads so far, in this process and its workers."""
         return self._counters.snapshot()
 
     def __getitem__(self, index: SupportsIndex) -> Item_co:
-        """Read the object at `index`; a negative one counts from the end.
+        """Read the object at `index`; a negative index counts from the end.
 
         Raises:
-            IndexError: There are fewer objects.
+            IndexError: The index is out of range.
         """
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Item_co]:
-        """Read the objects at `indices` at once, in this order; DataLoader calls it for each batch.
+        """Read the objects at `indices` in parallel, for a batch of DataLoader.
 
         Raises:
-            StorageError: The first object that cannot be read, named; with `on_error`, only if none
-                can be read.
+            StorageError: An object cannot be read; if `on_error` is not "raise", only if no object
+                of the batch is left.
         """
         listing_indices = [self._listing_index(index) for index in indices]
         errors = self._errors
@@ -217,22 +223,22 @@ class MapDataset(Dataset[Item_co]):
     def __iter__(self) -> Iterator[Item_co]:
         """Read all objects in order, with prefetching.
 
-        Without this, Python would call `__getitem__` with one index after the other until an
-        IndexError, which a transform may raise for reasons of its own.
+        Without this method, Python would call `__getitem__` with 0, 1, 2, ... until an IndexError,
+        and so take an IndexError of a transform for the end.
 
         Raises:
-            StorageError: An object cannot be read, named; with `on_error`, it is left out.
+            StorageError: An object cannot be read, and `on_error` is "raise".
         """
         return self._items(range(len(self)))
 
     def _items(self, listing_indices: Sequence[int]) -> Iterator[Item_co]:
         errors, counters = self._errors, self._counters.start_clock()
-        # Outside workers, prefetched objects that are not read would never be dropped; and objects
-        # that are not pinned could be read long before a later epoch.
+        # Prefetch only in workers: prefetched objects that are never read stay in memory until the
+        # process exits. Prefetch only pinned objects: others could change before they are yielded.
         is_prefetched = get_worker_info() is not None and self._source.has_metadata
         read = self._prefetched if is_prefetched else self._source.read
         try:
-            # Closed at once: an error keeps this frame, and so the generator, alive.
+            # Close the generator: the traceback of an error would keep it and its requests alive.
             with closing(read(listing_indices)) as samples:
                 for _, sample in samples:
                     if isinstance(sample, StorageError):

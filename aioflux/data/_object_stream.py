@@ -1,8 +1,8 @@
-"""open_stream: one object as a binary file, with prefetched ranges if it is read in order.
+"""ObjectStream: one object as a binary file, which prefetches ranges if it is read in order.
 
-records -> io.BufferedReader: many small reads without a crossing each
+records -> io.BufferedReader: one crossing for many small reads
         -> _RawStream: in order   -> ObjectReader on the event loop: prefetched, bounded, verified
-                       with seeks -> exactly the requested bytes
+                       with seeks -> requests for exactly the bytes to read
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BUFFER_BYTES = 1024 * 1024
 
 
 class _RawStream(PositionedFile):
-    """The unbuffered file below an `ObjectStream`: a read returns all that it asks for."""
+    """Unbuffered file below an `ObjectStream`. A read is short only at the end of the object."""
 
     def __init__(self, store: sync.Store, meta: ObjectMeta, prefetch_bytes: int) -> None:
         super().__init__(meta)
@@ -39,7 +39,7 @@ class _RawStream(PositionedFile):
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         if self.closed:
-            raise ValueError(f"{self.meta.uri} is read from a closed stream")
+            raise ValueError(f"cannot read {self.meta.uri}: the stream is closed; open it again")
         view = memoryview(buffer).cast("B")[: max(0, self.meta.size - self._position)]
         if not view:
             return 0
@@ -52,13 +52,13 @@ class _RawStream(PositionedFile):
         return filled
 
     def prefetch(self) -> None:
-        """Request the next ranges without waiting, unless a read has left the order."""
+        """Request the next ranges without waiting, unless a read was out of order."""
         reader = self._sequential_reader()
         if reader is not None:
             reader.prefetch()
 
     def _sequential_reader(self) -> sync.ObjectReader | None:
-        """Return the reader with prefetched ranges; None from the first read out of order on."""
+        """Return the reader that prefetches ranges; None after the first read out of order."""
         if not self._is_in_order:
             return None
         if self._position != (0 if self._reader is None else self._reader.tell()):
@@ -78,7 +78,7 @@ class _RawStream(PositionedFile):
             self._close_reader()
 
     def abort(self) -> None:
-        """Close without verifying what was read."""
+        """Close without verifying the bytes that were read."""
         if not self.closed:
             super().close()
             self._close_reader(GeneratorExit())
@@ -89,11 +89,11 @@ class _RawStream(PositionedFile):
             manager.__exit__(None if error is None else type(error), error, None)
 
     def __del__(self) -> None:
-        """Do not close: the collector may run on any thread, and the reader closes itself."""
+        """Do nothing: garbage collection may run on any thread, and the reader closes itself."""
 
 
 class ObjectStream(io.BufferedReader):
-    """A file that `open_stream` opened: readable and seekable."""
+    """A readable and seekable binary file with the bytes of an object; see `open_stream`."""
 
     raw: _RawStream
 
@@ -103,33 +103,36 @@ class ObjectStream(io.BufferedReader):
         return self.raw.meta
 
     def prefetch(self) -> None:
-        """Request the first ranges, without waiting for them."""
+        """Request the next ranges without waiting, unless a read was out of order."""
         self.raw.prefetch()
 
     def abort(self) -> None:
-        """Close it without verifying what was read."""
+        """Close without verifying the bytes that were read."""
         self.raw.abort()
 
     def __repr__(self) -> str:
         return f"<ObjectStream {self.meta.uri}>"
 
     def __del__(self) -> None:
-        """Do not close: the collector may run on any thread, and the reader closes itself."""
+        """Do nothing: garbage collection may run on any thread, and the reader closes itself."""
 
 
 def open_stream(store: sync.Store, meta: ObjectMeta, *, prefetch_bytes: int) -> ObjectStream:
-    """Open an object as a binary file, pinned to the generation of `meta`. Sends nothing yet.
+    """Open an object as a binary file, pinned to the generation of `meta`.
 
-    Read from the beginning on, in order, it prefetches ranges: one is read while others arrive. Its
-    crc32c is compared before the last range is returned. From the first seek on it reads exactly
-    what is requested, by `read` of its attribute `raw`, or in blocks of 1 MiB through the buffer: a
-    file format with a table of contents, such as Parquet, costs the ranges that it needs. Closed in
-    the middle, it verifies what was read as `TransferOptions.verify_ranges` says; `abort` does not.
+    Opening sends no request. While the file is read in order from its beginning, ranges are
+    prefetched, and the crc32c is compared before the last range is returned. After the first read
+    out of order, nothing is prefetched: a read of the attribute `raw` requests exactly its bytes,
+    and a buffered read requests at least 1 MiB (or `prefetch_bytes` if less). So a format with a
+    table of contents, such as Parquet, transfers only the ranges that it needs.
+
+    `close` before the end of the object verifies the bytes that were read in the way that
+    `TransferOptions.verify_ranges` sets; `abort` verifies nothing.
 
     Args:
         store: Store of the object; `meta.key` is relative to it.
-        meta: The object, as it was listed.
-        prefetch_bytes: Bytes that are prefetched, at most, in two ranges or more.
+        meta: Metadata of the object from a listing.
+        prefetch_bytes: Largest number of prefetched bytes, in at least two ranges.
     """
     buffer_bytes = min(_BUFFER_BYTES, prefetch_bytes)
     return ObjectStream(_RawStream(store, meta, prefetch_bytes), buffer_bytes)

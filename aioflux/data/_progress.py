@@ -1,4 +1,4 @@
-"""Progress of an epoch, on one line of stderr."""
+"""ProgressBar: one line on stderr with the progress of an epoch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ T = TypeVar("T")
 _BAR_COLUMNS = 20
 _TERMINAL_SECONDS = 0.2
 _LOG_SECONDS = 30.0
-"""Time between two lines if stderr is not a terminal, where each line stays."""
+"""Seconds between two lines if the output is not a terminal: such lines cannot be redrawn."""
 
 
 class ProgressBar:
-    """Draws counters: percentage, objects, bytes, rates, time waited, time left.
+    """A line with percentage, objects, bytes, rates, time waited and time left.
 
-    On a terminal one line is redrawn, five times a second at most, as wide as the terminal;
-    elsewhere there is a line every 30 seconds and one at the end. Workers that share counters share
-    the line: the first worker that still reads draws it, and the last one to finish draws it again.
+    On a terminal the line is redrawn at most five times a second, in the width of the terminal. To
+    other outputs a line is written every 30 seconds and at the end. The workers of a rank share one
+    line. The unfinished worker with the lowest id draws the line; the last worker to finish draws
+    the final line.
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class ProgressBar:
         num_workers: int = 0,
         file: TextIO,
     ) -> None:
-        """Draw nothing yet; counts from before are subtracted.
+        """Start at the current counts, without drawing.
 
         Args:
             counters: Counts to show.
             label: Beginning of the line, such as the uri.
-            total_objects: Objects to come, or None if unknown.
-            num_workers: Workers, this one included, that share these counters and the line; each
-                passes its own share as `total_objects`. 0 if this bar is the only one.
+            total_objects: Number of objects in this iteration; None if unknown.
+            num_workers: Number of workers that share `counters` and the line; each passes the size
+                of its own share as `total_objects`. 0 for a line that is not shared.
             file: Output, such as `sys.stderr`.
         """
         self._counters = counters
@@ -59,13 +60,13 @@ class ProgressBar:
         self._num_workers = num_workers
         self._file = file
         self._is_terminal = file.isatty()
-        self._every_seconds = _TERMINAL_SECONDS if self._is_terminal else _LOG_SECONDS
+        self._interval_seconds = _TERMINAL_SECONDS if self._is_terminal else _LOG_SECONDS
         self._before = counters.snapshot()
         if num_workers:
             counters.start_share(total_objects or 0)
-        self._next = self._started = time.monotonic()
+        self._next_draw = self._started = time.monotonic()
         if not self._is_terminal:
-            self._next += self._every_seconds
+            self._next_draw += self._interval_seconds
 
     def __enter__(self) -> Self:
         return self
@@ -83,11 +84,11 @@ class ProgressBar:
             self._counters.clear_shares(self._num_workers)
 
     def update(self) -> None:
-        """Draw again if it is time for it; costs 50 nanoseconds if it is not."""
-        if time.monotonic() >= self._next:
+        """Draw the line if the interval has passed. Otherwise a call costs 50 nanoseconds."""
+        if time.monotonic() >= self._next_draw:
             if not self._num_workers or self._counters.is_first_reading(self._num_workers):
                 self._draw()
-            self._next = time.monotonic() + self._every_seconds
+            self._next_draw = time.monotonic() + self._interval_seconds
 
     def _draw(self, *, is_last: bool = False) -> None:
         seconds = time.monotonic() - self._started
@@ -97,8 +98,8 @@ class ProgressBar:
             (stats, total), before = self._counters.shares(self._num_workers), LoadStats()
         line = render(stats, before, seconds, label=self._label, total=total, width=width)
         if self._is_terminal:
-            # Spaces erase the rest of a longer line, maybe of another worker. The last column stays
-            # free: some terminals go on to the next line when it is written.
+            # Spaces overwrite a longer line, also of another worker. The last column stays empty,
+            # because some terminals break the line after writing to it.
             self._file.write(f"\r{line:<{width}}" + ("\n" if is_last else ""))
         else:
             self._file.write(f"{line}\n")
@@ -106,10 +107,10 @@ class ProgressBar:
 
 
 def _columns(file: TextIO) -> int:
-    """Return the current width of a terminal; COLUMNS, or 80, if the system reports none."""
+    """Return the width of a terminal; if the system reports none, COLUMNS or 80."""
     try:
         columns = os.get_terminal_size(file.fileno()).columns
-    except (OSError, ValueError):  # not a file of the system, or not a terminal
+    except (OSError, ValueError):  # no file descriptor, or not a terminal
         columns = 0
     return columns or shutil.get_terminal_size().columns
 
@@ -123,9 +124,10 @@ def render(
     total: int | None,
     width: int | None = None,
 ) -> str:
-    """Return the line of the counts since `before`, which was `seconds` ago.
+    """Return the line for the counts since `before`.
 
-    If it is wider than `width` columns, its least important parts are left out.
+    The counts in `before` were taken `seconds` ago. If the line is wider than `width` columns,
+    the least important parts are left out.
     """
     num_objects = stats.num_objects - before.num_objects
     num_bytes = stats.num_bytes - before.num_bytes
@@ -166,7 +168,7 @@ def _fit(
     time_left: str,
     width: int | None,
 ) -> str:
-    """Join a line, without the parts that do not fit into `width` columns."""
+    """Return the joined line, without the parts that do not fit into `width` columns."""
 
     def line() -> str:
         return f"{label} {percent}{bar}{', '.join([count, *parts])}{time_left}"
@@ -178,7 +180,7 @@ def _fit(
     if len(line()) > width:
         bar = ""
     if (over := len(line()) - width) > 0:
-        # The end of the label is kept: it names the epoch.
+        # Cut the start of the label: the end names the epoch.
         label = f"...{label[over + 3 :]}" if len(label) > over + 3 else ""
     return line().strip()[:width]
 
@@ -192,7 +194,7 @@ def show_progress(
     num_workers: int = 0,
     file: TextIO | None = None,
 ) -> Iterator[T]:
-    """Yield `items`, and show `counters` meanwhile on stderr, or on `file`."""
+    """Yield `items`, and draw the progress line meanwhile; `file` is stderr by default."""
     with ProgressBar(
         counters,
         label=label,

@@ -1,11 +1,11 @@
-"""Sample: one object as a dataset returns it."""
+"""Sample: the default item of the datasets, one whole object."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from typing_extensions import TypeVar  # with defaults; torch requires it
+from typing_extensions import TypeVar  # for `default=`; torch depends on this package
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
@@ -20,22 +20,23 @@ class Sample:
     key: str
     """Name of the object, below the uri of the dataset."""
     data: bytes = field(repr=False)
-    """Its bytes, as stored, verified."""
+    """Stored bytes of the object, verified by checksum."""
     meta: ObjectMeta
-    """Its metadata: as listed, or as it came with the bytes if only the key was given."""
+    """Metadata of the object: as listed, or from the response if only the key was known."""
 
     @property
     def uri(self) -> str:
-        """Whole uri of the object."""
+        """Full uri of the object, with its bucket."""
         return self.meta.uri
 
 
 def make_sample(meta: ObjectMeta, data: bytes) -> Sample:
-    """Return the sample of an object; all samples of the library are made here."""
+    """Return the sample of an object; the one place that constructs a `Sample`."""
     return Sample(meta.key, data, meta)
 
 
-# Items are what a transform returns, without one the records, and without these the samples.
+# An item is the result of the transform. Without a transform it is a record, and without records=
+# a sample.
 Record = TypeVar("Record", default=Sample)
 Item = TypeVar("Item", default=Sample)
 Item_co = TypeVar("Item_co", covariant=True, default=Sample)

@@ -1,4 +1,4 @@
-"""ObjectSampler: indices of a MapDataset that one rank reads, shuffled and resumable."""
+"""ObjectSampler: the indices of a MapDataset that one rank reads, shuffled and resumable."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from aioflux.data._map_dataset import MapDataset
-    from aioflux.data._resume import Progress
+    from aioflux.data._resume import ShareProgress
     from aioflux.data._sharding import ShardBy, Tail
 
 __all__ = ["ObjectSampler"]
 
 
 class ObjectSampler(Sampler[int]):
-    """Shares the objects of a `MapDataset` among ranks, as `IterableDataset` does by itself.
+    """Sampler that shares the objects of a `MapDataset` among ranks, like `IterableDataset`.
 
         loader = DataLoader(dataset, batch_size=64, sampler=ObjectSampler(dataset, shuffle=True))
 
-    The ranks exchange no messages, and an epoch can be resumed by another number of them: its
-    `state_dict`, or that of a `StatefulDataLoader` around it, goes through `merge_states`.
+    The ranks do not communicate. To resume an epoch with another number of ranks, pass the states
+    of all ranks to `merge_states`; a `StatefulDataLoader` saves the state of its sampler.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class ObjectSampler(Sampler[int]):
         """Share the objects of `dataset`.
 
         Args:
-            dataset: Dataset that the indices refer to.
+            dataset: Dataset whose indices are yielded.
             shuffle: Whether all objects are permuted, differently in each epoch.
             seed: Seed of the permutations.
-            tail: How to treat a number of objects that is no multiple of `world_size`, as in
+            tail: Treatment of the last objects if they do not divide evenly among the ranks, as in
                 `IterableDataset`.
-            shard_by: "bytes" gives all ranks about as many bytes, too.
-            rank: Rank of this process, from 0; found as in `IterableDataset` if it is None.
-            world_size: Number of ranks; goes with `rank`.
+            shard_by: "bytes" also gives every rank about the same number of bytes.
+            rank: Rank of this process, from 0; by default determined as in `IterableDataset`.
+            world_size: Number of ranks; required with `rank`.
 
         Raises:
-            ValueError: `rank` and `world_size` contradict each other.
+            ValueError: Only one of `rank` and `world_size` is given, or they contradict each other.
         """
         sharding = ShardingConfig(
             shuffle=shuffle,
@@ -65,18 +65,18 @@ class ObjectSampler(Sampler[int]):
         source = dataset._source  # noqa: SLF001  of the same package
         self._planner = EpochPlanner(source, sharding, has_workers=False)
         dataset._planner = self._planner  # noqa: SLF001  its workers prefetch in this order
-        self._current: tuple[EpochPlan, Progress] | None = None
+        self._current: tuple[EpochPlan, ShareProgress] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, which changes the order of the objects."""
         self._planner.set_epoch(epoch)
 
     def rank_and_world_size(self) -> tuple[int, int]:
-        """Return the rank and the number of ranks, as they are known now."""
+        """Return the rank and the number of ranks."""
         return self._planner.rank()
 
     def __len__(self) -> int:
-        """Return the number of indices in a whole epoch."""
+        """Return the number of indices that this rank yields in a whole epoch."""
         return self._planner.share_length()
 
     def __iter__(self) -> Iterator[int]:
@@ -86,21 +86,21 @@ class ObjectSampler(Sampler[int]):
         return self._indices(plan)
 
     def _indices(self, plan: EpochPlan) -> Iterator[int]:
-        # Not in `__iter__`: with workers, DataLoader makes two iterators, and uses the second only.
+        # Not in `__iter__`: with workers, DataLoader creates two iterators and uses the second.
         self._planner.mark_started()
         for share_index, _ in list(plan.progress.remaining(plan.share)):
             plan.progress.mark_started(share_index)
             yield int(plan.share.listing_indices[share_index])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which indices of the epoch were yielded."""
+        """Return the progress in the epoch: the indices that were yielded."""
         return self._planner.state(*(self._current or (None, None)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume a state with the next iteration.
+        """Resume from a state in the next iteration.
 
         Raises:
-            ValueError: It is of other objects, or of another order.
+            ValueError: The state was saved for other objects or another order.
         """
         self._planner.load(state)
         self._current = None

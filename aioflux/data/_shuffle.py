@@ -1,4 +1,4 @@
-"""Shuffling: a permutation of all objects by seed and epoch, and a buffer that mixes records."""
+"""Shuffling: a permutation of objects by seed and epoch, and a shuffle buffer for records."""
 
 from __future__ import annotations
 
@@ -16,48 +16,49 @@ T = TypeVar("T")
 
 
 def permutation(num_objects: int, *, seed: int, epoch: int) -> torch.Tensor:
-    """Return the listing indices `0..num_objects-1` in an order that seed and epoch determine.
+    """Return the listing indices `0..num_objects-1` in an order that depends on seed and epoch.
 
-    They are sorted by a hash of each: ranks agree without messages, and so do versions of torch,
-    whose own generators may change, so that a saved state can be loaded later. A million indices
-    take about 0.1 s.
+    The indices are sorted by a hash. Every rank computes the same order without communication, and
+    a saved state stays valid in a later version of torch, whose random generators may change. A
+    million indices take about 0.1 s.
     """
-    start = _mixed(torch.tensor(_signed(seed)) + _STEP)
-    start = _mixed((start ^ _signed(epoch)) + _STEP)
+    start = _hash(torch.tensor(_to_int64(seed)) + _GOLDEN_GAMMA)
+    start = _hash((start ^ _to_int64(epoch)) + _GOLDEN_GAMMA)
     numbers = torch.arange(num_objects, dtype=torch.int64)
-    return torch.argsort(_mixed((numbers + 1) * _STEP + start), stable=True)
+    return torch.argsort(_hash((numbers + 1) * _GOLDEN_GAMMA + start), stable=True)
 
 
-def _mixed(numbers: torch.Tensor) -> torch.Tensor:
+def _hash(numbers: torch.Tensor) -> torch.Tensor:
     """Return the hash of each number.
 
     The finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
-    2014), on int64, which wraps.
+    2014). Multiplication of int64 tensors overflows as in unsigned arithmetic modulo 2**64.
     """
-    numbers = (numbers ^ _shifted(numbers, 30)) * _signed(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ _shifted(numbers, 27)) * _signed(0x94D049BB133111EB)
-    return numbers ^ _shifted(numbers, 31)
+    numbers = (numbers ^ _shift_right(numbers, 30)) * _to_int64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ _shift_right(numbers, 27)) * _to_int64(0x94D049BB133111EB)
+    return numbers ^ _shift_right(numbers, 31)
 
 
-def _signed(number: int) -> int:
-    """Return the lowest 64 bits as an int64."""
+def _to_int64(number: int) -> int:
+    """Return the lowest 64 bits as a signed number."""
     number &= (1 << 64) - 1
     return number - (1 << 64) if number >> 63 else number
 
 
-_STEP = _signed(0x9E3779B97F4A7C15)
+_GOLDEN_GAMMA = _to_int64(0x9E3779B97F4A7C15)
+"""The increment of SplitMix64."""
 
 
-def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift to the right with zeros from the left, as on unsigned numbers."""
+def _shift_right(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift to the right and fill with zeros, as for unsigned numbers."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
 
 
 class ShuffleBuffer(Generic[T]):
-    """Holds items, and returns them in random order.
+    """Buffer that collects items and returns them in random order.
 
     Args:
-        seed: The same seed and items give the same order.
+        seed: Seed of the order: the same seed and calls return the same order.
     """
 
     def __init__(self, *, seed: str) -> None:
@@ -65,7 +66,7 @@ class ShuffleBuffer(Generic[T]):
         self._items: list[T] = []
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the items, in no order."""
+        """Iterate over the items, in no particular order."""
         return iter(self._items)
 
     def add(self, item: T) -> None:
@@ -73,7 +74,7 @@ class ShuffleBuffer(Generic[T]):
         self._items.append(item)
 
     def pop(self) -> T:
-        """Remove and return one of the items, at least one of which there must be."""
+        """Remove and return a random item; the buffer must not be empty."""
         index = self._rng.randrange(len(self._items))
         self._items[index], self._items[-1] = self._items[-1], self._items[index]
         return self._items.pop()

@@ -1,11 +1,11 @@
-"""Source: the objects of a dataset, as they were listed, and the readers of their stores."""
+"""Source: the listed objects of a dataset, with one `StoreReader` for each store."""
 
 from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from aioflux import sync
@@ -16,42 +16,51 @@ from aioflux.data._store_reader import StoreReader
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from aioflux.data._store_reader import FetchConfig, Samples
     from aioflux.options import StoreOptions, TransferOptions
 
-__all__ = ["Source", "SourceOpener", "from_keys", "from_manifests", "open_source"]
+__all__ = ["Lister", "Source", "from_keys", "from_manifests", "open_source"]
 
-SourceOpener: TypeAlias = Callable[["StoreOptions", "FetchConfig"], "Source"]
+Listings: TypeAlias = "list[tuple[str, Listing | KeyColumn]]"
+"""The objects of a dataset: the uri of each store, and its objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lister:
+    """Keys or manifests that constructors of datasets accept in place of a uri."""
+
+    list_objects: Callable[[StoreOptions], Listings]
 
 
 class _StoreObjects(NamedTuple):
-    """Objects of one store, which follow each other in the listing of all."""
+    """Objects of one store, consecutive in the listing of the source."""
 
     first_index: int
-    """listing_index of the first."""
+    """listing_index of the first object."""
     items: Listing | KeyColumn
     reader: StoreReader
 
     def item(self, listing_index: int) -> ObjectMeta | str:
-        """Return the metadata of an object, or its key if that is all that is known."""
+        """Return the metadata of an object, or its key if the metadata is unknown."""
         return self.items[listing_index - self.first_index]
 
 
 class Source:
-    """Objects below one uri or several, in a fixed order; a listing_index counts through all.
+    """Objects below one or several uris, in a fixed order.
 
-    Pickles and forks without connections: each process opens its own on its first read.
+    A listing_index counts through the objects of all uris. Copies in other processes, pickled or
+    forked, start without connections and open new ones on the first read.
     """
 
     def __init__(
         self,
-        listings: Iterable[tuple[str, Listing | KeyColumn]],
+        listings: Listings,
         options: StoreOptions,
         config: FetchConfig,
     ) -> None:
-        """Open stores, and leave no connection open, so that workers inherit none."""
+        """Open the stores; no connection stays open, so that forked workers inherit none."""
         self._stores: list[_StoreObjects] = []
         self._num_objects = 0
         self._checksum: int | None = None
@@ -68,15 +77,15 @@ class Source:
 
     @property
     def uri(self) -> str:
-        """The uris that keys are relative to."""
-        return ", ".join(each.reader.store.uri for each in self._stores)
+        """Uris of all stores, separated by commas."""
+        return ", ".join(objects.reader.store.uri for objects in self._stores)
 
     def __len__(self) -> int:
         return self._num_objects
 
     def checksum(self) -> int:
-        """Return a checksum of the keys in their order."""
-        if self._checksum is None:  # 10 ms for a million objects, and needed with each batch
+        """Return a checksum of the keys in listing order."""
+        if self._checksum is None:  # 10 ms for a million keys; `state_dict` calls it every batch
             value = 0
             for _, items, reader in self._stores:
                 keys = items.keys if isinstance(items, Listing) else items
@@ -88,24 +97,25 @@ class Source:
         """Return the sizes of objects, in bytes.
 
         Raises:
-            ValueError: Only keys are known.
+            ValueError: The dataset was built from keys, without metadata.
         """
         columns = []
         for _, items, reader in self._stores:
             if not isinstance(items, Listing):
-                raise ValueError(  # noqa: TRY004  of keys this is a wrong setting
-                    f"the sizes of keys below {reader.store.uri} are unknown; to share them by "
-                    "bytes give ObjectMeta of a listing instead of keys"
+                raise ValueError(  # noqa: TRY004  shard_by= and keys contradict each other
+                    f"the sizes of the objects below {reader.store.uri} are unknown: the dataset "
+                    "was built from keys; to share objects by bytes, pass the ObjectMeta of a "
+                    "listing"
                 )
             columns.append(items.sizes)
         if len(columns) == 1:
             return [columns[0][index] for index in listing_indices]
-        firsts = self._first_indices
+        first_indices = self._first_indices
         located = ((self._store_number(index), index) for index in listing_indices)
-        return [columns[number][index - firsts[number]] for number, index in located]
+        return [columns[number][index - first_indices[number]] for number, index in located]
 
     def locate(self, listing_index: int) -> tuple[sync.Store, ObjectMeta]:
-        """Return the store and the metadata of an object of a listing."""
+        """Return the store and the metadata of an object; the metadata must be known."""
         store = self._stores[self._store_number(listing_index)]
         item = store.item(listing_index)
         assert isinstance(item, ObjectMeta)
@@ -113,28 +123,29 @@ class Source:
 
     @property
     def has_metadata(self) -> bool:
-        """Return whether the metadata of all objects is known, rather than keys only."""
-        return all(isinstance(each.items, Listing) for each in self._stores)
+        """Return whether the metadata of all objects is known, and not only the keys."""
+        return all(isinstance(objects.items, Listing) for objects in self._stores)
 
     @property
     def num_retries(self) -> int:
-        """Requests of this process that repeated an earlier one."""
-        return sum(each.reader.store.stats.num_retries for each in self._stores)
+        """Number of retries in this process."""
+        return sum(objects.reader.store.stats.num_retries for objects in self._stores)
 
     @property
     def transfer(self) -> TransferOptions:
-        """Limits of each store."""
+        """Transfer options, the same for every store."""
         return self._stores[0].reader.store.transfer
 
     def read(self, listing_indices: Sequence[int], *, is_ordered: bool = True) -> Samples:
-        """Prefetch objects within the limits of `TransferOptions`.
+        """Read objects, prefetched within the limits of `TransferOptions`.
 
         Args:
             listing_indices: Objects to read.
-            is_ordered: Yield them in that order; otherwise as they arrive.
+            is_ordered: Whether samples are yielded in the order of `listing_indices`. If False, the
+                samples of each store are yielded in the order of arrival, unless there is a cache.
 
         Returns:
-            Samples, or the errors of objects, with their indices in `listing_indices`.
+            Pairs of an index into `listing_indices` and the sample, or the error of that object.
         """
         if len(self._stores) > 1:
             return self._read_stores(listing_indices, is_ordered)
@@ -144,9 +155,9 @@ class Source:
         )
 
     def _read_stores(self, listing_indices: Sequence[int], is_ordered: bool) -> Samples:
-        """Prefetch from all stores at once."""
+        """Read objects of several stores; each store prefetches its own objects."""
 
-        def wanted(number: int) -> Iterator[tuple[int, ObjectMeta | str]]:
+        def objects_of(number: int) -> Iterator[tuple[int, ObjectMeta | str]]:
             for request_index, listing_index in enumerate(listing_indices):
                 if self._store_number(listing_index) == number:
                     yield request_index, self._stores[number].item(listing_index)
@@ -157,7 +168,7 @@ class Source:
                 number = self._store_number(listing_index)
                 if number not in streams:
                     reader = self._stores[number].reader
-                    stream = reader.read(wanted(number), is_ordered=is_ordered)
+                    stream = reader.read(objects_of(number), is_ordered=is_ordered)
                     streams[number] = stack.enter_context(closing(stream))
                 yield next(streams[number])
 
@@ -166,36 +177,36 @@ class Source:
 
 
 def open_source(
-    uri: str | Sequence[str] | SourceOpener, options: StoreOptions, config: FetchConfig
+    uri: str | Sequence[str] | Lister, options: StoreOptions, config: FetchConfig
 ) -> Source:
-    """List the objects below uris, or open those that `from_keys` or `from_manifests` name.
+    """Return the source of the objects below `uri`, or of those that the lister `uri` returns.
 
     Raises:
         NotFoundError: There is no object below a uri.
-        ValueError: There is no uri.
+        ValueError: `uri` is an empty sequence.
     """
-    if callable(uri):
-        return uri(options, config)
-    return Source([_list(each, options) for each in _as_uris(uri)], options, config)
+    if isinstance(uri, Lister):
+        listings = uri.list_objects(options)
+    else:
+        listings = [_list(store_uri, options) for store_uri in _as_uris(uri)]
+    return Source(listings, options, config)
 
 
-def from_manifests(uri: str | Sequence[str]) -> SourceOpener:
-    """Return the opener of a source whose listings were saved as manifests."""
+def from_manifests(uri: str | Sequence[str]) -> Lister:
+    """Return a lister that reads the listings from manifests."""
     uris = _as_uris(uri)
-    return lambda options, config: Source(
-        [_open_manifest(each, options) for each in uris], options, config
-    )
+    return Lister(lambda options: [_open_manifest(each, options) for each in uris])
 
 
-def from_keys(uri: str, keys: Iterable[str] | Iterable[ObjectMeta]) -> SourceOpener:
-    """Return the opener of a source of given keys, or of given metadata, in their order."""
-    return lambda options, config: Source([(uri, _column(keys))], options, config)
+def from_keys(uri: str, keys: Iterable[str] | Iterable[ObjectMeta]) -> Lister:
+    """Return a lister of the objects of the given keys or metadata, in the given order."""
+    return Lister(lambda _options: [(uri, _column(keys))])
 
 
 def _as_uris(uri: str | Sequence[str]) -> list[str]:
     uris = [uri] if isinstance(uri, str) else list(uri)
     if not uris:
-        raise ValueError("a dataset needs one uri at least")
+        raise ValueError("pass at least one uri")
     return uris
 
 
@@ -204,14 +215,14 @@ def _column(keys: Iterable[str] | Iterable[ObjectMeta]) -> Listing | KeyColumn:
         raise TypeError(f"keys must be an iterable of keys, not the string {keys!r}")
     if isinstance(keys, Listing):
         return keys
-    given: Sequence[str | ObjectMeta] = list(keys)
-    names = [each for each in given if isinstance(each, str)]
-    metas = [each for each in given if isinstance(each, ObjectMeta)]
-    if len(names) == len(given):
+    items: Sequence[str | ObjectMeta] = list(keys)
+    names = [item for item in items if isinstance(item, str)]
+    metas = [item for item in items if isinstance(item, ObjectMeta)]
+    if len(names) == len(items):
         return KeyColumn(names)
-    if len(metas) == len(given):
+    if len(metas) == len(items):
         return Listing(metas)
-    kinds = ", ".join(sorted({type(each).__name__ for each in given}))
+    kinds = ", ".join(sorted({type(item).__name__ for item in items}))
     raise TypeError(f"keys must all be strings or all be ObjectMeta, not {kinds}")
 
 
@@ -220,10 +231,10 @@ def _list(uri: str, options: StoreOptions) -> tuple[str, Listing]:
         listing = store.list_all()
         uri = store.uri
     keys, sizes = listing.keys, listing.sizes
-    # Consoles put empty objects that end with "/" in place of empty directories.
-    kept = [index for index, size in enumerate(sizes) if size or not keys[index].endswith("/")]
-    if len(kept) < len(listing):
-        listing = listing.pick(kept)
+    # Web consoles create an empty object whose key ends with "/" to show an empty directory.
+    indices = [index for index, size in enumerate(sizes) if size or not keys[index].endswith("/")]
+    if len(indices) < len(listing):
+        listing = listing.pick(indices)
     return uri, _not_empty(listing, uri, "check the spelling of the dataset's uri")
 
 
@@ -237,9 +248,9 @@ def _open_manifest(uri: str, options: StoreOptions) -> tuple[str, Listing]:
         exc.add_note(f"while opening the manifest {uri}")
         raise
     _not_empty(listing, uri, "save the manifest again")
-    first = listing[0]
-    key = quote_path(first.key) if first.uri.startswith("file://") else first.key
-    return first.uri.removesuffix(key), listing
+    meta = listing[0]
+    key = quote_path(meta.key) if meta.uri.startswith("file://") else meta.key
+    return meta.uri.removesuffix(key), listing
 
 
 def _not_empty(listing: Listing, uri: str, hint: str) -> Listing:
@@ -250,8 +261,8 @@ def _not_empty(listing: Listing, uri: str, hint: str) -> Listing:
 
 def _check_has_metadata(uri: str, items: Listing | KeyColumn, config: FetchConfig) -> None:
     if not isinstance(items, Listing) and (config.cache or config.compose == "on"):
-        what = "kept in a cache" if config.cache else "composed"
+        action = "cached" if config.cache else "composed"
         raise ValueError(
-            f"objects below {uri} cannot be {what} by their keys alone; give ObjectMeta of a "
-            "listing instead of keys"
+            f"objects below {uri} cannot be {action} without their metadata; pass the ObjectMeta "
+            "of a listing instead of keys"
         )

@@ -1,4 +1,4 @@
-"""store_batches: batches for an event loop, transformed in threads, without worker processes.
+"""store_batches: batches on an event loop, transformed in threads, without worker processes.
 
 keys -> store.fetch_batches -> groups in threads -> items -> batches
         bounded by the store   bounded in number and in bytes
@@ -39,7 +39,8 @@ __all__ = ["store_batches"]
 T = TypeVar("T")
 
 _MAX_GROUP = 16
-"""Samples that one thread gets at once: a crossing costs 50 us, as much as decoding a small one."""
+"""Largest number of samples that one call on a thread transforms. To start a call and wait for it
+costs 50 us, as much as decoding a small sample."""
 
 
 def store_batches(
@@ -54,31 +55,31 @@ def store_batches(
     drop_last: bool = False,
     max_bytes: int | None = None,
 ) -> AsyncGenerator[list[ItemOfRecord], None]:
-    """Yield lists of items that `transform` makes of the objects, prefetched and pretransformed.
+    """Yield batches of transformed items; objects are prefetched, and transformed in threads.
 
         async for batch in store_batches(store, store.list(), batch_size=64, transform=decode): ...
 
-    Besides what the store itself buffers, the samples of two batches wait at most. Leaving the
-    iteration, by `break` inside `contextlib.aclosing`, an error or cancellation, ends what is in
-    flight; a transform that runs at that time is waited for.
+    At most two batches of samples are buffered, in addition to the buffers of the store. If the
+    iteration ends early, by `break` within `contextlib.aclosing`, an error or a cancellation, the
+    requests in flight are cancelled and transforms that are running are waited for.
 
     Args:
         store: An asynchronous store, open on the running loop.
-        keys: Keys, or metadata of a listing, which pins generations; may be a generator,
+        keys: Keys, or metadata of a listing, which pins generations. May be a generator,
             synchronous or asynchronous, such as `store.list()`.
-        batch_size: Items of a batch; the last one may have fewer.
-        transform: Makes an item of a `Sample`, or of a record if there are `records`, in one of the
-            threads: it helps if it releases the interpreter lock, as image decoders, numpy and
-            torch do. Without it items are the samples or records.
-        records: Makes many records of one object, such as `jsonl()`; objects are read whole.
-        num_threads: Threads that transform.
-        ordered: In the order of `keys`; otherwise as they complete.
-        drop_last: Leave out a last batch that is not full.
-        max_bytes: Bytes of objects that wait for their transform or for the consumer;
-            `TransferOptions.max_in_flight_bytes` by default. One object is always admitted.
+        batch_size: Number of items in a batch; the last batch may have fewer.
+        transform: Called in a thread with each `Sample`, or with each record; returns an item. Runs
+            in parallel if it releases the GIL, as image decoders, numpy and torch do.
+            Without a transform, items are the samples or records.
+        records: Decodes the records of one object, such as `jsonl()`; objects are read whole.
+        num_threads: Number of threads for transforms.
+        ordered: Whether items are in the order of `keys`; otherwise in the order of completion.
+        drop_last: Whether a last batch that is not full is left out.
+        max_bytes: Largest total size of objects that wait for their transform or for the consumer;
+            `TransferOptions.max_in_flight_bytes` by default. A larger object is admitted alone.
 
     Raises:
-        StorageError: The first object that cannot be read ends the iteration, named.
+        StorageError: An object cannot be read; the error names the object and ends the iteration.
         ValueError: A number is not above 0.
     """
     limit = store.transfer.max_in_flight_bytes if max_bytes is None else max_bytes
@@ -110,7 +111,7 @@ async def _batches(
     ordered: bool,
     drop_last: bool,
 ) -> AsyncGenerator[list[T], None]:
-    # Not in a TaskGroup: a generator that yields inside one would let it cancel its consumer.
+    # Not a TaskGroup: after an error in `fill`, it would cancel the task that iterates.
     filling = asyncio.create_task(pipeline.fill(store.fetch_batches(keys, ordered=ordered)))
     items: list[T] = []
     try:
@@ -130,7 +131,7 @@ async def _batches(
 
 @dataclass(slots=True, eq=False)
 class _Group(Generic[T]):
-    """Samples that one thread transforms, one after the other."""
+    """Samples that one thread transforms in sequence."""
 
     num_samples: int
     num_bytes: int
@@ -168,17 +169,17 @@ class _TransformPipeline(Generic[T]):
         self._transform_error: Exception | None = None
 
     async def fill(self, batches: AsyncGenerator[list[tuple[ObjectMeta, bytes]], None]) -> None:
-        """Start to transform all that is fetched, within the limits."""
+        """Fetch objects and start their transforms, within the limits."""
         try:
             async with aclosing(batches) as fetched:
                 async for batch in fetched:
                     samples = [make_sample(meta, data) for meta, data in batch]
-                    # Every thread has one group, if there are enough samples.
+                    # Groups small enough that every thread has one.
                     size = max(1, min(self._max_group, -(-len(samples) // self._num_threads)))
                     for start in range(0, len(samples), size):
                         await self._start(samples[start : start + size])
         except BaseException as exc:
-            # Raised by `next_items`, after the items before it.
+            # `next_items` raises this error after it has returned all earlier items.
             self._fetch_error = exc
             if not isinstance(exc, Exception):
                 raise
@@ -207,7 +208,7 @@ class _TransformPipeline(Generic[T]):
         self._groups.append(_Group(len(samples), num_bytes, work, done))
 
     def _transform_samples(self, samples: Sequence[Sample]) -> tuple[list[T], Exception | None]:
-        """Transform samples, in a thread, up to the first that fails."""
+        """Transform samples, in a thread, until one fails; return the items and the error."""
         items: list[T] = []
         try:
             for sample in samples:
@@ -218,20 +219,20 @@ class _TransformPipeline(Generic[T]):
                     if self._is_closing:
                         return items, None
                     items.append(apply_transform(value, self._transform, uri=sample.uri))
-        except Exception as exc:  # raised by `next_items`, after the items before it
+        except Exception as exc:  # raised by `next_items` after all earlier items
             return items, exc
         return items, None
 
     def _on_done(self, done: asyncio.Future[Any]) -> None:
         if not done.cancelled():
-            done.exception()  # else the loop logs one that is never retrieved
+            done.exception()  # the loop logs exceptions that are never retrieved
         self._changed.set()
 
     async def next_items(self) -> list[T]:
-        """Return the items that are ready, at least one; none at the end.
+        """Wait for items and return them; an empty list is the end.
 
         Raises:
-            Exception: That of the store or of the transform, after the items before it.
+            Exception: The error of a read or of a transform, after all earlier items.
         """
         while True:
             if self._transform_error is not None:
@@ -253,7 +254,7 @@ class _TransformPipeline(Generic[T]):
                 await self._changed.wait()
 
     def _pop_done(self) -> _Group[T] | None:
-        """Remove and return a group that is done; if ordered, only the first."""
+        """Remove and return a group that is done; with `ordered` only the first group."""
         for group in self._groups:
             if group.done.done():
                 self._groups.remove(group)
@@ -263,7 +264,7 @@ class _TransformPipeline(Generic[T]):
         return None
 
     async def close(self) -> None:
-        """Drop the groups that have not started, and wait for those that run."""
+        """Cancel the groups that have not started, and wait for the running ones."""
         self._is_closing = True
         running = [
             group.done

@@ -1,10 +1,11 @@
-"""StoreReader: objects of one store as samples, by requests, by composites or from a cache.
+"""StoreReader: objects of one store as samples, read by requests, by composites or from a cache.
 
-Objects that the cache lacks are prefetched while those that it has are read, in their order:
+With a cache, the reader looks ahead and prefetches cache misses while it reads cache hits. Samples
+keep their order:
 
-    wanted -> lookahead: in the cache? -- no --> requests (prefetch) --------------+
-                         |                                                         v
-                         +-- yes --> read from the cache in its turn -------> consumer
+    objects -> lookahead -- miss --> requests, prefetched -----------------+
+                         |                                                 v
+                         +-- hit --> read from the cache at its position --> consumer
 """
 
 from __future__ import annotations
@@ -36,28 +37,29 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_CACHE_BYTES", "FetchConfig", "Samples", "StoreReader"]
 
 Wanted: TypeAlias = Iterator[tuple[int, ObjectMeta | str]]
-"""Objects to read, by metadata or by key, each with an index that comes back with its sample."""
+"""Objects to read, by metadata or key. Each has an index, which is yielded with its sample."""
 Samples: TypeAlias = Generator[tuple[int, "Sample | StorageError"], None, None]
-"""Indices, each with the sample, or with the error of the object that cannot be read."""
+"""Pairs of an index from `Wanted` and the sample, or the error of an object that cannot be read."""
 
 DEFAULT_CACHE_BYTES: Final = 64 * 1024 * MIB
 
 _MAX_LOOKAHEAD: Final = 4096
-"""Objects looked up in advance: a million hits may lie between two misses."""
+"""Maximum number of objects to look ahead for cache misses. At a hit beyond it, `_read_cached`
+first yields these objects: there may be a million hits before the next miss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
-    """Settings by which objects are read."""
+    """Settings for reading objects."""
 
     compose: Compose = "off"
-    """Whether small objects are composed on the service, and read at once."""
+    """"on" composes small objects on the service, so that one request reads many; see `prepare`."""
     max_composite_bytes: int = 100_000_000
-    """Largest size of one composite."""
+    """Largest size of a composite, in bytes."""
     cache: Cache | None = None
-    """Disk cache of whole objects."""
+    """Disk cache of whole objects; None for no cache."""
     counters: LoadCounters = field(default_factory=LoadCounters)
-    """Counts what is read."""
+    """Counters of the objects and bytes that are read."""
 
     @classmethod
     def with_cache(
@@ -67,27 +69,30 @@ class FetchConfig:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         compose: Compose = "off",
     ) -> Self:
-        """Return a config, with a cache in a local directory unless that is None."""
+        """Return a config with a cache, or without a cache if `directory` is None."""
         if directory is None:
             return cls(compose=compose)
         if not os.fspath(directory):
-            raise ValueError('cache="" names no directory; None keeps nothing')
+            raise ValueError('cache="" names no directory; pass None for no cache')
         return cls(compose=compose, cache=Cache(directory, max_bytes=cache_bytes))
 
     def prepared_for(self, store: sync.Store) -> Self:
-        """Return the config with what `prepare` found out about composing in this store."""
+        """Return a copy whose `compose` is the result of `prepare` for this store."""
         return replace(self, compose=prepare(store, self.compose))
 
 
 class StoreReader:
-    """Reads samples from one store."""
+    """Reader of samples from one store."""
 
     def __init__(self, store: sync.Store, config: FetchConfig) -> None:
         self.store = store
         self._config = config
 
     def read(self, wanted: Wanted, *, is_ordered: bool = True) -> Samples:
-        """Prefetch objects; in order, or as they arrive."""
+        """Yield samples in order; if `is_ordered` is False, as they arrive.
+
+        With a cache, samples are always yielded in order.
+        """
         if self._config.cache is not None:
             return self._read_cached(wanted, self._config.cache)
         return self._read_in_order(wanted) if is_ordered else self._read_as_they_arrive(wanted)
@@ -146,7 +151,7 @@ class StoreReader:
             counters.count_wait(since)
 
     def _read_cached(self, wanted: Wanted, cache: Cache) -> Samples:
-        """Read hits from the cache, and prefetch the misses, in order."""
+        """Read hits from the cache and prefetch misses; yield samples in order."""
         upcoming: deque[tuple[int, ObjectMeta, bool]] = deque()
 
         def misses(following: Wanted) -> Wanted:
@@ -172,12 +177,12 @@ class StoreReader:
             following = chain([(index, item)], wanted)
             with closing(self._read_in_order(misses(following))) as fetched:
                 for _, sample in fetched:
-                    yield from hits()  # found while this one arrived
+                    yield from hits()  # hits before this miss
                     missing_index, meta, _ = upcoming.popleft()
                     if not isinstance(sample, StorageError):
                         cache.put(meta, sample.data)
                     yield missing_index, sample
-                    yield from hits()  # which need not wait for the next miss
+                    yield from hits()  # hits after this miss, without waiting for the next miss
             yield from hits()
 
     def _read_hit(self, meta: ObjectMeta, cache: Cache) -> Sample | StorageError:
@@ -188,7 +193,7 @@ class StoreReader:
         if data is not None:
             counters.count(1, len(data), num_cache_hits=1)
             return make_sample(meta, data)
-        try:  # it left the cache after the lookahead
+        try:  # the entry was evicted after the lookahead, or is damaged
             data = self.store.get(meta)
         except StorageError as exc:
             return exc
@@ -208,6 +213,7 @@ def _counted_sample(
 
 
 def _key_of_error(error: bytes | StorageError, base: str, keys: Iterable[str]) -> str:
+    """Return the key of the object whose read failed, or raise the error if no key fits."""
     assert isinstance(error, StorageError)
     for key in keys:
         if error.uri in {base + key, base + quote_path(key)}:

@@ -1,4 +1,4 @@
-"""Functions of the user: a transform's errors name the sample, and pickling errors the argument."""
+"""Calls of the user's transform, with errors that name the sample, and a check that it pickles."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["apply_transform", "check_pickles"]
 
 
 def apply_transform(sample: Any, transform: Callable[[Any], Any] | None, *, uri: str = "") -> Any:
-    """Return the item that `transform` makes of a sample, or of a record of the object `uri`."""
+    """Return the result of `transform` for a sample, or for a record of the object `uri`."""
     if transform is None:
         return sample
     uri = uri or sample.uri
     try:
         return transform(sample)
     except (StopIteration, StopAsyncIteration) as exc:
-        # Raised further, it would end the iteration.
+        # Raised unchanged, StopIteration would end the caller's iteration without an error.
         raise RuntimeError(f"the transform raised {exc!r} for {uri}") from exc
     except Exception as exc:
         exc.add_note(f"while transforming {uri}")
@@ -30,13 +30,13 @@ def apply_transform(sample: Any, transform: Callable[[Any], Any] | None, *, uri:
 
 
 def check_pickles(**arguments: Any) -> None:
-    """Check functions that are about to be pickled for a worker that is being started.
+    """Check that arguments can be pickled, if a worker process is being started.
 
-    Only functions, also in a `partial`, are tried: they are pickled by name, which costs nothing.
-    Other picklers, such as cloudpickle, accept lambdas too.
+    Checks only functions, also inside a `partial`: their pickle is just a name, which costs little.
+    Does nothing outside the start of a worker: cloudpickle, for example, can pickle lambdas.
 
     Raises:
-        TypeError: One is a lambda or a local function.
+        TypeError: An argument is a lambda or a local function.
     """
     if get_spawning_popen() is None:
         return
@@ -49,7 +49,7 @@ def check_pickles(**arguments: Any) -> None:
                 ForkingPickler.dumps(function)
             except Exception as exc:
                 raise TypeError(
-                    f"{name}={value!r} does not pickle, and workers that are started by spawn or "
-                    "forkserver get a pickle of the dataset: define the function at the top of a "
-                    "module, and bind arguments with functools.partial"
+                    f"{name}={value!r} cannot be pickled, but workers that are started by spawn or "
+                    "forkserver receive a pickle of the dataset: define the function at the top of "
+                    "a module, and bind arguments with functools.partial"
                 ) from exc

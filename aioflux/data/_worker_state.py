@@ -12,18 +12,21 @@ __all__ = ["WorkerState"]
 _MAX_WORKERS: Final = 1024
 _EPOCH, _LOADS, _ITERATION = 0, 1, 2
 _STARTED = 3
-"""Offset of the flags of the main process and the workers: whether each has started to read."""
+"""Index of the first flag, which belongs to the main process; the flags of the workers follow. A
+flag is 1 after its process has started to read."""
 _UNSET = -1
 _MAIN = -2
-"""Identifies iterations in the main process; those of a DataLoader are identified by its seed."""
+"""Identifier of an iteration in the main process. An iteration with workers is identified by the
+seed that DataLoader draws for it."""
 
 
 class WorkerState:
-    """Epoch, number of loaded states, and which processes have started to read.
+    """The epoch, the number of loaded states, and a flag for each process that started to read.
 
-    Persistent workers have copies of the dataset: they learn of `set_epoch` through shared memory.
-    Each worker writes a flag of its own, so that nothing is locked. A pickle outside the start of a
-    worker carries the numbers, and does not share them.
+    The numbers are in shared memory, so that `set_epoch` in the main process also changes the
+    epoch of persistent workers. A process that starts to read sets only its own flag, and needs no
+    lock. A pickle for a worker that is being started shares the memory; any other pickle copies the
+    numbers.
     """
 
     def __init__(self) -> None:
@@ -38,7 +41,7 @@ class WorkerState:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch that was set, or None."""
+        """The epoch, or None if `set_epoch` was never called and no state was resumed."""
         epoch = int(self._numbers[_EPOCH])
         return None if epoch == _UNSET else epoch
 
@@ -52,7 +55,7 @@ class WorkerState:
         return int(self._numbers[_LOADS])
 
     def count_load(self) -> None:
-        """Note that a state was loaded, for this worker or, in the main process, for all."""
+        """Mark a state as loaded: in a worker for this worker, in the main process for all."""
         self._numbers[_ITERATION] = _UNSET
         if get_worker_info() is not None:
             self._numbers[_own_flag()] = 0
@@ -61,22 +64,23 @@ class WorkerState:
         self._numbers[_STARTED:] = 0
 
     def mark_started(self) -> None:
-        """Note that this worker, or the main process, has started to read."""
+        """Mark this process as having started to read."""
         if int(self._numbers[_ITERATION]) == _UNSET:
             self._numbers[_ITERATION] = _iteration()
         self._numbers[_own_flag()] = 1
 
     def has_used_state(self) -> bool:
-        """Return whether the state that was loaded last is used up for this process.
+        """Return whether the loaded state was used before, so that this process must ignore it.
 
-        It is if this process has started to read, or any has in another iteration of a DataLoader:
-        that was the epoch of the state, with any number of workers.
+        The state was used if this process has started to read since the load, or if any process has
+        started to read in an earlier iteration of a DataLoader: that iteration resumed the epoch of
+        the state, even if it had fewer workers.
         """
         iteration = int(self._numbers[_ITERATION])
         return bool(self._numbers[_own_flag()]) or iteration not in {_UNSET, _iteration()}
 
     def has_any_started(self) -> bool:
-        """Return whether any process has started to read since the last load."""
+        """Return whether any process has started to read since a state was loaded."""
         return bool(self._numbers[_STARTED:].any())
 
 
@@ -86,7 +90,7 @@ def _in_shared_memory(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _iteration() -> int:
-    """Return a number that the workers of one iteration of a DataLoader have in common."""
+    """Return the identifier of this iteration, the same in all workers of a DataLoader."""
     worker = get_worker_info()
     return _MAIN if worker is None else int(worker.seed) - int(worker.id)
 

@@ -1,1 +1,1 @@
-"""aioflux behind the interfaces of other libraries."""
+"""Implementations of interfaces of other libraries: fsspec, Lightning, DeepSpeed."""

@@ -1,4 +1,4 @@
-"""A GCS server, a contract of stores and injected faults, to test aioflux and code that uses it."""
+"""Tools for testing aioflux and programs that use it: a GCS server, a store suite, and faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["GCSServer", "GCSServerProcess", "StoreSuite"]
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use: the server needs httptools and uvloop, the suite needs pytest."""
+    """Import a class on first use: the server needs httptools and uvloop, the suite pytest."""
     if name == "GCSServer":
         from aioflux.testing.gcs_server import GCSServer
 

@@ -1,4 +1,4 @@
-"""The GCS server in its own process: `GCSServerProcess` runs `aioflux serve`, which is `serve`."""
+"""GCS server in a separate process, which runs the command `aioflux serve`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
     from aioflux.testing.gcs_server import GCSServer
 
-_READY = "Serving on "
+_READY_PREFIX = "Serving on "
 _STOP_SECONDS = 60.0
 _EXIT_STATUSES = {signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}
 
 
 class GCSServerProcess:
-    """A server in its own process, for benchmarks and for tests that kill it.
+    """GCS server in a separate process, for benchmarks and for tests that kill the server.
 
-    The process ends with the `with` block, or with its parent.
+    The process exits at the end of the `with` block, or when its parent process exits.
 
     Args:
-        buckets: Buckets to create at the start.
-        root: Directory that keeps objects between runs; None keeps them in memory.
-        port: Port to listen on; 0 chooses a free one.
-        arguments: Further options of `aioflux serve`.
-        start_seconds: Time until it has to listen.
+        buckets: Buckets to create when the server starts.
+        root: Directory in which objects survive a restart; None keeps objects in memory.
+        port: Port to listen on; 0 chooses a free port.
+        arguments: More command-line options for `aioflux serve`.
+        start_seconds: Time after which `start` fails if the server is not listening yet.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class GCSServerProcess:
         start_seconds: float = 120.0,
     ) -> None:
         self.url = ""
-        """Root url of the server, once it runs."""
+        """Root url of the server; empty until the server has started."""
         self._command = [sys.executable, "-m", "aioflux", "serve", "--until-stdin-closes"]
         self._command += ["--port", str(port), *arguments]
         for bucket in buckets:
@@ -60,37 +60,37 @@ class GCSServerProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the process.
+        """Process id of the server.
 
         Raises:
-            RuntimeError: It is not running.
+            RuntimeError: The server is not running.
         """
         return self._running().pid
 
     def start(self) -> None:
-        """Start the process; returns when it listens.
+        """Start the process, and wait until the server accepts connections.
 
         Raises:
-            RuntimeError: It is running, has ended at once or did not listen in time.
+            RuntimeError: The server is already running, or it exited or was not ready in time.
         """
         if self._process is not None:
-            raise RuntimeError("the server is running")
+            raise RuntimeError("the server is already running")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_close`
         self._process = subprocess.Popen(  # noqa: S603 - our own command
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
         )
         line = self._first_line(self._process)
-        if not line.startswith(_READY):
+        if not line.startswith(_READY_PREFIX):
             self._process.kill()
             status = self._process.wait()
             self._errors.seek(0)
             errors = self._errors.read().decode(errors="replace").strip()
             self._close()
             raise RuntimeError(f"the server did not start (status {status}): {errors or line!r}")
-        self.url = line.removeprefix(_READY).strip()
+        self.url = line.removeprefix(_READY_PREFIX).strip()
 
     def stop(self) -> int:
-        """Terminate the process, if it runs; return its exit status."""
+        """Terminate the process, and return its exit status; 0 if it is not running."""
         if self._process is None:
             return 0
         self._process.terminate()
@@ -103,10 +103,10 @@ class GCSServerProcess:
         return status
 
     def signal(self, number: int) -> int:
-        """Send a signal that ends the process (SIGKILL, SIGINT, ...); return its exit status.
+        """Send a signal that ends the process (SIGKILL, SIGINT), and return the exit status.
 
         Raises:
-            RuntimeError: It is not running.
+            RuntimeError: The server is not running.
         """
         process = self._running()
         process.send_signal(number)
@@ -120,7 +120,7 @@ class GCSServerProcess:
         return self._process
 
     def _first_line(self, process: subprocess.Popen[bytes]) -> str:
-        """Read a line, or a part of it if the process ends; it is killed if the time does."""
+        """Read the first line of output; kill the process if none arrives in time."""
         assert process.stdout is not None
         timer = threading.Timer(self._start_seconds, process.kill)
         timer.start()
@@ -146,12 +146,13 @@ class GCSServerProcess:
 
 
 def serve(server: GCSServer, ready: Callable[[], None], *, until_stdin_closes: bool = False) -> int:
-    """Serve from the main thread until SIGINT or SIGTERM.
+    """Serve from the main thread until the process receives SIGINT or SIGTERM.
 
     Args:
         server: Server to run.
-        ready: Called once the socket listens.
-        until_stdin_closes: Stop at the end of standard input, too: when the parent process ends.
+        ready: Called once the server accepts connections.
+        until_stdin_closes: Also stop at the end of standard input. If standard input is a pipe from
+            the parent process, it ends when the parent process exits.
 
     Returns:
         The exit status: 0 after SIGTERM or the end of standard input, 130 after Ctrl-C.
@@ -165,21 +166,21 @@ def serve(server: GCSServer, ready: Callable[[], None], *, until_stdin_closes: b
 
 async def _serve(server: GCSServer, ready: Callable[[], None], *, until_stdin_closes: bool) -> int:
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[int] = loop.create_future()
+    exit_status: asyncio.Future[int] = loop.create_future()
 
-    def end(status: int) -> None:
-        if not ended.done():
-            ended.set_result(status)
+    def stop(status: int) -> None:
+        if not exit_status.done():
+            exit_status.set_result(status)
 
-    def read() -> None:
+    def read_stdin() -> None:
         if not os.read(sys.stdin.fileno(), 4096):
             loop.remove_reader(sys.stdin)
-            end(0)
+            stop(0)
 
     for number, status in _EXIT_STATUSES.items():
-        loop.add_signal_handler(number, end, status)
+        loop.add_signal_handler(number, stop, status)
     async with server:
         if until_stdin_closes:
-            loop.add_reader(sys.stdin, read)
+            loop.add_reader(sys.stdin, read_stdin)
         ready()
-        return await ended
+        return await exit_status

@@ -1,6 +1,7 @@
-"""Storage services and stores with injected faults, to test what is retried or raised.
+"""Services and stores that fail on purpose, to test how a program handles storage errors.
 
-Faults of connections are those of `GCSServer`; these are injected above, without sockets or time.
+The faults are injected into method calls: no socket is involved and no time passes. For faults of
+the network connection, see `aioflux.testing.GCSServer`.
 """
 
 from __future__ import annotations
@@ -44,39 +45,47 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _GARBAGE = 0xEE
-"""Byte in memory that a truncated body leaves unfilled."""
+"""Byte that overwrites the missing end of a truncated body."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One fault of one call."""
+    """One fault, injected into one call of a service."""
 
     kind: Literal["refuse", "lose", "hang", "hang_after", "cut", "short", "flip"]
-    """`refuse` fails before the call, `lose` after it; `hang` waits before the call, `hang_after`
-    after it; `cut` breaks a body off, `short` truncates it silently, `flip` flips one bit."""
+    """Effect of the fault:
+
+    * `refuse`: raise `error` and do not call the service.
+    * `lose`: call the service, then raise `error` in place of the result.
+    * `hang`, `hang_after`: wait for `released` before or after calling the service.
+    * `cut`: truncate the body after `num_bytes` and raise `error`.
+    * `short`: truncate the body after `num_bytes` and return it as if it were complete.
+    * `flip`: flip one bit of the body.
+    """
     error: StorageError | None = None
-    """Error of `refuse`, `lose` and `cut`; a TransientError by default."""
+    """Error that `refuse`, `lose` and `cut` raise. By default a TransientError."""
     num_bytes: int = 0
-    """Bytes of the body before its end, or the position of the wrong bit."""
+    """Length of the truncated body for `cut` and `short`; position of the wrong byte for `flip`."""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a call hangs."""
+    """Event that the fault sets when the call starts to hang."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
-    """Lets a hanging call continue."""
+    """Event that the test sets to let the hanging call continue."""
 
 
 Draw: TypeAlias = "Callable[[str], Fault | None]"
-"""Returns the fault of a call of an operation, or None."""
+"""Function from the name of an operation to the fault of its next call; None means no fault."""
 
 
 def random_faults(rng: random.Random, *, share: float, loses: bool = True) -> Draw:
-    """Return a function that draws faults which another attempt mends, for a share of all calls.
+    """Return a `draw` function that makes a random share of all calls fail.
 
-    Flipped bits are not among them: whether they are noticed depends on the read.
+    Every fault is transient: it affects one call. A retry is another call, and fails with the same
+    probability. Bits are never flipped, because not every read compares checksums.
 
     Args:
-        rng: Random numbers.
-        share: From 0 to 1.
-        loses: Lose responses to writes, too.
+        rng: Random number generator.
+        share: Share of the calls that fail, from 0 to 1.
+        loses: Whether operations except `get` may also raise after the service has executed them.
     """
 
     def draw(operation: str) -> Fault | None:
@@ -93,7 +102,7 @@ def random_faults(rng: random.Random, *, share: float, loses: bool = True) -> Dr
 
 
 def _key_of(argument: object) -> str | None:
-    """Return the key or prefix that an argument of a service names, if it names one."""
+    """Return the key or prefix in an argument of a service method; None if it has neither."""
     match argument:
         case str():
             return argument
@@ -107,7 +116,7 @@ def _key_of(argument: object) -> str | None:
 def _forward(
     method: Callable[Concatenate[Service, P], Awaitable[T]], operation: str = ""
 ) -> Callable[Concatenate[FlakyService, P], Coroutine[Any, Any, T]]:
-    """Return a method that calls that of the inner service, with the next fault of an operation."""
+    """Return a method that forwards calls to the inner service and injects faults."""
     name = method.__name__
 
     async def call(self: FlakyService, /, *args: P.args, **settings: P.kwargs) -> T:
@@ -120,15 +129,15 @@ def _forward(
 
 
 class FlakyService(Service):
-    """A service that forwards calls to another one, with faults.
+    """Wrapper that forwards every call to another service and injects faults.
 
     Args:
-        inner: The other service.
-        draw: Chooses the fault of a call for which `fail` has set none.
+        inner: Service that is wrapped.
+        draw: Function that chooses the fault of each call. Faults queued by `fail` come first.
 
     Attributes:
-        calls: (operation, key) of every call, in order.
-        num_faults: Calls with a fault.
+        calls: Operation and key of every call, in order.
+        num_faults: Number of injected faults.
     """
 
     def __init__(self, inner: Service, *, draw: Draw | None = None) -> None:
@@ -142,7 +151,7 @@ class FlakyService(Service):
         self._faults: defaultdict[str, deque[Fault | None]] = defaultdict(deque)
 
     def fail(self, operation: str, *faults: Fault | None) -> None:
-        """Let the next calls of an operation fail, one fault each; with None a call succeeds."""
+        """Queue faults for the next calls of an operation, one per call; None for no fault."""
         self._faults[operation].extend(faults)
 
     def count(self, operation: str) -> int:
@@ -176,13 +185,13 @@ class FlakyService(Service):
         self.capabilities = self._inner.capabilities
         self.conditions_known = True
 
-    def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
+    def reject_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
         """See base class."""
-        self._inner.refuse_condition(key, precondition, warns=warns)
+        self._inner.reject_condition(key, precondition, warns=warns)
 
-    async def compares_deletes(self, *, in_pages: bool = False) -> bool:
+    async def has_conditional_delete(self, *, in_pages: bool = False) -> bool:
         """See base class."""
-        return await self._inner.compares_deletes(in_pages=in_pages)
+        return await self._inner.has_conditional_delete(in_pages=in_pages)
 
     async def aclose(self) -> None:
         """Close the inner service."""
@@ -200,7 +209,9 @@ class FlakyService(Service):
         self.num_faults += 1
         uri = self.uri(key)
         error = fault.error or TransientError(
-            f"could not {operation} {uri}: a fault", uri=uri, maybe_done=fault.kind == "lose"
+            f"could not {operation} {uri}: injected fault",
+            uri=uri,
+            maybe_done=fault.kind == "lose",
         )
         if fault.kind == "refuse":
             raise error
@@ -213,11 +224,11 @@ class FlakyService(Service):
             await fault.released.wait()
         if fault.kind == "lose":
             raise error
-        return cast("T", _altered(result, fault, uri)) if isinstance(result, Body) else result
+        return cast("T", _damage_body(result, fault, uri)) if isinstance(result, Body) else result
 
 
-def _altered(body: Body, fault: Fault, uri: str) -> Body:
-    """Return a body with a fault, in the same memory."""
+def _damage_body(body: Body, fault: Fault, uri: str) -> Body:
+    """Apply a fault to a body, in place if its memory is writable."""
     data = memoryview(body.data)
     if data.readonly:
         data = memoryview(bytearray(data))
@@ -230,7 +241,7 @@ def _altered(body: Body, fault: Fault, uri: str) -> Body:
         if fault.kind == "short":
             return replace(body, data=data[:size])
         raise fault.error or TransientError(
-            f"could not read {uri}: the body broke off",
+            f"could not read {uri}: the body ended early",
             uri=uri,
             num_bytes_received=size,
             generation=body.generation,
@@ -239,19 +250,19 @@ def _altered(body: Body, fault: Fault, uri: str) -> Body:
 
 
 class FlakyStore(Store):
-    """A store on a `FlakyService` over the service of its uri.
+    """Store whose calls to the storage service fail as `draw` chooses.
 
     Args:
-        uri: As for `aioflux.open_store`.
-        draw: As for `FlakyService`.
-        **settings: As for `aioflux.Store`.
+        uri: Uri of the store, as for `aioflux.open_store`.
+        draw: Function that chooses the fault of each call, as for `FlakyService`.
+        **settings: Other arguments of `aioflux.Store`.
     """
 
     def __init__(self, uri: str, *, draw: Draw, **settings: Any) -> None:
         super().__init__(parse_uri(uri), **settings)
         self._draw = draw
         self.services: list[FlakyService] = []
-        """One for each event loop of the store."""
+        """The wrapped services, one for each event loop that has used the store."""
 
     def _open_service(self, config: ServiceConfig) -> Service:
         service = FlakyService(open_service(config), draw=self._draw)

@@ -1,10 +1,10 @@
-"""Save a training run beside the training, stop it, and go on as if it had never stopped.
+"""Save a training run during the training, stop it, and resume it with the same result.
 
     python examples/checkpoint_async/checkpoint_async.py                          server of its own
     python examples/checkpoint_async/checkpoint_async.py --uri gs://bucket/tmp    a real bucket
 
-A small network learns the sums of vectors that lie in the bucket, one object each. It is trained
-twice: once without a break, and once with one in the middle. Both end with the same weights.
+A small network learns the sums of vectors in a bucket; each vector is an object. It is trained
+twice: once without and once with a stop in the middle. Both runs end with the same weights.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def decode(sample: Sample) -> torch.Tensor:
 
 
 class Training:
-    """A training run: what it consists of, and how it makes steps."""
+    """A training run: model, optimizer, scheduler, dataset and the training loop."""
 
     def __init__(self, uri: str, endpoint_url: str | None) -> None:
         torch.manual_seed(0)
@@ -66,27 +66,27 @@ class Training:
         self.dataset = IterableDataset(
             f"{uri}/train", transform=decode, shuffle=True, endpoint_url=endpoint_url
         )
-        # Without worker processes the dataset knows how far it was read; with them, give the state
-        # of torchdata's StatefulDataLoader.
+        # Without workers the dataset has its position in the epoch. With workers, pass torchdata's
+        # StatefulDataLoader instead.
         self.state = TrainingState(
             self.model, self.optimizer, scheduler=self.scheduler, dataset=self.dataset
         )
         self.step = 0
 
     def batches(self) -> Iterator[torch.Tensor]:
-        """Yield batches, epoch after epoch; from where a state that was loaded had come to."""
+        """Yield the batches of all epochs, starting at the position of a loaded state."""
         epoch = self.state.values.get("epoch", 0)
         while True:
             self.dataset.set_epoch(epoch)
             self.state.values = {"epoch": epoch}
-            # A loader draws from torch's generator when it begins, and this one begins once more
-            # after a break: it draws from one of its own.
-            draws = torch.Generator()
-            yield from DataLoader(self.dataset, batch_size=BATCH_SIZE, generator=draws)
+            # Starting an epoch draws a number from a generator, also after a resume. A separate
+            # generator keeps torch's global generator the same in both runs.
+            generator = torch.Generator()
+            yield from DataLoader(self.dataset, batch_size=BATCH_SIZE, generator=generator)
             epoch += 1
 
     def run(self, checkpointer: Checkpointer, *, until: int) -> float:
-        """Train up to a step, save now and then, and return the seconds that saving took."""
+        """Train up to a step with saves, and return the seconds spent in `save_async`."""
         waited = 0.0
         for batch in self.batches():
             if self.step == until:
@@ -105,7 +105,7 @@ class Training:
 
 
 def run(uri: str, endpoint_url: str | None, staging: str) -> None:
-    """Put the samples, and train in one go and in two."""
+    """Upload the samples, and train without and with a stop."""
     torch.set_num_threads(1)
     with aioflux.sync.open_store(f"{uri}/train", endpoint_url=endpoint_url) as store:
         for _ in store.put_many(made_samples()):
@@ -126,7 +126,7 @@ def run(uri: str, endpoint_url: str | None, staging: str) -> None:
         begun = time.perf_counter()
         waited = unbroken.run(saves, until=NUM_STEPS)
         seconds = time.perf_counter() - begun
-    print(f"{NUM_STEPS} steps without a break: {seconds:.2f} s, {waited:.3f} s of it in save_async")
+    print(f"{NUM_STEPS} steps without a stop: {seconds:.2f} s, {waited:.3f} s of it in save_async")
     for record in saves_of(f"{uri}/unbroken", endpoint_url):
         print(record)
 
@@ -139,7 +139,7 @@ def run(uri: str, endpoint_url: str | None, staging: str) -> None:
     with checkpointer("broken") as saves:
         saves.load(into=second.state)
         second.step = saves.loaded_step or 0
-        print(f"go on from step {second.step}; there are {saves.steps()}")
+        print(f"resumed from step {second.step}; saved steps: {saves.steps()}")
         second.run(saves, until=NUM_STEPS)
     is_same = all(
         map(torch.equal, second.model.state_dict().values(), unbroken.model.state_dict().values())
@@ -165,13 +165,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--uri", help="a bucket and prefix, such as gs://bucket/tmp")
     parser.add_argument("--staging", choices=["thread", "process"], default="thread")
-    parser.add_argument("--keep", action="store_true", help="leave the objects in that bucket")
+    parser.add_argument("--keep", action="store_true", help="do not delete the objects at the end")
     arguments = parser.parse_args()
     if arguments.uri is None:
         with GCSServer(buckets=("bucket",)) as server:
             run("gs://bucket/run", server.url, arguments.staging)
         return
-    # A prefix of its own: nothing that is there already is overwritten or removed.
+    # A new prefix, so that no existing object is overwritten or deleted.
     uri = f"{arguments.uri.rstrip('/')}/checkpoint-{uuid.uuid4().hex[:8]}"
     try:
         run(uri, None, arguments.staging)

@@ -1,10 +1,10 @@
-"""Train a sharded model on two processes, save each part from where it is, and load it again.
+"""Train a sharded model in two processes, save the part of each process, and load it again.
 
-    python examples/fsdp_cpu/fsdp_cpu.py                          against a server of its own
-    python examples/fsdp_cpu/fsdp_cpu.py --uri gs://bucket/tmp    against a real bucket
+    python examples/fsdp_cpu/fsdp_cpu.py                          with a local GCS server
+    python examples/fsdp_cpu/fsdp_cpu.py --uri gs://bucket/tmp    with a real bucket
 
-Two processes on the CPU (gloo) hold half of each weight (FSDP2, `fully_shard`). They stop, two
-others go on, and at the end one process alone loads the whole model.
+Two processes on the CPU (gloo) each have half of each weight (FSDP2, `fully_shard`). They stop, two
+new processes resume, and at the end one process loads the whole model.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ WIDTH = 256
 
 
 def made_model() -> nn.Sequential:
-    """Return the model with the weights that it begins with."""
+    """Return the model with its initial weights."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(4)]
     return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
 
 
 def train(rank: int, uri: str, endpoint_url: str | None, meeting: str, until: int) -> None:
-    """Go on from the newest step up to another; what each of the processes does."""
+    """Train from the newest saved step to step `until`; each of the processes calls this."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=NUM_RANKS)
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
@@ -56,7 +56,7 @@ def train(rank: int, uri: str, endpoint_url: str | None, meeting: str, until: in
             checkpointer.load(into=state)
             step = checkpointer.loaded_step or 0
         while step < until:
-            batch = torch.randn(8, WIDTH)  # of each rank its own, and saved with it
+            batch = torch.randn(8, WIDTH)  # differs by rank; the checkpoint has the generators
             loss = ((model(batch) - batch.sum(1, keepdim=True)) ** 2).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -74,14 +74,14 @@ def train(rank: int, uri: str, endpoint_url: str | None, meeting: str, until: in
 
 
 def start(uri: str, endpoint_url: str | None, until: int) -> None:
-    """Train up to a step in processes that begin anew."""
+    """Train up to a step in new processes."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = (uri, endpoint_url, f"file://{folder}/meeting", until)
         torch.multiprocessing.start_processes(train, arguments, NUM_RANKS, start_method="spawn")
 
 
 def weights(uri: str, endpoint_url: str | None) -> dict[str, Any]:
-    """Return the whole weights of the newest step, in this process alone."""
+    """Return the complete weights of the newest step, loaded in this process."""
     model = made_model()
     with Checkpointer(uri, endpoint_url=endpoint_url) as checkpointer:
         checkpointer.load(into={"model": model})
@@ -90,7 +90,7 @@ def weights(uri: str, endpoint_url: str | None) -> dict[str, Any]:
 
 
 def run(uri: str, endpoint_url: str | None = None) -> None:
-    """Train in one go and in two, and compare."""
+    """Train without and with a stop, and compare the weights."""
     start(f"{uri}/unbroken", endpoint_url, NUM_STEPS)
     start(f"{uri}/broken", endpoint_url, NUM_STEPS // 2)
     start(f"{uri}/broken", endpoint_url, NUM_STEPS)
@@ -105,14 +105,14 @@ def main() -> None:
     """Choose the bucket, run, and clean up."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--uri", help="a bucket and prefix, such as gs://bucket/tmp")
-    parser.add_argument("--keep", action="store_true", help="leave the objects in that bucket")
+    parser.add_argument("--keep", action="store_true", help="do not delete the objects at the end")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if arguments.uri is None:
         with GCSServer(buckets=("bucket",)) as server:
             run("gs://bucket/fsdp", server.url)
         return
-    # A prefix of its own: nothing that is there already is overwritten or removed.
+    # A new prefix, so that no existing object is overwritten or deleted.
     uri = f"{arguments.uri.rstrip('/')}/fsdp-{uuid.uuid4().hex[:8]}"
     try:
         run(uri)

@@ -1,4 +1,4 @@
-"""Train a small 3D U-Net on volumes in a bucket; killed, it goes on from its newest checkpoint.
+"""Train a small 3D U-Net on volumes in a bucket; after a kill, resume from the newest checkpoint.
 
     python examples/image_segmentation/segmentation.py                      server of its own
     python examples/image_segmentation/segmentation.py --uri gs://bucket/run-1
@@ -40,12 +40,12 @@ SIZE = 24
 NUM_VOLUMES = {"train": 40, "test": 8}
 BATCH_SIZE = 4
 NUM_KEPT = 2
-"""Checkpoints that stay: the newest, and one before it."""
+"""Number of checkpoints to keep."""
 GOAL = 0.80
 
 
 def made_volume(number: int) -> tuple[NDArray[np.float16], NDArray[np.bool_]]:
-    """Return an image and its mask: the same ones whenever `number` is the same."""
+    """Return a random image and its mask; `number` is the seed."""
     random = np.random.default_rng(number)
     mask = np.zeros((SIZE, SIZE, SIZE), dtype=bool)
     places = np.indices(mask.shape).reshape(3, -1).T
@@ -58,7 +58,7 @@ def made_volume(number: int) -> tuple[NDArray[np.float16], NDArray[np.bool_]]:
 
 
 def missing_volumes(present: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield keys and bytes of the volumes that are not there yet."""
+    """Yield keys and bytes of the volumes that are not in the bucket yet."""
     for number, (part, index) in enumerate(
         (part, index) for part, count in NUM_VOLUMES.items() for index in range(count)
     ):
@@ -71,14 +71,14 @@ def missing_volumes(present: set[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def decode(sample: Sample) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """Make an image, its mask and its name of an object, in the process that reads it."""
+    """Return image, mask and name of an object; runs in the process that reads the object."""
     with np.load(io.BytesIO(sample.data)) as arrays:
         image, mask = arrays["image"].astype(np.float32), arrays["mask"].astype(np.float32)
     return torch.from_numpy(image)[None], torch.from_numpy(mask)[None], sample.key[-8:-4]
 
 
 def convolutions(num_in: int, num_out: int) -> nn.Sequential:
-    """Return two convolutions, each with its norm."""
+    """Return two convolutions, each with a normalization."""
     layers: list[nn.Module] = []
     for num in (num_in, num_out):
         layers += [nn.Conv3d(num, num_out, 3, padding=1), nn.InstanceNorm3d(num_out), nn.ReLU()]
@@ -110,13 +110,13 @@ class UNet(nn.Module):
 
 
 def overlap(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-    """Return the Dice coefficient: 1 where prediction and mask are the same, 0 where apart."""
+    """Return the Dice coefficient: 1 if prediction and mask are equal, 0 if they are disjoint."""
     predicted = logits.sigmoid()
     return (2 * (predicted * masks).sum() + 1) / (predicted.sum() + masks.sum() + 1)
 
 
 class Training:
-    """What training changes as it goes, and what a checkpoint therefore holds."""
+    """State of the training, which a checkpoint contains."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -128,7 +128,7 @@ class Training:
         self.step = 0
 
     def learn(self, images: torch.Tensor, masks: torch.Tensor) -> float:
-        """Take one step on a batch, flipped along axes that are drawn; return the loss."""
+        """Train on one batch, flipped along random axes; return the loss."""
         axes = [axis for axis in (2, 3, 4) if torch.rand(1, generator=self.flips) < 0.5]
         masks = masks.flip(axes)
         self.optimizer.zero_grad()
@@ -141,7 +141,7 @@ class Training:
         return loss.item()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` takes."""
+        """Return the state for `load_state_dict`."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -150,7 +150,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Load a state of `state_dict`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.flips.set_state(state["flips"])
@@ -158,7 +158,7 @@ class Training:
 
 
 def merged(state: dict[str, Any]) -> dict[str, Any]:
-    """Return what all ranks have read, as one state that any number of ranks can go on from."""
+    """Merge the dataset states of all ranks into one state, which any number of ranks can load."""
     states = [state]
     if dist.is_initialized():
         states *= dist.get_world_size()
@@ -167,7 +167,7 @@ def merged(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(store: aioflux.sync.Store, state: dict[str, Any], endpoint_url: str | None) -> None:
-    """Write a checkpoint, which is there when it is whole, and delete those that are too old."""
+    """Write a checkpoint, which becomes visible when it is complete, and delete old checkpoints."""
     step = state["training"]["step"]
     with open_writer(f"{store.uri}checkpoints/{step:06d}.pt", endpoint_url=endpoint_url) as file:
         torch.save(state, file)
@@ -176,7 +176,7 @@ def save(store: aioflux.sync.Store, state: dict[str, Any], endpoint_url: str | N
 
 
 def newest(store: aioflux.sync.Store, endpoint_url: str | None) -> dict[str, Any] | None:
-    """Return the newest checkpoint, None where there is none yet."""
+    """Return the newest checkpoint; None if there is none."""
     checkpoints = store.list_all("checkpoints/")
     if not checkpoints:
         return None
@@ -186,7 +186,7 @@ def newest(store: aioflux.sync.Store, endpoint_url: str | None) -> dict[str, Any
 
 
 def train(store: aioflux.sync.Store, options: argparse.Namespace, endpoint_url: str | None) -> UNet:
-    """Train from the newest checkpoint on, and return the model."""
+    """Train from the newest checkpoint, and return the model."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     training = Training()
     dataset = IterableDataset(
@@ -199,7 +199,7 @@ def train(store: aioflux.sync.Store, options: argparse.Namespace, endpoint_url: 
         dataset.load_state_dict(state["data"])
         first = state["epoch"]
         print(f"resumed from step {training.step} in epoch {first}", flush=True)
-    # With workers, only a StatefulDataLoader knows how far each of them is.
+    # With workers, only a StatefulDataLoader has the position of each worker.
     batches = loader(
         dataset,
         batch_size=BATCH_SIZE,
@@ -222,7 +222,7 @@ def train(store: aioflux.sync.Store, options: argparse.Namespace, endpoint_url: 
 
 
 def make_data(store: aioflux.sync.Store) -> None:
-    """Put the volumes that are missing; one rank does, and the others wait for it."""
+    """Upload the missing volumes on one rank; the other ranks wait."""
     if not dist.is_initialized() or dist.get_rank() == 0:
         present = {meta.key for meta in store.list()}
         num_made = sum(1 for _ in store.put_many(missing_volumes(present)))
@@ -232,8 +232,8 @@ def make_data(store: aioflux.sync.Store) -> None:
 
 
 def run(uri: str, options: argparse.Namespace, endpoint_url: str | None = None) -> None:
-    """Make the volumes, train, and find what is in volumes that were never seen."""
-    torch.set_num_threads(1)  # more would wait for each other: the network is small
+    """Create the volumes, train, and test the model on other volumes."""
+    torch.set_num_threads(1)  # the network is too small for more threads
     with aioflux.sync.open_store(uri, endpoint_url=endpoint_url) as store:
         make_data(store)
         begun = time.perf_counter()
@@ -252,9 +252,11 @@ def run(uri: str, options: argparse.Namespace, endpoint_url: str | None = None) 
 
 
 def main() -> None:
-    """Choose the bucket and run, as one of several ranks where torchrun says so."""
+    """Choose the bucket and run; under torchrun, this process is one of several ranks."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--uri", help="where the run keeps its objects, such as gs://bucket/run-1")
+    parser.add_argument(
+        "--uri", help="prefix for volumes and checkpoints, such as gs://bucket/run-1"
+    )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=0, help="more than 0 need torchdata")
     parser.add_argument("--save-every", type=int, default=4, metavar="STEPS")

@@ -1,7 +1,7 @@
-"""Train a small classifier on images in a bucket, and keep the model there.
+"""Train a small classifier on images in a bucket, and save the model to the bucket.
 
-    python examples/quickstart/quickstart.py                          against a server of its own
-    python examples/quickstart/quickstart.py --uri gs://bucket/tmp    against a real bucket
+    python examples/quickstart/quickstart.py                          with a local GCS server
+    python examples/quickstart/quickstart.py --uri gs://bucket/tmp    with a real bucket
 
 The data are scikit-learn's handwritten digits: 1,797 real images of 8 x 8 pixels, as PNG, with the
 label in the key: `train/0123-7.png` shows a seven.
@@ -39,7 +39,7 @@ GOAL = 0.90
 
 @contextmanager
 def step(name: str) -> Iterator[dict[str, int]]:
-    """Time the body, which says how many objects and bytes it moved, and print a line."""
+    """Measure a `with` block, which sets the objects and bytes that it moved; print a line."""
     moved = {"objects": 0, "bytes": 0}
     begun = time.perf_counter()
     yield moved
@@ -50,7 +50,7 @@ def step(name: str) -> Iterator[dict[str, int]]:
 
 
 def digit_images() -> Iterator[tuple[str, bytes]]:
-    """Yield keys and PNG images; every fifth image is kept for the test."""
+    """Yield keys and PNG images; every fifth image is a test image."""
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         file = io.BytesIO()
@@ -60,14 +60,14 @@ def digit_images() -> Iterator[tuple[str, bytes]]:
 
 
 def decode(sample: Sample) -> tuple[torch.Tensor, int, int]:
-    """Make an image, its label and its size in bytes of an object; runs in the workers."""
+    """Return image, label and size in bytes of an object; runs in the workers."""
     pixels = np.array(Image.open(io.BytesIO(sample.data)), dtype=np.float32)
     label = sample.key.removesuffix(".png").partition("-")[2]
     return torch.from_numpy(pixels)[None] / 255, int(label), len(sample.data)
 
 
 def new_model() -> nn.Module:
-    """Return a small convolutional network with fresh weights."""
+    """Return a small convolutional network with new random weights."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -80,7 +80,7 @@ def new_model() -> nn.Module:
 
 
 def train(uri: str, endpoint_url: str | None) -> nn.Module:
-    """Stream the training images, once an epoch, and return a trained model."""
+    """Stream the training images once for each epoch, and return a trained model."""
     model = new_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     with step("list train/"):
@@ -100,7 +100,7 @@ def train(uri: str, endpoint_url: str | None) -> nn.Module:
 
 
 def read_test_images(uri: str, endpoint_url: str | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read all test images, by index, and return them with their labels."""
+    """Read all test images by index, and return them with their labels."""
     dataset = MapDataset(f"{uri}/test", transform=decode, endpoint_url=endpoint_url)
     with step("read test/") as moved:
         batches = list(DataLoader(dataset, batch_size=64, num_workers=NUM_WORKERS))
@@ -111,7 +111,7 @@ def read_test_images(uri: str, endpoint_url: str | None) -> tuple[torch.Tensor, 
 
 
 def save(model: nn.Module, uri: str, endpoint_url: str | None) -> None:
-    """Write the weights; the object is visible once the `with` block ends, or not at all."""
+    """Write the weights; the object becomes visible when the `with` block ends without an error."""
     with step("save model.pt") as moved:
         with open_writer(uri, endpoint_url=endpoint_url) as file:
             torch.save(model.state_dict(), file)
@@ -119,7 +119,7 @@ def save(model: nn.Module, uri: str, endpoint_url: str | None) -> None:
 
 
 def load(uri: str, endpoint_url: str | None) -> nn.Module:
-    """Read the weights into a fresh model."""
+    """Read the weights into a new model."""
     model = new_model()
     with (
         step("load model.pt") as moved,
@@ -133,7 +133,7 @@ def load(uri: str, endpoint_url: str | None) -> nn.Module:
 def run(uri: str, endpoint_url: str | None = None) -> None:
     """Fill the bucket, train from it, save to it and load from it."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # more would wait for each other: the network is small
+    torch.set_num_threads(1)  # the network is too small for more threads
     with (
         aioflux.sync.open_store(uri, endpoint_url=endpoint_url) as store,
         step("put 1,797 images") as moved,
@@ -161,7 +161,7 @@ def main() -> None:
     """Choose the bucket, run, and clean up."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--uri", help="a bucket and prefix, such as gs://bucket/tmp")
-    parser.add_argument("--keep", action="store_true", help="leave the objects in that bucket")
+    parser.add_argument("--keep", action="store_true", help="do not delete the objects at the end")
     arguments = parser.parse_args()
 
     begun = time.perf_counter()
@@ -170,7 +170,7 @@ def main() -> None:
         with GCSServer(buckets=("bucket",)) as server:
             run("gs://bucket/quickstart", server.url)
     else:
-        # A prefix of its own: nothing that is there already is overwritten or removed.
+        # A new prefix, so that no existing object is overwritten or deleted.
         uri = f"{arguments.uri.rstrip('/')}/quickstart-{uuid.uuid4().hex[:8]}"
         try:
             run(uri)

@@ -1,7 +1,7 @@
-"""Stream text from jsonl shards in a bucket, tokenised, into a small language model.
+"""Stream text from jsonl shards in a bucket, tokenise it, and train a small language model.
 
-    python examples/text_stream/text_stream.py                          against a server of its own
-    python examples/text_stream/text_stream.py --uri gs://bucket/tmp    against a real bucket
+    python examples/text_stream/text_stream.py                          with a local GCS server
+    python examples/text_stream/text_stream.py --uri gs://bucket/tmp    with a real bucket
 
 The texts are made: sentences of a small grammar, in which the topic of a document decides on its
 words. `train/0017.jsonl` holds documents as lines such as `{"id": "0017-003", "text": "..."}`.
@@ -45,12 +45,12 @@ GOAL = 20.0
 SYLLABLES = ("ba", "chi", "do", "fe", "gru", "ka", "li", "mo", "ne", "pra", "ru", "sti", "to", "vu")
 PIECE = re.compile(r" ?\w+|\W", re.ASCII)
 END = 0
-"""Stands between documents; 1 to 256 are the bytes, and what follows are the pieces."""
+"""Token between documents. Tokens 1 to 256 are single bytes, higher tokens are pieces of text."""
 FIRST_PIECE = 257
 
 
 def made_documents(shard: int) -> Iterator[str]:
-    """Yield the texts of a shard: the same ones whenever its number is the same."""
+    """Yield the texts of a shard; the number of the shard is the seed."""
     draw = np.random.default_rng(shard)
     topics = draw.integers(NUM_TOPICS, size=NUM_DOCUMENTS).tolist()
     for topic in topics:
@@ -71,7 +71,7 @@ def made_shards() -> Iterator[tuple[str, bytes]]:
 
 
 class Tokeniser:
-    """Text to tokens and back, losing nothing: what is no known piece goes by its bytes."""
+    """Lossless encoding of text to tokens: a token for each common piece, bytes for the rest."""
 
     def __init__(self, pieces: list[str]) -> None:
         self.pieces = pieces
@@ -79,7 +79,7 @@ class Tokeniser:
 
     @classmethod
     def learned(cls, texts: Iterable[str]) -> Tokeniser:
-        """Learn the most common pieces: words with the space before them, and punctuation."""
+        """Return a tokeniser of the most common pieces: words with leading space, punctuation."""
         counts = Counter(piece for text in texts for piece in PIECE.findall(text))
         return cls([piece for piece, _ in counts.most_common(NUM_PIECES)])
 
@@ -98,7 +98,7 @@ class Tokeniser:
         return tokens
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of tokens; documents end where they are."""
+        """Return the text of tokens, without the ends of documents."""
         parts = (
             self.pieces[token - FIRST_PIECE].encode()
             if token >= FIRST_PIECE
@@ -109,24 +109,24 @@ class Tokeniser:
         return b"".join(parts).decode()
 
     def save(self, store: aioflux.sync.Store) -> None:
-        """Keep it beside the texts, so that a model finds the tokens that it was trained on."""
+        """Store the tokeniser next to the texts; a trained model needs the same tokens."""
         store.put("tokeniser.json", json.dumps(self.pieces).encode())
 
     @classmethod
     def load(cls, store: aioflux.sync.Store) -> Tokeniser:
-        """Return the one that `save` kept."""
+        """Return the tokeniser that `save` stored."""
         return cls(json.loads(store.get("tokeniser.json")))
 
 
 def tokenise(tokeniser: Tokeniser, document: dict[str, str]) -> list[int]:
-    """Return the tokens of a document, with its end; runs in the workers."""
+    """Return the tokens of a document and `END`; runs in the workers."""
     return [*tokeniser.encode(document["text"]), END]
 
 
 def pack(documents: list[list[int]]) -> tuple[torch.Tensor, int, int]:
-    """Pack documents end to end into rows; also tell how many documents and tokens they are.
+    """Pack consecutive documents into rows; return rows, number of documents, number of tokens.
 
-    A row begins with the last token of the one before it: what a row predicts is all but its first.
+    A row starts with the last token of the previous row, because its first token is not predicted.
     """
     tokens = [END, *chain.from_iterable(documents)]
     num_rows = math.ceil((len(tokens) - 1) / ROW_TOKENS)
@@ -136,7 +136,7 @@ def pack(documents: list[list[int]]) -> tuple[torch.Tensor, int, int]:
 
 
 class LanguageModel(nn.Module):
-    """A small model that predicts a token by the eight before it."""
+    """A small model that predicts a token from the previous eight tokens."""
 
     def __init__(self, num_tokens: int, width: int = 64) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class LanguageModel(nn.Module):
         self.last = nn.Linear(width, num_tokens)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the loss of predicting each token of the rows but their first."""
+        """Return the loss of predicting each token of the rows except the first."""
         before = self.embedding(rows[:, :-1]).transpose(1, 2)
         seen = self.window(nn.functional.pad(before, (WINDOW_TOKENS - 1, 0)))
         logits = self.last(seen.relu().transpose(1, 2))
@@ -153,7 +153,7 @@ class LanguageModel(nn.Module):
 
 
 def stream(name: str, batches: Iterable[tuple[torch.Tensor, int, int]]) -> Iterator[torch.Tensor]:
-    """Hand on the rows of each batch, and print how fast they came in the end."""
+    """Yield the rows of each batch, and print the rate at the end."""
     documents = tokens = 0
     begun = time.perf_counter()
     for rows, num_documents, num_tokens in batches:
@@ -169,9 +169,9 @@ def stream(name: str, batches: Iterable[tuple[torch.Tensor, int, int]]) -> Itera
 
 
 def run(uri: str, endpoint_url: str | None = None) -> None:
-    """Put the texts, learn the tokeniser, and stream two epochs: one to look, one to learn."""
+    """Upload the texts, build the tokeniser, and stream two epochs: one read, one for training."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # more would wait for each other: the network is small
+    torch.set_num_threads(1)  # the network is too small for more threads
     with aioflux.sync.open_store(uri, endpoint_url=endpoint_url) as store:
         num_bytes = sum(meta.size for meta in store.put_many(made_shards()))
         Tokeniser.learned(made_documents(0)).save(store)
@@ -210,13 +210,13 @@ def main() -> None:
     """Choose the bucket, run, and clean up."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--uri", help="a bucket and prefix, such as gs://bucket/tmp")
-    parser.add_argument("--keep", action="store_true", help="leave the objects in that bucket")
+    parser.add_argument("--keep", action="store_true", help="do not delete the objects at the end")
     arguments = parser.parse_args()
     if arguments.uri is None:
         with GCSServer(buckets=("bucket",)) as server:
             run("gs://bucket/text", server.url)
         return
-    # A prefix of its own: nothing that is there already is overwritten or removed.
+    # A new prefix, so that no existing object is overwritten or deleted.
     uri = f"{arguments.uri.rstrip('/')}/text-{uuid.uuid4().hex[:8]}"
     try:
         run(uri)

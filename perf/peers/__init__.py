@@ -1,1 +1,1 @@
-"""One adapter per contender: the same work on the same bytes, through its public interface."""
+"""One module for each client: functions that do a `Work` through the client's public interface."""

@@ -1,8 +1,8 @@
-"""What adapters share that load batches for training. Imports torch, and no peer.
+"""Base of the peers that load batches for training. Imports torch, and no peer.
 
-A dataset is built, and so listed, before the clock starts; the epoch is measured, from the start of
-the workers to their end. What becomes of an object's bytes is the same for all: their length, or a
-tensor.
+A dataset is built, with its listing, before the measured part. The measured part is the epoch, from
+the start of the workers to their exit. All peers turn the bytes of an object into the same item:
+their number, or a tensor.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ __all__ = ["Datasets", "OneByOne", "decode", "epoch"]
 
 
 def _tensor_of(data: Any) -> torch.Tensor:
-    # A copy, as any decoder makes one; bytes that may not be written to are no memory of a tensor.
+    # A copy: decoders copy too, and torch does not support read-only memory.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def decode(work: Work) -> Callable[[Any], Any]:
-    """Return what makes an item of an object's bytes."""
+    """Return the function that turns the bytes of an object into an item."""
     return _tensor_of if work.is_whole else len
 
 
 class Datasets:
-    """Makes datasets, before the clock starts where there is time, and takes them through an epoch.
+    """Builds datasets and reads their epochs; `prepare` builds before the measured part.
 
     Args:
-        make: Builds the dataset of some work.
+        make: Builds the dataset of a work.
     """
 
     def __init__(self, make: Callable[[Work], Any]) -> None:
         self._make = make
-        self._made: dict[Work, Any] = {}
+        self._datasets: dict[Work, Any] = {}
 
     def prepare(self, work: Work) -> None:
         """Build the dataset."""
-        self._made[work] = self._make(work)
+        self._datasets[work] = self._make(work)
 
     def epoch(self, work: Work) -> tuple[int, float]:
-        """Take the dataset of some work through an epoch; it is built now where it was not."""
-        if work not in self._made:
+        """Read an epoch of the dataset of a work; build the dataset unless `prepare` did."""
+        if work not in self._datasets:
             self.prepare(work)
-        return epoch(self._made.pop(work), work)
+        return epoch(self._datasets.pop(work), work)
 
 
 def epoch(dataset: Any, work: Work) -> tuple[int, float]:
-    """Load every batch of a dataset; return the bytes of all, and how long their consumer waited.
+    """Load all batches of a dataset; return the bytes, and the time that the consumer waited.
 
-    Before the first batch it waits for the workers to start, too.
+    The waiting time includes the start of the workers.
     """
     num_bytes, waited_seconds = 0, 0.0
     begun = time.perf_counter()
@@ -74,12 +74,12 @@ def _loader(dataset: Any, work: Work) -> DataLoader[Any]:
 
 
 class OneByOne(IterableDataset[Any]):
-    """Reads one object after the other, each worker a run of its own: what one writes by hand.
+    """A simple iterable dataset: each worker reads the objects of its share one after the other.
 
     Args:
-        keys: Of all objects.
-        open_reader: Called in the worker; returns what reads a key.
-        item: Makes an item of an object's bytes.
+        keys: Keys of all objects.
+        open_reader: Called in the worker; returns a function that reads a key.
+        item: Turns the bytes of an object into an item.
     """
 
     def __init__(
@@ -100,6 +100,6 @@ class OneByOne(IterableDataset[Any]):
 
 
 def _share(keys: Sequence[str]) -> Sequence[str]:
-    """Return the keys that the worker reads in which this is called; all where there is none."""
+    """Return the keys of the calling worker; all keys outside of a worker."""
     worker = get_worker_info()
     return keys if worker is None else keys[worker.id :: worker.num_workers]

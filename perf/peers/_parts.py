@@ -1,4 +1,4 @@
-"""What adapters share: the ranges of an object, and whom they trust. Imports no peer."""
+"""Ranges, parts, memory and TLS context for the peers. Imports no peer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 MIN_PART_BYTES = 5 << 20
-"""Least size of a part of a multipart upload, the last one aside."""
+"""Minimum size of a part of a multipart upload, except the last part."""
 
 
 def ranges(work: Work) -> list[tuple[int, int]]:
-    """Cut one object into half-open ranges of `range_size_bytes`."""
+    """Return the half-open ranges of one object, each of `range_size_bytes`."""
     step = work.range_size_bytes
     return [
         (start, min(start + step, work.size_bytes)) for start in range(0, work.size_bytes, step)
@@ -36,17 +36,17 @@ def ranges(work: Work) -> list[tuple[int, int]]:
 
 
 def part_size_bytes(work: Work) -> int:
-    """Return the size of the parts of one upload: that of ranges, where services take it."""
+    """Return the size of the parts of an upload: the size of ranges, at least `MIN_PART_BYTES`."""
     return max(MIN_PART_BYTES, work.range_size_bytes)
 
 
 def ssl_context(work: Work) -> ssl.SSLContext | None:
-    """Return a context that trusts the server's authority alone; None without TLS."""
+    """Return a context that trusts only the server's authority; None without TLS."""
     return ssl.create_default_context(cafile=work.ca_file) if work.ca_file else None
 
 
 def memory_of(work: Work, *, again: bool) -> Iterator[memoryview]:
-    """Yield memory for each object: the same again and again, or new for each."""
+    """Yield memory for each object: the same memory for all (`again`), or new memory for each."""
     view = memoryview(bytearray(work.size_bytes))
     while True:
         yield view
@@ -57,13 +57,13 @@ def memory_of(work: Work, *, again: bool) -> Iterator[memoryview]:
 async def fill(
     read: Callable[[str, int, int, memoryview], Awaitable[int]], work: Work, *, again: bool
 ) -> int:
-    """Read each object into memory, in ranges, `in_flight` under way at once.
+    """Read each object into memory, in ranges, `in_flight` at the same time.
 
     Args:
-        read: Reads the bytes `[start, end)` of a key into memory of that length, and returns how
-            many came.
-        work: What to do.
-        again: Into the same memory for every object; otherwise each gets its own.
+        read: Reads the bytes `[start, end)` of a key into memory of this length, and returns the
+            number of bytes read.
+        work: The work.
+        again: Use the same memory for all objects; otherwise allocate new memory for each.
 
     Returns:
         The bytes of all objects.
@@ -81,10 +81,10 @@ async def fill(
 
 
 def put_into(view: memoryview, data: Buffer) -> int:
-    """Copy a body into memory of its length, and return that.
+    """Copy a body into memory of the same length, and return the length.
 
     Raises:
-        ValueError: It has another length.
+        ValueError: The lengths differ.
     """
     view[:] = data
     return view.nbytes

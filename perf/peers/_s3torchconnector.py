@@ -1,4 +1,4 @@
-"""What the adapters of s3torchconnector share: it speaks to an endpoint by paths."""
+"""Options of s3torchconnector for the benchmark server, which needs path-style addressing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["client_config", "options"]
 
 
 def client_config() -> Any:
-    """Return its defaults, but for the path."""
+    """Return the default configuration with path-style addressing."""
     return S3ClientConfig(force_path_style=True)
 
 
 def options(work: Work) -> dict[str, Any]:
-    """Return what its classes are opened with."""
+    """Return the constructor arguments of its classes."""
     return {"region": REGION, "endpoint": work.url, "s3client_config": client_config()}

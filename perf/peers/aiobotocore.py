@@ -1,4 +1,4 @@
-"""aiobotocore: botocore over aiohttp, with as many connections as requests under way."""
+"""aiobotocore: botocore over aiohttp, with one connection for each request in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def _open(work: Work) -> AsyncIterator[Any]:
     config = AioConfig(
         max_pool_connections=work.in_flight,
         s3={"addressing_style": "path"},
-        # Faster, and no object here has a checksum that would be compared.
+        # Faster.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
@@ -79,21 +79,21 @@ async def put_one(work: Work) -> int:
 
 
 async def _put_parts(client: Any, work: Work, key: str, data: memoryview, step: int) -> int:
-    place = {"Bucket": work.bucket, "Key": key}
-    begun = await client.create_multipart_upload(**place)
-    room = asyncio.Semaphore(work.in_flight)
+    target = {"Bucket": work.bucket, "Key": key}
+    upload = await client.create_multipart_upload(**target)
+    limit = asyncio.Semaphore(work.in_flight)
 
     async def part(number: int, start: int) -> dict[str, Any]:
-        async with room:
+        async with limit:
             body = bytes(data[start : start + step])
-            told = await client.upload_part(
-                **place, UploadId=begun["UploadId"], PartNumber=number, Body=body
+            response = await client.upload_part(
+                **target, UploadId=upload["UploadId"], PartNumber=number, Body=body
             )
-            return {"ETag": told["ETag"], "PartNumber": number}
+            return {"ETag": response["ETag"], "PartNumber": number}
 
     starts = range(0, len(data), step)
     parts = await asyncio.gather(*(part(at + 1, start) for at, start in enumerate(starts)))
     await client.complete_multipart_upload(
-        **place, UploadId=begun["UploadId"], MultipartUpload={"Parts": parts}
+        **target, UploadId=upload["UploadId"], MultipartUpload={"Parts": parts}
     )
     return len(data)

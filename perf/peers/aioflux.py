@@ -1,4 +1,4 @@
-"""aioflux: Store, with checksums, retry and limits on."""
+"""aioflux: Store, with checksums, retries and limits enabled."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def _open(work: Work) -> aioflux.Store:
         work.uri(),
         endpoint_url=work.url,
         ssl_context=ssl_context(work),
-        # An emulator behind TLS is no emulator to the store: it would look for credentials.
+        # With TLS, the store does not recognise an emulator, and would look for credentials.
         credentials=AnonymousCredentials() if work.ca_file else None,  # type: ignore[no-untyped-call]
         transfer=aioflux.TransferOptions(
             max_in_flight=work.in_flight,
             range_size_bytes=work.range_size_bytes,
             part_size_bytes=part_size,
             max_buffered_bytes=4 * part_size,
-            # Azure has no checksum of whole blobs: over TLS, which it is asked by and Azurite is
-            # not, a range is read once.
+            # Azure has no checksum of whole blobs. Read ranges once, as over TLS, which Azurite
+            # does not use here.
             verify_ranges="never" if work.scheme == "az" else "auto",
         ),
     )
@@ -59,14 +59,14 @@ async def get_into(work: Work) -> int:
 
 
 async def list_all(work: Work) -> int:
-    """List a set, hold all of it, and return the bytes of its objects."""
+    """List a set completely, and return the bytes of its objects."""
     async with _open(work) as store:
         listing = await store.list_all(work.prefix)
         return sum(listing.sizes)
 
 
 async def parse_all(work: Work) -> int:
-    """Do what `list_all` does with the pages of a set, each checked; return the bytes of it all."""
+    """Parse and check pages as `list_all` does, and return the bytes of all objects."""
     whole, kind = Listing(), None
     for body in pages(work):
         page = gcs_list.decode_page(body, expected=kind)

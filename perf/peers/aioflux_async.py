@@ -1,4 +1,4 @@
-"""aioflux: `Checkpointer.save_async`, at its defaults, warm; and training beside an upload."""
+"""aioflux: `Checkpointer.save_async` with defaults, after a warm-up; training during uploads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _staging(work: Work) -> str:
 
 
 def prepare(work: Work) -> None:
-    """Save twice, so that what is measured is warm."""
+    """Save twice, as a warm-up."""
     if work.operation == "train_alone":
         state_of(work.dtype, work.size_bytes)
     else:
@@ -40,31 +40,31 @@ def prepare(work: Work) -> None:
 
 
 async def stage(work: Work) -> int:
-    """Save a state as far as training waits for it, and return the bytes of its tensors."""
+    """Stage a state, for which the training waits, and return the bytes of its tensors."""
     state = state_of(work.dtype, work.size_bytes)
     _ready(work).save_async(2, state)
     return num_bytes_of(state)
 
 
 def _num_steps(work: Work) -> int:
-    """Return how many steps are made: few where it is a warm-up."""
+    """Return the number of training steps; a warm-up has few."""
     return work.in_flight if work.size_bytes > WARM_UP_BYTES else 5
 
 
 async def train_alone(work: Work) -> int:
-    """Train, and save nothing."""
+    """Train without saves."""
     train(_num_steps(work), lambda _: None)
     return work.size_bytes
 
 
 async def train_saving(work: Work) -> int:
-    """Train for as many steps, while one save is uploaded after the other."""
+    """Train for the same number of steps, and start a save as soon as the previous is done."""
     checkpointer, state = _ready(work), state_of(work.dtype, work.size_bytes)
-    under_way: list[SaveHandle] = []
+    handles: list[SaveHandle] = []
 
     def save(step: int) -> None:
-        if not under_way or under_way[-1].done():
-            under_way.append(checkpointer.save_async(2 + step, state))
+        if not handles or handles[-1].done():
+            handles.append(checkpointer.save_async(2 + step, state))
 
     train(_num_steps(work), save)
     return work.size_bytes

@@ -1,4 +1,4 @@
-"""aioflux: `save` and `load` of `aioflux.checkpoint`, at their defaults."""
+"""aioflux: `save` and `load` of `aioflux.checkpoint`, with defaults."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ async def save_state(work: Work) -> int:
 
 
 async def load_state(work: Work) -> int:
-    """Load a state, read from each of its pages, and return the bytes of its tensors."""
+    """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
     uri = work.uri(state_key(work.dtype, work.size_bytes))
     return touch(aioflux.checkpoint.load(uri, endpoint_url=work.url))

@@ -1,4 +1,4 @@
-"""aioflux.data: MapDataset and IterableDataset in DataLoader workers, everything at its default."""
+"""aioflux.data: MapDataset and IterableDataset in DataLoader workers, with defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux.data import IterableDataset, MapDataset
 from perf.peers._loading import Datasets, decode, epoch
-from perf.servers._room import place
+from perf.servers._tmpfs import memory_directory
 
 if TYPE_CHECKING:
     from aioflux.data import Sample
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Item:
-    """Makes an item of a sample; it is no lambda, so that it pickles."""
+    """Turns a sample into an item. A class, because a lambda cannot be pickled."""
 
     def __init__(self, work: Work) -> None:
         self._decode = decode(work)
@@ -28,7 +28,7 @@ class _Item:
 
 
 def _options(work: Work) -> dict[str, Any]:
-    """Return what differs from the defaults."""
+    """Return the options that are not defaults."""
     options: dict[str, Any] = {"endpoint_url": work.url, "transform": _Item(work)}
     if work.compose:
         options["compose"] = work.compose
@@ -51,12 +51,12 @@ _DATASETS: dict[str, Datasets] = {"load": Datasets(_map), "stream": Datasets(_st
 
 
 async def load(work: Work) -> tuple[int, float]:
-    """Take a MapDataset through an epoch."""
+    """Read an epoch of a MapDataset."""
     return _DATASETS["load"].epoch(work)
 
 
 async def stream(work: Work) -> tuple[int, float]:
-    """Take an IterableDataset through an epoch."""
+    """Read an epoch of an IterableDataset."""
     return _DATASETS["stream"].epoch(work)
 
 
@@ -64,14 +64,14 @@ async def stream(work: Work) -> tuple[int, float]:
 
 _PREFIX = "aioflux-perf-cache-"
 _SLACK = 2
-"""Times the objects' size that the cache may take."""
+"""Maximum size of the cache, as a multiple of the size of all objects."""
 _cached: dict[Work, tuple[MapDataset[Any], Path]] = {}
-"""Datasets, each with the directory of its cache."""
+"""Datasets and the directories of their caches."""
 
 
 def _new_directory(num_bytes: int) -> Path:
-    """Make a directory for a cache, and remove those of processes that were killed."""
-    parent = place(num_bytes) or Path(tempfile.gettempdir())
+    """Create a directory for a cache, and remove the directories of killed processes."""
+    parent = memory_directory(num_bytes) or Path(tempfile.gettempdir())
     for old in parent.glob(f"{_PREFIX}*"):
         pid = old.name.removeprefix(_PREFIX).partition("-")[0]
         if not Path("/proc", pid).exists():
@@ -99,17 +99,17 @@ def _epoch_of_cached(work: Work) -> tuple[int, float]:
 
 
 async def load_first(work: Work) -> tuple[int, float]:
-    """Take a MapDataset through an epoch that fills its cache."""
+    """Read an epoch of a MapDataset that fills its cache."""
     return _epoch_of_cached(work)
 
 
 async def load_again(work: Work) -> tuple[int, float]:
-    """Take a MapDataset through an epoch that finds everything in its cache."""
+    """Read an epoch of a MapDataset from its cache."""
     return _epoch_of_cached(work)
 
 
 def prepare(work: Work) -> None:
-    """List what is loaded, and fill the cache for a second epoch."""
+    """Build the dataset; for a second epoch, fill its cache."""
     if work.operation in _DATASETS:
         _DATASETS[work.operation].prepare(work)
     else:

@@ -1,7 +1,7 @@
-"""aioflux: lines of shards through the names of the S3 IO DataPipes, at their defaults.
+"""aioflux: text lines through the interface of the S3 IO DataPipes, with defaults.
 
-`lines` has the pipe make the batches, by torch's own `.batch()`. `lines_loader` leaves that to
-DataLoader, which takes 5 us for each item of any DataPipe that it is given.
+In `lines`, the pipe makes the batches, by torch's own `.batch()`. In `lines_loader`, DataLoader
+makes the batches; it takes 5 us for each item of a DataPipe.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def prepare(work: Work) -> None:
 
 
 async def lines(work: Work) -> int:
-    """Take the lines of shards through an epoch, in batches that the pipe makes."""
+    """Read an epoch of lines, in batches that the pipe makes."""
     return _LINES["lines"].epoch(work)
 
 
 async def lines_loader(work: Work) -> int:
-    """Take them through an epoch in batches that DataLoader makes."""
+    """Read an epoch of lines, in batches that DataLoader makes."""
     return _LINES["lines_loader"].epoch(work)

@@ -1,4 +1,4 @@
-"""aioflux: a save by the names of Nebula, warm, as far as training waits for it."""
+"""aioflux: the part of a save with Nebula's interface for which the training waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _save(work: Work, tag: str) -> int:
 
 
 def prepare(work: Work) -> None:
-    """Save as often as memory keeps tags, so that what is measured is copied to memory in use."""
+    """Save as many tags as the memory keeps, so that the measured save reuses memory."""
     _init(work.uri("nebula"), work.url)
     for step in range(3):
         checkpoint = nm.Checkpoint(f"step{step}", -2)
@@ -34,11 +34,11 @@ def prepare(work: Work) -> None:
 
 
 async def stage(work: Work) -> int:
-    """Save a state, and return the bytes of its tensors; what goes to the bucket goes later."""
+    """Save a state to memory, and return the bytes of its tensors; the upload runs later."""
     _init(work.uri("nebula"), work.url)
     return _save(work, "measured")
 
 
 def finish(work: Work) -> None:
-    """End the process that holds checkpoints, which would outlive this one."""
+    """Stop the node daemon, which would continue after the exit of this process."""
     nm.shutdown()

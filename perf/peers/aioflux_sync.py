@@ -1,4 +1,4 @@
-"""aioflux for callers that block: the same store through `aioflux.sync`, from a thread."""
+"""aioflux: the blocking store of `aioflux.sync`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.save straight to an object, through `aioflux.checkpoint.open_writer`: nothing is staged."""
+"""torch.save to an object through `aioflux.checkpoint.open_writer`, without staging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""aioflux: compressed checkpoints, in memory and through its storage of DCP; and that without."""
+"""aioflux: compression in memory, and DCP saves and loads with and without compression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aioflux.checkpoint._save.items import encode_tensor
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter
 from perf.weights import num_bytes_of, weights_of
-from perf.work import Told
+from perf.work import OperationResult
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import StoredItem
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def prepare(work: Work) -> None:
-    """Make the state, and what a load begins with."""
+    """Create the state; for decompression its compressed form, for a load a checkpoint."""
     weights_of(work.dtype, work.size_bytes)
     if work.operation == "decompress":
         _compressed(work.dtype, work.size_bytes)
@@ -31,7 +31,7 @@ def prepare(work: Work) -> None:
         _saved(work)
 
 
-async def compress(work: Work) -> Told:
+async def compress(work: Work) -> OperationResult:
     """Compress a state in memory."""
     stored = 0
     with ZStandard().open_codec() as codec:
@@ -39,11 +39,11 @@ async def compress(work: Work) -> Told:
             memory = encode_tensor(tensor).segments[1]
             item = codec.encode_item(b"", memory, b"", element_size=tensor.itemsize)
             stored += sum([len(segment) async for _, segment in codec.encode_items([item])])
-    return Told(work.size_bytes, stored_bytes=stored)
+    return OperationResult(work.size_bytes, stored_bytes=stored)
 
 
-async def decompress(work: Work) -> Told:
-    """Decompress a state into memory that is there."""
+async def decompress(work: Work) -> OperationResult:
+    """Decompress a state into existing tensors."""
     stored = 0
     with ZStandard().open_codec() as codec:
         for packed, table, tensor in _compressed(work.dtype, work.size_bytes):
@@ -57,32 +57,32 @@ async def decompress(work: Work) -> Told:
             frames = memoryview(packed)[table.data_start :]
             await codec.decode(frames, slices, _memory(tensor), plane_size=table.plane_size)
             stored += len(packed)
-    return Told(work.size_bytes, stored_bytes=stored)
+    return OperationResult(work.size_bytes, stored_bytes=stored)
 
 
-async def save_compressed(work: Work) -> Told:
-    """Save a state, compressed."""
+async def save_compressed(work: Work) -> OperationResult:
+    """Save a state with compression."""
     return await asyncio.to_thread(_save, work)
 
 
-async def save_plain(work: Work) -> Told:
-    """Save a state as it is."""
+async def save_plain(work: Work) -> OperationResult:
+    """Save a state without compression."""
     return await asyncio.to_thread(_save, work)
 
 
-async def load_compressed(work: Work) -> Told:
-    """Load what `save_compressed` saved into tensors that are there."""
+async def load_compressed(work: Work) -> OperationResult:
+    """Load the checkpoint of `save_compressed` into existing tensors."""
     return await asyncio.to_thread(_load, work)
 
 
-async def load_plain(work: Work) -> Told:
-    """Load what `save_plain` saved into tensors that are there."""
+async def load_plain(work: Work) -> OperationResult:
+    """Load the checkpoint of `save_plain` into existing tensors."""
     return await asyncio.to_thread(_load, work)
 
 
 @lru_cache(maxsize=1)
 def _compressed(dtype: str, size_bytes: int) -> list[tuple[bytes, StoredItem, torch.Tensor]]:
-    """Return each tensor's item, where its frames are, and a tensor to decompress it into."""
+    """Return the encoded item of each tensor, the positions of its frames, and a target tensor."""
     return asyncio.run(_compress(dtype, size_bytes))
 
 
@@ -109,7 +109,7 @@ def _transfer(work: Work) -> aioflux.TransferOptions:
     return aioflux.TransferOptions(max_in_flight=work.in_flight)
 
 
-def _save(work: Work) -> Told:
+def _save(work: Work) -> OperationResult:
     state = weights_of(work.dtype, work.size_bytes)
     is_compressed = work.operation.endswith("compressed")
     writer = StorageWriter(
@@ -120,19 +120,19 @@ def _save(work: Work) -> Told:
     )
     metadata = dcp.save(state, storage_writer=writer, no_dist=True)
     stored = sum(info.length for info in metadata.storage_data.values())
-    return Told(num_bytes_of(state), stored_bytes=stored)
+    return OperationResult(num_bytes_of(state), stored_bytes=stored)
 
 
 @lru_cache(maxsize=1)
 def _saved(work: Work) -> tuple[dict[str, torch.Tensor], int]:
-    """Save what a load reads; return tensors to load it into, and the bytes that it takes."""
+    """Save a checkpoint; return tensors to load into, and the stored size in bytes."""
     stored = _save(work).stored_bytes
     into = weights_of(work.dtype, work.size_bytes)
     return {name: torch.zeros_like(tensor) for name, tensor in into.items()}, stored
 
 
-def _load(work: Work) -> Told:
+def _load(work: Work) -> OperationResult:
     into, stored = _saved(work)
     reader = StorageReader(_uri(work), endpoint_url=work.url, transfer=_transfer(work))
     dcp.load(into, storage_reader=reader, no_dist=True)
-    return Told(num_bytes_of(into), stored_bytes=stored)
+    return OperationResult(num_bytes_of(into), stored_bytes=stored)

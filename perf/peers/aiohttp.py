@@ -1,4 +1,4 @@
-"""Bare aiohttp on the XML API: what one has without a library for storage."""
+"""aiohttp with the XML API, without a storage library."""
 
 from __future__ import annotations
 

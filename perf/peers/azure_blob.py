@@ -1,4 +1,4 @@
-"""azure-storage-blob: its asynchronous client, with blocks of the size that all have."""
+"""azure-storage-blob: the asynchronous client, with the same block size as the other peers."""
 
 from __future__ import annotations
 

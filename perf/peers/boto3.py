@@ -1,4 +1,4 @@
-"""boto3: a pool of threads, and its own transfers of large objects."""
+"""boto3: a pool of threads, and boto3's own transfers of large objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perf.work import Work
 
 _MAX_THREADS = 32
-"""More make it slower: they share one interpreter."""
+"""More threads make it slower, because they share one interpreter."""
 
 
 def _open(work: Work) -> Any:

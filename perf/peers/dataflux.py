@@ -1,7 +1,7 @@
 """gcs-torch-dataflux: its datasets in DataLoader workers, and its listing.
 
-Everything is at its default, but for `threads_per_process` where it is asked for, which is an
-option of its map-style dataset alone.
+All options have their defaults, except `threads_per_process` of the map-style dataset in some
+matches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PROJECT = "perf"
 
 
 def _point_at(work: Work) -> None:
-    """Have the clients that it makes, in whatever process, ask the server without credentials."""
+    """Make the library's clients in all processes use the server, without credentials."""
     os.environ["STORAGE_EMULATOR_HOST"] = work.url
 
 
@@ -54,18 +54,18 @@ _DATASETS: dict[str, Datasets] = {"load": Datasets(_map), "stream": Datasets(_st
 
 
 def prepare(work: Work) -> None:
-    """List what is loaded."""
+    """Build the dataset."""
     if work.operation in _DATASETS:
         _DATASETS[work.operation].prepare(work)
 
 
 async def load(work: Work) -> tuple[int, float]:
-    """Take its map-style dataset through an epoch."""
+    """Read an epoch of its map-style dataset."""
     return _DATASETS["load"].epoch(work)
 
 
 async def stream(work: Work) -> tuple[int, float]:
-    """Take its iterable dataset through an epoch."""
+    """Read an epoch of its iterable dataset."""
     return _DATASETS["stream"].epoch(work)
 
 

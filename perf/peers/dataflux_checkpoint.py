@@ -1,4 +1,4 @@
-"""gcs-torch-dataflux: torch.save and torch.load on the files of its DatafluxCheckpoint."""
+"""gcs-torch-dataflux: torch.save and torch.load with the file objects of DatafluxCheckpoint."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ async def save_state(work: Work) -> int:
 
 
 async def load_state(work: Work) -> int:
-    """Load a state, read from each of its pages, and return the bytes of its tensors."""
+    """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
     with _open(work).reader(state_key(work.dtype, work.size_bytes)) as file:
         return touch(torch.load(file, weights_only=True))

@@ -1,4 +1,4 @@
-"""google-cloud-storage in DataLoader workers, an object at a time: what one writes by hand."""
+"""google-cloud-storage in DataLoader workers: a simple dataset that reads one object at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _keys(work: Work) -> list[str]:
 
 
 def _reader(work: Work) -> Callable[[str], bytes]:
-    """Open a client; return what reads a key."""
+    """Open a client; return a function that reads a key."""
     bucket = open_bucket(work, num_connections=1)
 
     def read(key: str) -> bytes:
@@ -32,7 +32,7 @@ def _reader(work: Work) -> Callable[[str], bytes]:
 
 
 class _Objects(Dataset[Any]):
-    """An object for each index."""
+    """A map-style dataset of objects."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -44,7 +44,7 @@ class _Objects(Dataset[Any]):
         return len(self._keys)
 
     def __getitem__(self, index: int) -> Any:
-        # In the worker: a client is not to be shared by processes.
+        # Opened in the worker, because processes must not share a client.
         self._read = self._read or _reader(self._work)
         return self._item(self._read(self._keys[index]))
 
@@ -57,15 +57,15 @@ _DATASETS: dict[str, Datasets] = {"load": Datasets(_Objects), "stream": Datasets
 
 
 def prepare(work: Work) -> None:
-    """List what is loaded."""
+    """Build the dataset."""
     _DATASETS[work.operation].prepare(work)
 
 
 async def load(work: Work) -> tuple[int, float]:
-    """Take a map-style dataset through an epoch."""
+    """Read an epoch of a map-style dataset."""
     return _DATASETS["load"].epoch(work)
 
 
 async def stream(work: Work) -> tuple[int, float]:
-    """Take an iterable dataset through an epoch."""
+    """Read an epoch of an iterable dataset."""
     return _DATASETS["stream"].epoch(work)

@@ -11,29 +11,29 @@ from perf.ranks import prepare as prepare
 
 if TYPE_CHECKING:
     from perf.ranks import Task
-    from perf.work import Told, Work
+    from perf.work import OperationResult, Work
 
 
 def writer(task: Task) -> FileSystemWriter:
-    """Return what writes a checkpoint."""
+    """Return the writer of a checkpoint."""
     return FileSystemWriter(f"{task.directory}/{task.prefix}")
 
 
 def reader(task: Task) -> FileSystemReader:
-    """Return what reads it; the kernel still has it in memory."""
+    """Return the reader of the checkpoint, which is still in the kernel's page cache."""
     return FileSystemReader(f"{task.directory}/{task.prefix}")
 
 
-async def save_dcp(work: Work) -> Told:
+async def save_dcp(work: Work) -> OperationResult:
     """Save a state, and return the bytes of its tensors."""
     return ranks.do(work)
 
 
-async def load_dcp(work: Work) -> Told:
-    """Load it into memory that is there, by as many ranks as saved it."""
+async def load_dcp(work: Work) -> OperationResult:
+    """Load a checkpoint into existing tensors, with the number of ranks that saved it."""
     return ranks.do(work)
 
 
-async def reshard_dcp(work: Work) -> Told:
-    """Load it by one rank less."""
+async def reshard_dcp(work: Work) -> OperationResult:
+    """Load a checkpoint with one rank less."""
     return ranks.do(work)

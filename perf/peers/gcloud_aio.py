@@ -24,7 +24,7 @@ _TIMEOUT = 300
 async def _open(work: Work) -> AsyncIterator[Storage]:
     connector = aiohttp.TCPConnector(limit=work.in_flight, ssl=ssl_context(work) or True)
     async with aiohttp.ClientSession(connector=connector) as session:
-        # What it calls a development API is one that is asked without credentials.
+        # `api_is_dev` sends requests without credentials.
         yield Storage(session=session, api_root=work.url, api_is_dev=True)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""torch.save and torch.load on files of gcsfs, at its defaults: 5 MiB a block, read ahead."""
+"""torch.save and torch.load with files of gcsfs, with defaults: 5 MiB blocks, readahead cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perf.work import state_key
 if TYPE_CHECKING:
     from perf.work import Work
 
-# Read at import: otherwise gcsfs asks for the kind of a bucket over gRPC, which waits for a minute.
+# Read when gcsfs is imported. Without it, gcsfs requests the bucket type over gRPC, for a minute.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 import gcsfs  # type: ignore[import-untyped]
@@ -38,7 +38,7 @@ async def save_state(work: Work) -> int:
 
 
 async def load_state(work: Work) -> int:
-    """Load a state, read from each of its pages, and return the bytes of its tensors."""
+    """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
     path = f"{work.bucket}/{state_key(work.dtype, work.size_bytes)}"
     with _open(work).open(path, "rb") as file:
         return touch(torch.load(file, weights_only=True))

@@ -1,4 +1,4 @@
-"""gcsfs in DataLoader workers: the objects of a batch at once, a large one with its prefetching."""
+"""gcsfs in DataLoader workers: the objects of a batch concurrently, large objects with prefetch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perf.peers._loading import Datasets, decode
 if TYPE_CHECKING:
     from perf.work import Work
 
-# Read at import: otherwise gcsfs asks for the kind of a bucket over gRPC, which waits for a minute.
+# Read when gcsfs is imported. Without it, gcsfs requests the bucket type over gRPC, for a minute.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 import gcsfs  # type: ignore[import-untyped]
 
 LARGE_BYTES = 16 << 20
-"""Objects of this size are read as files, which fetches ahead of the reader."""
+"""Objects of at least this size are read as files, which gcsfs prefetches."""
 
 
 def _open(work: Work) -> Any:
@@ -30,7 +30,7 @@ def _open(work: Work) -> Any:
 
 
 class _Objects(Dataset[Any]):
-    """An object for each index; a batch is fetched at once."""
+    """A map-style dataset of objects; the objects of a batch are read concurrently."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -42,13 +42,13 @@ class _Objects(Dataset[Any]):
         return len(self._paths)
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        # In the worker: its thread does not survive a fork.
+        # Opened in the worker, because a fork does not copy the thread of gcsfs.
         self._filesystem = self._filesystem or _open(self._work)
         paths = [self._paths[index] for index in indices]
         if self._work.size_bytes >= LARGE_BYTES:
             return [self._item(self._read(path)) for path in paths]
         bodies = self._filesystem.cat(paths)
-        # Of one path alone it gives the bytes.
+        # For a single path, `cat` returns bytes.
         found = [bodies] if isinstance(bodies, bytes) else [bodies[path] for path in paths]
         return [self._item(data) for data in found]
 
@@ -63,5 +63,5 @@ prepare = _DATASETS.prepare
 
 
 async def load(work: Work) -> tuple[int, float]:
-    """Take a map-style dataset through an epoch."""
+    """Read an epoch of a map-style dataset."""
     return _DATASETS.epoch(work)

@@ -1,4 +1,4 @@
-"""FsspecWriter and FsspecReader of torch.distributed.checkpoint, on gcsfs at its defaults."""
+"""FsspecWriter and FsspecReader of torch.distributed.checkpoint, with gcsfs and its defaults."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perf.ranks import prepare as prepare
 
 if TYPE_CHECKING:
     from perf.ranks import Task
-    from perf.work import Told, Work
+    from perf.work import OperationResult, Work
 
-# Read at import: otherwise gcsfs asks for the kind of a bucket over gRPC, which waits for a minute.
+# Read when gcsfs is imported. Without it, gcsfs requests the bucket type over gRPC, for a minute.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 
@@ -23,28 +23,28 @@ def _options(task: Task) -> dict[str, Any]:
 
 
 def writer(task: Task) -> Any:
-    """Return what writes a checkpoint."""
-    # It would call sync() for the whole machine, since objects have no descriptor.
+    """Return the writer of a checkpoint."""
+    # `sync_files` would call sync() for the whole machine, because objects have no descriptor.
     return _fsspec_filesystem.FsspecWriter(
         f"gs://{task.bucket}/{task.prefix}", sync_files=False, **_options(task)
     )
 
 
 def reader(task: Task) -> Any:
-    """Return what reads it."""
+    """Return the reader of a checkpoint."""
     return _fsspec_filesystem.FsspecReader(f"gs://{task.bucket}/{task.prefix}", **_options(task))
 
 
-async def save_dcp(work: Work) -> Told:
+async def save_dcp(work: Work) -> OperationResult:
     """Save a state, and return the bytes of its tensors."""
     return ranks.do(work)
 
 
-async def load_dcp(work: Work) -> Told:
-    """Load it into memory that is there, by as many ranks as saved it."""
+async def load_dcp(work: Work) -> OperationResult:
+    """Load a checkpoint into existing tensors, with the number of ranks that saved it."""
     return ranks.do(work)
 
 
-async def reshard_dcp(work: Work) -> Told:
-    """Load it by one rank less."""
+async def reshard_dcp(work: Work) -> OperationResult:
+    """Load a checkpoint with one rank less."""
     return ranks.do(work)

@@ -1,4 +1,4 @@
-"""torch.save and torch.load on BlobWriter and BlobReader of google-cloud-storage, as they come."""
+"""torch.save and torch.load with BlobWriter and BlobReader of google-cloud-storage and defaults."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ async def save_state(work: Work) -> int:
     """Save a state and return the bytes of its tensors."""
     state = state_of(work.dtype, work.size_bytes)
     blob = open_bucket(work).blob(f"put/{state_key(work.dtype, work.size_bytes)}")
-    # torch.save flushes at the end, which a BlobWriter refuses otherwise.
+    # torch.save flushes at the end; without `ignore_flush`, BlobWriter raises an error.
     with blob.open("wb", ignore_flush=True) as file:
         torch.save(state, file)
     return num_bytes_of(state)
 
 
 async def load_state(work: Work) -> int:
-    """Load a state, read from each of its pages, and return the bytes of its tensors."""
+    """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
     blob = open_bucket(work).blob(state_key(work.dtype, work.size_bytes))
     with blob.open("rb") as file:
         return touch(torch.load(file, weights_only=True))

@@ -1,7 +1,8 @@
-"""litData's StreamingRawDataset in DataLoader workers, everything at its default.
+"""litData's StreamingRawDataset in DataLoader workers, with defaults.
 
-It asks Google's service through obstore, whose address it does not let one choose; the environment
-does. Its index is made by gcsfs as its own is, and is not kept: others list anew, too.
+litData reads through obstore and has no option for the server's address, so the environment sets
+it. Like litData's own indexer, `_Indexer` lists with gcsfs; it does not store the index, because
+the other peers list each time, too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-# Read at import: otherwise gcsfs asks for the kind of a bucket over gRPC, which waits for a minute.
+# Read when gcsfs is imported. Without it, gcsfs requests the bucket type over gRPC, for a minute.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 import gcsfs  # type: ignore[import-untyped]
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _Indexer(BaseIndexer):  # type: ignore[misc]
-    """Lists the server, which the one that comes with it has no way to be told of."""
+    """An indexer with the address of the server, which litData's own indexer cannot set."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -46,17 +47,17 @@ class _Indexer(BaseIndexer):  # type: ignore[misc]
         ]
 
     def build_or_load_index(self, input_dir: str, *_: Any, **__: Any) -> list[FileMetadata]:
-        """List, and keep nothing."""
+        """List without an index file."""
         return self.discover_files(input_dir, None)
 
 
 _directories: list[str] = []
-"""What it made for its index, which it keeps nothing in."""
+"""Cache directories of the datasets; they stay empty."""
 
 
 def _dataset(work: Work) -> StreamingRawDataset:
     os.environ["STORAGE_EMULATOR_HOST"] = work.url
-    # Of obstore, which reads them when it opens a store.
+    # obstore reads these variables when it opens a store.
     os.environ["GOOGLE_BASE_URL"] = work.url
     os.environ["GOOGLE_ALLOW_HTTP"] = "true"
     os.environ["GOOGLE_SKIP_SIGNATURE"] = "true"
@@ -74,7 +75,7 @@ prepare = _DATASETS.prepare
 
 
 async def load(work: Work) -> tuple[int, float]:
-    """Take its dataset through an epoch."""
+    """Read an epoch of its dataset."""
     try:
         return _DATASETS.epoch(work)
     finally:
@@ -83,4 +84,4 @@ async def load(work: Work) -> tuple[int, float]:
 
 
 stream = load
-"""It has one dataset, for both."""
+"""litData has one dataset class for both kinds of epoch."""

@@ -1,4 +1,4 @@
-"""One copy of as many bytes as a state has, into memory that is warm: nothing can stage in less."""
+"""One copy of as many bytes as a state has, between touched memory: the minimum time of staging."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prepare(work: Work) -> None:
 
 
 async def stage(work: Work) -> int:
-    """Copy."""
+    """Copy the memory."""
     source, target = _memory(work.size_bytes)
     target.copy_(source)
     return work.size_bytes

@@ -1,6 +1,6 @@
-"""DataLoader by itself: objects that lie in the memory of each worker, and come at once.
+"""A dataset in the memory of each worker, to measure DataLoader itself.
 
-What it waits for is torch's own: workers that start, queues, and tensors handed over.
+Its consumer waits only for torch: start of the workers, queues, and transfer of tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Opener:
-    """Gives what reads an object out of memory; it is no lambda, so that it pickles."""
+    """Returns a function that reads objects from memory. A class, because lambdas do not pickle."""
 
     def __init__(self, work: Work) -> None:
         self._data = bytes(work.size_bytes)
@@ -37,10 +37,10 @@ _DATASETS = Datasets(_dataset)
 
 
 def prepare(work: Work) -> None:
-    """Make what is read."""
+    """Build the dataset."""
     _DATASETS.prepare(work)
 
 
 async def stream(work: Work) -> tuple[int, float]:
-    """Take it through an epoch."""
+    """Read an epoch of the dataset."""
     return _DATASETS.epoch(work)

@@ -1,4 +1,4 @@
-"""obstore (Rust): GCSStore by its XML API, S3Store and AzureStore."""
+"""obstore (Rust): GCSStore over the XML API, S3Store and AzureStore."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ async def get_many(work: Work) -> int:
 async def get_one(work: Work) -> int:
     """Read one object after the other, each into memory of its own, and return the bytes received.
 
-    As one stream, which was faster over loopback than its ranges side by side.
+    One stream for the whole object was faster over loopback than concurrent ranges.
     """
     store, total = open_store(work), 0
     for key, view in zip(work.each_key(), memory_of(work, again=False), strict=False):
         response, at = await store.get_async(key), 0
         async for piece in response.stream(min_chunk_size=_PIECE_BYTES):
-            # What does not fit raises.
+            # Raises an error if the object is larger than the memory.
             at += put_into(view[at : at + len(piece)], piece)
         total += at
     return total

@@ -1,4 +1,4 @@
-"""obstore in DataLoader workers: the objects of a batch at once."""
+"""obstore in DataLoader workers: the objects of a batch are read concurrently."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class _Objects(Dataset[Any]):
-    """An object for each index; a batch is fetched at once."""
+    """A map-style dataset of objects; the objects of a batch are read concurrently."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        # Not by obstore: once its threads run, the workers that are forked after that would hang.
+        # Not listed with obstore: after it has started threads, forked workers would hang.
         self._keys = [blob.name for blob in open_bucket(work).list_blobs(prefix=work.prefix)]
         self._item = decode(work)
         self._store: GCSStore | None = None
@@ -48,5 +48,5 @@ prepare = _DATASETS.prepare
 
 
 async def load(work: Work) -> tuple[int, float]:
-    """Take a map-style dataset through an epoch."""
+    """Read an epoch of a map-style dataset."""
     return _DATASETS.epoch(work)

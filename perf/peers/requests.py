@@ -1,4 +1,4 @@
-"""Bare requests on the XML API, with a pool of threads."""
+"""The library requests with the XML API and a pool of threads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from perf.work import Work
 
 NUM_THREADS = 16
-"""Measured: more of them only wait for each other."""
+"""More threads were not faster, because they wait for each other."""
 
 
 def _open(work: Work) -> requests.Session:
     session = requests.Session()
     session.mount(work.url, requests.adapters.HTTPAdapter(pool_maxsize=NUM_THREADS))
-    # Neither proxies nor ~/.netrc are looked up for each request.
+    # Do not look up proxies and ~/.netrc for each request.
     session.trust_env = False
     if work.ca_file:
         session.verify = work.ca_file
@@ -59,7 +59,7 @@ def _read(work: Work, *, again: bool) -> int:
             headers, at = {"Range": f"bytes={start}-{end - 1}"}, start
             with session.get(root + key, headers=headers, stream=True) as response:
                 response.raise_for_status()
-                # urllib3 reads into memory of ours without a copy of its own.
+                # urllib3 reads directly into this memory.
                 while count := response.raw.readinto(view[at:end]):
                     at += count
             return at - start

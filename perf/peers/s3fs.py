@@ -1,6 +1,6 @@
 """s3fs, asynchronous, over aiobotocore.
 
-Its asynchronous methods are those of fsspec's AsyncFileSystem, whose names begin with `_`.
+The names of its asynchronous methods begin with `_`, as in fsspec's AsyncFileSystem.
 """
 
 from __future__ import annotations

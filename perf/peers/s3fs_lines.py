@@ -1,6 +1,6 @@
-"""fsspec over s3fs, as FSSpecFileLister and FSSpecFileOpener of torchdata used it: a file a shard.
+"""fsspec over s3fs, used like FSSpecFileLister and FSSpecFileOpener of torchdata: a file per shard.
 
-torchdata has left its DataPipes behind: what these two did is written out, but for a buffer.
+torchdata has removed its DataPipes, so this module repeats their code, with an additional buffer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class _Shards(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[bytes]:
         work, worker = self._work, get_worker_info()
-        # In the worker: its thread does not survive a fork.
+        # Opened in the worker, because a fork does not copy the thread of s3fs.
         filesystem = s3fs.S3FileSystem(endpoint_url=work.url, skip_instance_cache=True)
         prefix = lines_prefix(work.size_bytes, work.num_objects)
         paths = sorted(filesystem.ls(f"{work.bucket}/{prefix}", detail=False))
         for path in paths if worker is None else paths[worker.id :: worker.num_workers]:
-            # Its own lines copy a block of 50 MB each: one shard had not ended after 60 s.
+            # Without the buffer, s3fs copies a block of 50 MB for each line: over 60 s for a shard.
             with io.BufferedReader(filesystem.open(path, mode="rb"), 1 << 20) as file:
                 yield from (line.strip(b"\r\n") for line in file)
 
@@ -41,5 +41,5 @@ prepare = _LINES.prepare
 
 
 async def lines(work: Work) -> int:
-    """Take the lines of shards through an epoch."""
+    """Read an epoch of lines."""
     return _LINES.epoch(work)

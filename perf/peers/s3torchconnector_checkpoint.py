@@ -1,4 +1,4 @@
-"""s3torchconnector: torch.save and torch.load on the files of S3Checkpoint, at its defaults."""
+"""s3torchconnector: torch.save and torch.load with the files of S3Checkpoint and defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def save_state(work: Work) -> int:
 
 
 async def load_state(work: Work) -> int:
-    """Load a state, read from each of its pages, and return the bytes of its tensors."""
+    """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
     uri = work.uri(state_key(work.dtype, work.size_bytes))
     with S3Checkpoint(**options(work)).reader(uri) as file:
         return touch(torch.load(file, weights_only=True))

@@ -1,4 +1,4 @@
-"""s3torchconnector: its map-style and iterable datasets, at their defaults, sharded by workers."""
+"""s3torchconnector: map-style and iterable datasets with defaults, sharded by workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Item:
-    """Makes an item of a reader; it is no lambda, so that it pickles."""
+    """Turns a reader into an item. A class, because a lambda cannot be pickled."""
 
     def __init__(self, work: Work) -> None:
         self._decode = decode(work)
@@ -42,14 +42,14 @@ def _stream(work: Work) -> Any:
 
 
 class _Shards(IterableDataset[Any]):
-    """The lines of each shard that a worker reads, each shard taken into memory whole."""
+    """Lines of the shards of a worker; each shard is read into memory as a whole."""
 
     def __init__(self, work: Work) -> None:
         prefix = work.uri(lines_prefix(work.size_bytes, work.num_objects))
         self._shards = S3IterableDataset.from_prefix(prefix, enable_sharding=True, **options(work))
 
     def __iter__(self) -> Iterator[bytes]:
-        # Its reader knows no lines of its own: they would be read a byte at a time.
+        # The reader has no `readline` of its own; the inherited one reads one byte at a time.
         for reader in self._shards:
             yield from (line.strip(b"\r\n") for line in io.BytesIO(reader.read()))
 
@@ -59,7 +59,7 @@ _LINES = Lines(_Shards)
 
 
 def prepare(work: Work) -> None:
-    """Build what is taken through an epoch."""
+    """Build the dataset."""
     if work.operation == "lines":
         _LINES.prepare(work)
     else:
@@ -67,15 +67,15 @@ def prepare(work: Work) -> None:
 
 
 async def load(work: Work) -> tuple[int, float]:
-    """Take a map-style dataset through an epoch."""
+    """Read an epoch of a map-style dataset."""
     return _DATASETS["load"].epoch(work)
 
 
 async def stream(work: Work) -> tuple[int, float]:
-    """Take an iterable dataset through an epoch."""
+    """Read an epoch of an iterable dataset."""
     return _DATASETS["stream"].epoch(work)
 
 
 async def lines(work: Work) -> int:
-    """Take the lines of shards through an epoch."""
+    """Read an epoch of lines."""
     return _LINES.epoch(work)

@@ -1,4 +1,4 @@
-"""s3torchconnector: S3StorageWriter and S3StorageReader of its `dcp`, at their defaults."""
+"""s3torchconnector: S3StorageWriter and S3StorageReader of its `dcp`, with defaults."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ from perf.ranks import prepare as prepare
 
 if TYPE_CHECKING:
     from perf.ranks import Task
-    from perf.work import Told, Work
+    from perf.work import OperationResult, Work
 
 
-def _at(made: Any, task: Task, **options: Any) -> Any:
-    """Return it with the server's address, which its constructor does not take."""
+def _with_server(storage: Any, task: Task, **options: Any) -> Any:
+    """Set the server's address in a writer or reader; its constructor has no argument for it."""
     client = S3Client(REGION, endpoint=task.url, s3client_config=client_config())
-    made.fs = S3FileSystem(REGION, s3_client=client, **options)
-    made.path = made.fs.init_path(task.uri)
-    return made
+    storage.fs = S3FileSystem(REGION, s3_client=client, **options)
+    storage.path = storage.fs.init_path(task.uri)
+    return storage
 
 
 def writer(task: Task) -> Any:
-    """Return what writes a checkpoint."""
-    made = S3StorageWriter(REGION, task.uri, s3client_config=client_config())
-    return _at(made, task)
+    """Return the writer of a checkpoint."""
+    storage = S3StorageWriter(REGION, task.uri, s3client_config=client_config())
+    return _with_server(storage, task)
 
 
 def reader(task: Task) -> Any:
-    """Return what reads it."""
-    made = S3StorageReader(REGION, task.uri, s3client_config=client_config())
-    return _at(made, task, reader_constructor=made.fs._reader_constructor)  # noqa: SLF001
+    """Return the reader of a checkpoint."""
+    storage = S3StorageReader(REGION, task.uri, s3client_config=client_config())
+    constructor = storage.fs._reader_constructor  # noqa: SLF001
+    return _with_server(storage, task, reader_constructor=constructor)
 
 
-async def save_dcp(work: Work) -> Told:
+async def save_dcp(work: Work) -> OperationResult:
     """Save a state, and return the bytes of its tensors."""
     return ranks.do(work)
 
 
-async def load_dcp(work: Work) -> Told:
-    """Load it into memory that is there, by as many ranks as saved it."""
+async def load_dcp(work: Work) -> OperationResult:
+    """Load a checkpoint into existing tensors, with the number of ranks that saved it."""
     return ranks.do(work)
 
 
-async def reshard_dcp(work: Work) -> Told:
-    """Load it by one rank less."""
+async def reshard_dcp(work: Work) -> OperationResult:
+    """Load a checkpoint with one rank less."""
     return ranks.do(work)

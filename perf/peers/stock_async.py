@@ -1,4 +1,4 @@
-"""torch: `dcp.async_save` at its defaults, into memory of the process, after two saves."""
+"""torch: `dcp.async_save` with defaults, into memory of the process, after two warm-up saves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from perf.states import num_bytes_of, state_of
 if TYPE_CHECKING:
     from perf.work import Work
 
-_under_way: list[Any] = []
-"""What the end of the process drops."""
+_futures: list[Any] = []
+"""Futures of saves that nothing waits for; the exit of the process ends them."""
 
 
 def _save(work: Work) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it saves in a single process, and overwrites
+        warnings.simplefilter("ignore")  # DCP warns about a single process and overwriting
         return dcp.async_save(
             state_of(work.dtype, work.size_bytes),
             storage_writer=FsspecWriter("memory://perf/state", sync_files=False),
@@ -30,13 +30,13 @@ def _save(work: Work) -> Any:
 
 @lru_cache(maxsize=1)
 def prepare(work: Work) -> None:
-    """Save twice, so that what is measured is warm."""
+    """Save twice, as a warm-up."""
     for _ in range(2):
         _save(work).result()
 
 
 async def stage(work: Work) -> int:
-    """Save a state as far as training waits for it, and return the bytes of its tensors."""
+    """Stage a state, for which the training waits, and return the bytes of its tensors."""
     prepare(work)
-    _under_way.append(_save(work))
+    _futures.append(_save(work))
     return num_bytes_of(state_of(work.dtype, work.size_bytes))

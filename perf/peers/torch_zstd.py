@@ -10,21 +10,21 @@ import torch
 from torch.distributed.checkpoint._extension import ZStandard
 
 from perf.weights import weights_of
-from perf.work import Told
+from perf.work import OperationResult
 
 if TYPE_CHECKING:
     from perf.work import Work
 
 
 def prepare(work: Work) -> None:
-    """Make the state, and what it is decompressed from."""
+    """Create the state, and its compressed form."""
     weights_of(work.dtype, work.size_bytes)
     if work.operation == "decompress":
         _compressed(work.dtype, work.size_bytes)
 
 
 class _Counter(io.RawIOBase):
-    """Counts what is written, and drops it."""
+    """Counts written bytes and discards them."""
 
     num_bytes = 0
 
@@ -37,8 +37,8 @@ class _Counter(io.RawIOBase):
         return size
 
 
-async def compress(work: Work) -> Told:
-    """Write the items of a state to a file that drops them."""
+async def compress(work: Work) -> OperationResult:
+    """Compress the items of a state into a file that discards them."""
     stored = 0
     for tensor in weights_of(work.dtype, work.size_bytes).values():
         counter = _Counter()
@@ -46,27 +46,27 @@ async def compress(work: Work) -> Told:
         torch.save(tensor, stream)
         stream.close()
         stored += counter.num_bytes
-    return Told(work.size_bytes, stored_bytes=stored)
+    return OperationResult(work.size_bytes, stored_bytes=stored)
 
 
-async def decompress(work: Work) -> Told:
-    """Load the items of a state into tensors that are there."""
+async def decompress(work: Work) -> OperationResult:
+    """Decompress the items of a state into existing tensors."""
     stored = 0
     for packed, tensor in _compressed(work.dtype, work.size_bytes):
         stream = ZStandard().transform_from(io.BytesIO(packed))
         tensor.copy_(torch.load(io.BytesIO(stream.read(-1)), weights_only=True))
         stored += len(packed)
-    return Told(work.size_bytes, stored_bytes=stored)
+    return OperationResult(work.size_bytes, stored_bytes=stored)
 
 
 @lru_cache(maxsize=1)
 def _compressed(dtype: str, size_bytes: int) -> list[tuple[bytes, torch.Tensor]]:
     found = []
     for tensor in weights_of(dtype, size_bytes).values():
-        # The file that is compressed into is closed with the stream.
+        # Closing the stream closes `output`, so read its value before.
         with io.BytesIO() as output:
             stream = ZStandard().transform_to(output)
             torch.save(tensor, stream)
-            stream.flush(1)  # type: ignore[call-arg]  # zstandard's own: the end of the frame
+            stream.flush(1)  # type: ignore[call-arg]  # zstandard's FLUSH_FRAME
             found.append((output.getvalue(), torch.zeros_like(tensor)))
     return found

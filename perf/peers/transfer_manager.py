@@ -1,6 +1,6 @@
-"""google-cloud-storage's transfer_manager, with threads or processes, whichever was faster for it.
+"""google-cloud-storage's transfer_manager, with threads or processes, whichever was faster.
 
-It moves large objects between the service and files, so there is one here, in memory.
+It transfers large objects between the service and files, so this module uses a file in memory.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from perf.work import Work
 
 NUM_UPLOADS = 8
-"""Threads that write one object; that is its own default, and was best."""
+"""Threads that write one object: its default, which was the fastest value."""
 
 
 @contextmanager
 def _file() -> Iterator[Path]:
     descriptor = os.memfd_create("perf")
     try:
-        # Processes of its pool find it under this name, too.
+        # The processes of its pool can open this path, too.
         yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
     finally:
         os.close(descriptor)
 
 
 class _Source:
-    """An object to write as a file in memory, which lasts as long as this."""
+    """A file in memory with the bytes of an object; it exists as long as this instance."""
 
     def __init__(self, size_bytes: int) -> None:
         self._descriptor = os.memfd_create("perf")
@@ -59,7 +59,7 @@ def _source(size_bytes: int) -> _Source:
 
 
 def prepare(work: Work) -> None:
-    """Make the file that one large object is written from; otherwise its bytes."""
+    """Create the file of one large object, or the bytes of small objects."""
     if work.operation == "put_one":
         _source(work.size_bytes)
     else:
@@ -79,11 +79,10 @@ async def get_many(work: Work) -> int:
 async def get_one(work: Work) -> int:
     """Read one object after the other, each in ranges, and return the bytes received.
 
-    In as many processes as there are processors: its threads took twice as long.
+    Uses one process for each CPU; threads took twice as long.
     """
     if work.ca_file:
-        # Each of its processes builds a client of its own, which only the environment can tell
-        # whom to trust.
+        # Each of its processes builds a client, whose CA file can be set only in the environment.
         os.environ["REQUESTS_CA_BUNDLE"] = work.ca_file
     bucket, total = open_bucket(work), 0
     with _file() as path:

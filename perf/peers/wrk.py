@@ -1,6 +1,7 @@
-"""wrk, a load generator in C: the ceiling for reads. It drops the bytes and checks no certificate.
+"""wrk, a load generator in C: an upper bound for reads. It discards bodies and trusts any server.
 
-It works for a time, not for so many requests, and so returns the bytes of as many as it did.
+wrk runs for a fixed time instead of a number of requests. The result is the bytes of all completed
+requests.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 _REQUEST_SECONDS = 20e-6
 _BYTES_PER_SECOND = 4e9
-"""About what a request and its bytes take: that decides how long it works."""
+"""Rough cost of a request and of its bytes, to compute the duration of a run."""
 _COMPLETED = re.compile(r"(\d+) requests in ([\d.]+)(ms|s|m),")
-_TROUBLE = re.compile(r"Socket errors: .*|Non-2xx.*")
+_ERRORS = re.compile(r"Socket errors: .*|Non-2xx.*")
 _SCRIPT = """\
 local requests, count = {{}}, 0
 function init()
@@ -34,10 +35,10 @@ end
 
 
 async def get_many(work: Work) -> int:
-    """Read keys for about as long as `num_objects` take, and return the bytes of all that came.
+    """Read keys for the time of about `num_objects` reads, and return the bytes received.
 
     Raises:
-        RuntimeError: wrk is not installed, or has failed.
+        RuntimeError: wrk is not installed, or failed.
     """
     if shutil.which("wrk") is None:
         raise RuntimeError("wrk is not installed: apt install wrk")
@@ -56,13 +57,13 @@ async def get_many(work: Work) -> int:
     return completed(done.stdout) * work.size_bytes
 
 
-def completed(told: str) -> int:
-    """Return how many requests wrk says that it did.
+def completed(output: str) -> int:
+    """Return the number of completed requests, from the output of wrk.
 
     Raises:
-        RuntimeError: Some failed, or it does not say.
+        RuntimeError: Some requests failed, or the output has no number.
     """
-    found, trouble = _COMPLETED.search(told), _TROUBLE.findall(told)
-    if found is None or trouble:
-        raise RuntimeError(f"wrk failed: {' '.join(trouble) or told}")
+    found, errors = _COMPLETED.search(output), _ERRORS.findall(output)
+    if found is None or errors:
+        raise RuntimeError(f"wrk failed: {' '.join(errors) or output}")
     return int(found[1])

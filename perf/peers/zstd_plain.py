@@ -1,4 +1,4 @@
-"""zstandard: level 3, the memory of a tensor at once, on two threads where it has them."""
+"""zstandard: level 3, one call for the memory of a tensor, two threads for compression."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import zstandard
 
 from perf.weights import weights_of
-from perf.work import Told
+from perf.work import OperationResult
 
 if TYPE_CHECKING:
     from perf.work import Work
@@ -19,28 +19,28 @@ _NUM_THREADS = 2
 
 
 def prepare(work: Work) -> None:
-    """Make the state, and what it is decompressed from."""
+    """Create the state, and its compressed form."""
     weights_of(work.dtype, work.size_bytes)
     if work.operation == "decompress":
         _compressed(work.dtype, work.size_bytes)
 
 
-async def compress(work: Work) -> Told:
+async def compress(work: Work) -> OperationResult:
     """Compress the memory of each tensor."""
     compressor = zstandard.ZstdCompressor(level=_LEVEL, threads=_NUM_THREADS)
     tensors = weights_of(work.dtype, work.size_bytes).values()
     stored = sum(len(compressor.compress(_memory(each))) for each in tensors)
-    return Told(work.size_bytes, stored_bytes=stored)
+    return OperationResult(work.size_bytes, stored_bytes=stored)
 
 
-async def decompress(work: Work) -> Told:
-    """Decompress it into tensors that are there."""
+async def decompress(work: Work) -> OperationResult:
+    """Decompress the tensors into existing memory."""
     stored = 0
     decompressor = zstandard.ZstdDecompressor()
     for packed, tensor in _compressed(work.dtype, work.size_bytes):
         decompressor.stream_reader(packed).readinto(_memory(tensor))
         stored += len(packed)
-    return Told(work.size_bytes, stored_bytes=stored)
+    return OperationResult(work.size_bytes, stored_bytes=stored)
 
 
 @lru_cache(maxsize=1)

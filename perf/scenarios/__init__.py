@@ -1,4 +1,4 @@
-"""The scenarios, by name: each a frozen dataclass of its parameters."""
+"""All scenarios, by name. A scenario is a frozen dataclass of its parameters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from perf.scenarios import (
     put_one,
     sync_facade,
 )
-from perf.scenarios._scenario import Match, MemoryGoal, Promise, Rival, Scenario, Turn
+from perf.scenarios._scenario import Match, MemoryGoal, Promise, Rival, Scenario, Side
 
-__all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Scenario", "Turn"]
+__all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Scenario", "Side"]
 
 _GROUPS = (
     *(listing, loader, epoch),
@@ -38,8 +38,8 @@ _MODULES = (
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario for module in _MODULES for scenario in module.SCENARIOS
 }
-"""In the order in which they are run."""
+"""Scenarios by name, in the order of a run."""
 GROUPS: dict[str, tuple[str, ...]] = {
     module.GROUP: tuple(scenario.name for scenario in module.SCENARIOS) for module in _GROUPS
 }
-"""Several scenarios under one name."""
+"""Names of the scenarios of each group."""

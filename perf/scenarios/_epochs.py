@@ -1,4 +1,4 @@
-"""What scenarios that take datasets through an epoch have in common, and the sets of objects."""
+"""Base class of the scenarios that read one epoch of a dataset, and their sets of objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SETS", "Epoch", "ObjectSet"]
 
 
 class ObjectSet(TypedDict):
-    """Objects of an epoch, and how many of them are a batch."""
+    """Objects of an epoch, and their number in a batch."""
 
     size_bytes: int
     num_objects: int
@@ -30,20 +30,20 @@ SETS: dict[str, ObjectSet] = {
     "3MiB": {"size_bytes": 3 * MIB, "num_objects": 600, "batch_size": 20},
     "150MiB": {"size_bytes": 150 * MIB, "num_objects": 12, "batch_size": 1},
 }
-"""2 GB each, by the size of the objects. Of large ones there are fewer in a batch, so that both
-workers have several."""
+"""Sets by the size of their objects; each set has about 2 GB. Batches of large objects are smaller,
+so that each of the two workers loads several batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch(Sets):
-    """One epoch of our dataset, beside that of each peer."""
+    """One epoch of an aioflux dataset, compared with each peer."""
 
     operation: ClassVar[str]
-    """What contenders do: `load` from a map-style dataset, `stream` from an iterable one."""
+    """`load` reads a map-style dataset, `stream` an iterable dataset."""
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return on_one_server(self._duels())
+        return on_one_server(self._peer_matches())
 
     def toy(self) -> Self:
         """See base class."""
@@ -59,12 +59,12 @@ class Epoch(Sets):
     def _ours(self) -> Work:
         return self._work(OURS, self.operation)
 
-    def _duels(self) -> list[Match]:
-        ours = self._turn(self._ours())
+    def _peer_matches(self) -> list[Match]:
+        ours = self._side(self._ours())
         return [
             Match(
                 ours=ours,
-                theirs=self._turn(self._work(rival, self.operation)),
+                theirs=self._side(self._work(rival, self.operation)),
                 label=rival.peer.removesuffix("_data"),
                 at_least=rival.at_least,
             )

@@ -1,41 +1,41 @@
-"""What scenarios have in common that move many objects, or one large one."""
+"""Base classes of the scenarios with many objects and of the scenarios with one large object."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from perf.scenarios._scenario import KIB, MIB, Match, Rival, Scenario, Turn, duels
+from perf.scenarios._scenario import KIB, MIB, Match, Rival, Scenario, Side, matches_against
 from perf.work import Work
 
 __all__ = ["ManyObjects", "OneObject"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Duels(Scenario):
-    """A scenario in which each rival meets ours once."""
+class _RivalMatches(Scenario):
+    """A scenario with one match for each rival."""
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return duels(self.rivals, self._turn)
+        return matches_against(self.rivals, self._side)
 
     @abstractmethod
-    def _turn(self, rival: Rival) -> Turn:
-        """Return what a contender does."""
+    def _side(self, rival: Rival) -> Side:
+        """Return the work and the server of a contender."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManyObjects(_Duels):
-    """Objects of one size, so many under way at once."""
+class ManyObjects(_RivalMatches):
+    """Reads or writes of many objects of one size, `in_flight` at a time."""
 
     size_bytes: int = 100 * KIB
     """Size of each object."""
     num_objects: int = 3_000
-    """Objects that we move in one sample; a slower peer moves fewer."""
+    """Objects that aioflux moves in one sample; a slower peer moves fewer."""
     num_keys: int = 64
-    """Different objects, which are moved again and again."""
+    """Number of different objects; they are moved repeatedly."""
     in_flight: int = 64
-    """Requests under way at once."""
+    """Maximum number of requests in flight."""
 
     def _work(self, rival: Rival, operation: str) -> Work:
         return Work(
@@ -50,13 +50,13 @@ class ManyObjects(_Duels):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneObject(_Duels):
-    """One large object, so many pieces of it under way at once."""
+class OneObject(_RivalMatches):
+    """Read or write of one large object, in concurrent ranges or parts."""
 
     size_bytes: int = 1024 * MIB
     """Size of the object."""
     in_flight: int = 8
-    """Ranges or parts under way at once."""
+    """Maximum number of ranges or parts in flight."""
 
     @property
     def displayed_bytes(self) -> int:

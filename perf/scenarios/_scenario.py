@@ -1,4 +1,4 @@
-"""What a scenario is: parameters, the matches that it plays, and what ours must reach in each."""
+"""Base class of scenarios: parameters, matches against rivals, and goals of aioflux."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = [
     "Promise",
     "Rival",
     "Scenario",
-    "Turn",
-    "duels",
+    "Side",
+    "matches_against",
     "ready_objects",
 ]
 
@@ -41,150 +41,151 @@ SHARES = {
     "requests": 0.06,
     "transfer_manager": 0.03,
 }
-"""How much of our objects a slower peer moves, so that its sample takes about as long as ours."""
+"""Objects that a slower peer moves, as a share of the objects that aioflux moves. The samples of
+both then take about the same time."""
 MAX_IN_FLIGHT = 100_000
-"""Most requests under way at once that can be asked for: each has a task and a connection."""
+"""Largest value of `in_flight`: each request needs a task and a connection."""
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """A peer, and how many times its rate ours must at least be."""
+    """A peer that aioflux is compared with, and the goal."""
 
     peer: str
     """Module below `perf.peers`."""
     at_least: float | None = None
-    """Ratio of our rate by the peer's; None where nothing is promised."""
+    """Goal: the rate of aioflux divided by the rate of the peer; None without a goal."""
     share: float | None = None
-    """Share of our objects that it moves; None is that of `SHARES`, or all."""
+    """Share of our objects that the peer moves; None is the share in `SHARES`, or 1."""
 
     def num_objects(self, ours: int) -> int:
-        """Return how many objects it moves where we move so many."""
+        """Return the number of objects that the peer moves if aioflux moves `ours`."""
         share = SHARES.get(self.peer, 1.0) if self.share is None else self.share
         return max(1, round(ours * share))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
-    """One side of a match: what a contender does, and on which server."""
+class Side:
+    """One side of a match: the work of a contender, and its server."""
 
     work: Work
-    """Its url, authority and pids are filled in when the server is up."""
+    """The work; url, CA file and process ids are set when the server has started."""
     server: ServerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """Two contenders who take turns, and what ours must reach."""
+    """Two contenders that run alternately, and the goal of aioflux."""
 
     case: str = ""
-    """Which of the scenario's cases; empty where it has one."""
-    ours: Turn
-    theirs: Turn
+    """Case of the scenario; empty if it has only one."""
+    ours: Side
+    theirs: Side
     label: str = ""
-    """What the other side is called; empty is the name of its peer."""
+    """Label of the other side; empty is the name of its peer."""
     at_least: float | None = None
-    """Ratio to reach, of our rate by what is set against it; None where nothing is promised."""
+    """Goal of the ratio; None without a goal."""
     cap_per_second: float = math.inf
-    """Objects per second that no client can exceed here: the lesser of it and of the other side's
-    rate is set against ours."""
+    """Objects per second that no client can exceed here. The ratio is our rate divided by the lower
+    one of this cap and the rate of the other side."""
 
     @property
     def name(self) -> str:
-        """What the other side is called."""
+        """Label of the other side."""
         return self.label or self.theirs.work.peer
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryGoal:
-    """What our resident memory must stay under."""
+    """A limit of the resident memory of aioflux."""
 
     limit_bytes: int
-    """The most, inclusive."""
+    """Maximum, inclusive."""
     is_above_idle: bool
-    """Whether what the process held before the measured part is taken off."""
+    """Whether the memory before the measured part is subtracted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """A figure of ours alone, whoever it plays against."""
+    """A goal of aioflux that does not depend on a peer."""
 
     figure: Literal["requests", "waiting", "stored", "read", "objects/s"]
-    """Requests that came to the server, in any sample; the share of the time in which a consumer
-    waited, that of their bytes which tensors take where they are stored, or that were read of them,
-    and objects per second: medians."""
+    """`requests`: maximum number of requests that the server received in a sample. The others are
+    medians. `waiting`: share of the time in which the consumer waited. `stored`: stored bytes as a
+    share of the tensors' bytes. `read`: bytes read, as such a share. `objects/s`: the rate."""
     at_most: float = math.inf
-    """The most, inclusive."""
+    """Maximum, inclusive."""
     at_least: float = 0.0
-    """The least, inclusive."""
+    """Minimum, inclusive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario(ABC):
-    """The parameters of one scenario; its fields can be replaced by name."""
+    """Parameters of one scenario. `--set` replaces its fields by name."""
 
     name: str
-    """What it is called on the command line."""
+    """Name on the command line."""
     rivals: tuple[Rival, ...] = ()
-    """The peers that it is measured against."""
+    """Peers that aioflux is compared with."""
     scheme: str = "gs"
-    """What is spoken: `gs`, `s3` or `az`, each to a server of its own."""
+    """Protocol: `gs`, `s3` or `az`. Each has its own server."""
 
     @abstractmethod
     def matches(self) -> tuple[Match, ...]:
-        """Return what is played, case by case and rival by rival."""
+        """Return the matches of all cases and rivals."""
 
     def played(self) -> tuple[Match, ...]:
-        """Return the matches of `matches` whose contenders speak the scheme, on its server."""
+        """Return the matches whose contenders both support the scheme, on its server."""
         return in_scheme(self.matches(), self.scheme)
 
     @abstractmethod
     def toy(self) -> Self:
-        """Return the same at a size that runs in about a second."""
+        """Return the scenario at a size that runs in about a second."""
 
     @property
     def displayed_bytes(self) -> int:
-        """Size of an object where rates are told in bytes; 0 where in objects."""
+        """Size of an object, if rates are shown in bytes; 0 if they are shown in objects."""
         return 0
 
     def memory_goal(self) -> MemoryGoal | None:
-        """Return what our memory must stay under, where something is promised."""
+        """Return the memory limit of aioflux, if there is one."""
         return None
 
     def promises(self) -> tuple[Promise, ...]:
-        """Return what else is promised of ours."""
+        """Return the other goals of aioflux."""
         return ()
 
     @property
     def is_by_name_only(self) -> bool:
-        """Whether it is run only where it is named, because it takes long."""
+        """Whether the scenario runs only if the command line names it, because it takes long."""
         return False
 
     def scaled(self, factor: float) -> Self:
-        """Return the same with so many times the objects, where it moves several."""
+        """Return the scenario with `factor` times the objects, if it has several."""
         count = getattr(self, "num_objects", None)
         if count is None:
             return self
         return self.replaced({"num_objects": str(max(1, round(count * factor)))})
 
     def against(self, peers: tuple[str, ...]) -> Self:
-        """Return the same against these peers; those that it does not know have no goal."""
+        """Return the scenario with only these peers; peers that are no rivals get no goal."""
         known = {rival.peer: rival for rival in self.rivals}
         others = (peer for peer in peers if not peer.startswith("aioflux"))
         return replace(self, rivals=tuple(known.get(peer, Rival(peer=peer)) for peer in others))
 
     def parameters_in_words(self) -> str:
-        """Return the fields that can be replaced, with their values."""
+        """Return the fields that `--set` can replace, with their values."""
         return ", ".join(f"{name}={_typed(name, getattr(self, name))}" for name in self._settable())
 
     def _settable(self) -> list[str]:
         return [field.name for field in fields(self) if field.name not in {"name", "rivals"}]
 
     def replaced(self, settings: Mapping[str, str]) -> Self:
-        """Return the same with fields replaced by values as they are typed.
+        """Return the scenario with fields replaced by the values of a command line.
 
         Raises:
-            ValueError: There is no such field, or the value is none of its type.
+            ValueError: A field does not exist, or its value is invalid.
         """
         types = get_type_hints(type(self))
         known = self._settable()
@@ -204,34 +205,34 @@ class Scenario(ABC):
 
 
 OURS = Rival(peer="aioflux")
-"""Ourselves, through the public store."""
+"""aioflux, through its asynchronous store."""
 
 
-def duels(
-    rivals: Iterable[Rival], turn: Callable[[Rival], Turn], *, ours: Rival = OURS, case: str = ""
+def matches_against(
+    rivals: Iterable[Rival], side: Callable[[Rival], Side], *, ours: Rival = OURS, case: str = ""
 ) -> tuple[Match, ...]:
     """Return a match against each rival.
 
     Args:
-        rivals: Against whom.
-        turn: What a contender does.
-        ours: The face of ours that plays.
-        case: Which of the scenario's cases.
+        rivals: The rivals.
+        side: Returns the work and the server of a contender.
+        ours: The interface of aioflux that is compared.
+        case: Case of the scenario.
     """
     return tuple(
-        Match(case=case, ours=turn(ours), theirs=turn(rival), at_least=rival.at_least)
+        Match(case=case, ours=side(ours), theirs=side(rival), at_least=rival.at_least)
         for rival in rivals
     )
 
 
 def ready_objects(work: Work) -> tuple[tuple[int, int], ...]:
-    """Return the objects that reads need to be there: their own, and that of a warm-up."""
+    """Return the objects that reads need on the server, with the object of the warm-up."""
     own = ((work.size_bytes, work.num_keys),)
     return own if work.size_bytes <= WARM_UP_BYTES else (*own, (WARM_UP_BYTES, 1))
 
 
 def _typed(name: str, value: Any) -> str:
-    """Return a value as it would be typed."""
+    """Return a value in the form that `--set` accepts."""
     if isinstance(value, tuple):
         return ",".join(_typed(name, item) for item in value)
     if name.endswith("_bytes"):
@@ -242,17 +243,17 @@ def _typed(name: str, value: Any) -> str:
 
 
 def _check_in_flight(value: int | tuple[int, ...]) -> None:
-    """Raise ValueError where more is to be under way than can be."""
+    """Raise ValueError if a value is above `MAX_IN_FLIGHT`."""
     most = max(value) if isinstance(value, tuple) else value
     if most > MAX_IN_FLIGHT:
         raise ValueError(f"must be at most {MAX_IN_FLIGHT:,}, is {most:,}")
 
 
 def _parsed(text: str, kind: Any) -> Any:
-    """Return the value that is meant.
+    """Parse a value of the command line.
 
     Raises:
-        ValueError: It is none of this type; whole numbers are at least 1, others at least 0.
+        ValueError: The text is no value of this type. Integers must be at least 1, floats 0.
     """
     if get_origin(kind) is tuple:
         if not (items := [item for item in text.split(",") if item]):

@@ -1,4 +1,4 @@
-"""A scenario on another cloud: its server, and the contenders that speak to it. Pure."""
+"""Matches of a scenario on another cloud: its server, and the peers that support it. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perf.access import KINDS, SCHEMES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from perf.scenarios._scenario import Match, Turn
+    from perf.scenarios._scenario import Match, Side
 
 __all__ = ["check_scheme", "in_scheme", "speaks"]
 
@@ -33,26 +33,26 @@ _SPEAKERS: dict[str, tuple[str, ...]] = {
     ),
     "azure_blob": ("az",),
 }
-"""What contenders speak; those that are not here speak `gs` alone."""
+"""Schemes that a contender supports; contenders that are not listed support only `gs`."""
 
 
 def check_scheme(scheme: str) -> None:
-    """Refuse a scheme that there is none of.
+    """Check that a scheme exists.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The scheme is unknown.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"must be one of {', '.join(SCHEMES)}, not {scheme!r}")
 
 
 def speaks(peer: str, scheme: str) -> bool:
-    """Tell whether a contender knows what a scheme's servers speak."""
+    """Return whether a contender supports a scheme."""
     return scheme in _SPEAKERS.get(peer, ("gs",))
 
 
 def in_scheme(matches: Iterable[Match], scheme: str) -> tuple[Match, ...]:
-    """Return matches as they are played in a scheme: those whose contenders both speak it."""
+    """Return the matches whose contenders both support a scheme, on the server of the scheme."""
     return tuple(
         replace(match, ours=_moved(match.ours, scheme), theirs=_moved(match.theirs, scheme))
         for match in matches
@@ -60,10 +60,10 @@ def in_scheme(matches: Iterable[Match], scheme: str) -> tuple[Match, ...]:
     )
 
 
-def _moved(turn: Turn, scheme: str) -> Turn:
+def _moved(side: Side, scheme: str) -> Side:
     if scheme == "gs":
-        return turn
+        return side
     kind: Any = KINDS[scheme]
     return replace(
-        turn, work=replace(turn.work, scheme=scheme), server=replace(turn.server, kind=kind)
+        side, work=replace(side.work, scheme=scheme), server=replace(side.server, kind=kind)
     )

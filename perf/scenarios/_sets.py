@@ -1,12 +1,12 @@
-"""What scenarios have in common that list or load sets of many objects."""
+"""Base class of the scenarios that load sets of many objects."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from perf._pairs import eased
-from perf.scenarios._scenario import MIB, Match, Rival, Scenario, Turn
+from perf._pairs import warm_up_work
+from perf.scenarios._scenario import MIB, Match, Rival, Scenario, Side
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 __all__ = ["OURS", "Sets", "on_one_server"]
 
 OURS = Rival(peer="aioflux_data")
-"""Ourselves, through the datasets."""
+"""aioflux, through its datasets."""
 _COMPOSED_BYTES = 1024 * MIB
-"""Room for composites: as many as there are numbers of sources, each kept once."""
+"""Space for composites. The server stores one file for each number of composed objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sets(Scenario):
-    """Epochs over a set of objects, each of which is read once."""
+    """An epoch over a set of objects; each object is read once."""
 
     size_bytes: int
     """Size of each object."""
     num_objects: int
-    """Objects of our epoch; that of a slower peer has fewer."""
+    """Objects of an epoch of aioflux; the epoch of a slower peer has fewer."""
     batch_size: int = 100
-    """Objects of a batch."""
+    """Objects in a batch."""
     num_workers: int = 2
     """DataLoader workers."""
     latency_seconds: float = 0.02
@@ -38,9 +38,8 @@ class Sets(Scenario):
     connection_bytes_per_second: int = 50_000_000
     """Bandwidth of each connection."""
     is_whole: bool = False
-    """Whether the consumer is handed the bytes, as tensors, or only how many there are: then what a
-    worker sends is no part of what is measured, as with decoders that give far less than they take.
-    """
+    """Whether a worker sends the bytes of an object, as a tensor, or only their number. With the
+    number, the transfer between worker and consumer is not measured."""
 
     @property
     def displayed_bytes(self) -> int:
@@ -65,29 +64,29 @@ class Sets(Scenario):
             is_whole=self.is_whole,
         )
 
-    def _turn(self, work: Work) -> Turn:
-        """Return what a contender does, on the server whose sets `on_one_server` fills in."""
+    def _side(self, work: Work) -> Side:
+        """Return the work and the server of a contender; `on_one_server` adds the server's sets."""
         spec = ServerSpec(
             latency_seconds=self.latency_seconds,
             connection_bytes_per_second=self.connection_bytes_per_second,
             written_bytes=_COMPOSED_BYTES,
         )
-        return Turn(work=work, server=spec)
+        return Side(work=work, server=spec)
 
 
 def on_one_server(matches: Iterable[Match]) -> tuple[Match, ...]:
-    """Have the same server for all, with every set that one of them reads or warms up with."""
+    """Return the matches on one common server with all sets of their works and warm-ups."""
     played = tuple(matches)
-    works = [turn.work for match in played for turn in (match.ours, match.theirs)]
+    works = [side.work for match in played for side in (match.ours, match.theirs)]
     sets = {
         (each.size_bytes, each.num_objects)
         for work in works
-        for whole in (work, eased(work))
+        for whole in (work, warm_up_work(work))
         for each in (whole, whole.warm_up())
     }
 
-    def moved(turn: Turn) -> Turn:
-        return replace(turn, server=replace(turn.server, sets=tuple(sorted(sets))))
+    def moved(side: Side) -> Side:
+        return replace(side, server=replace(side.server, sets=tuple(sorted(sets))))
 
     return tuple(
         replace(match, ours=moved(match.ours), theirs=moved(match.theirs)) for match in played

@@ -1,4 +1,4 @@
-"""What saving and loading a state have in common: sizes, dtypes, and a link beside none."""
+"""Base class of the scenarios that save or load one state, with and without a bandwidth limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from perf.scenarios._scenario import MIB, Match, MemoryGoal, Rival, Scenario, Turn, duels
+from perf.scenarios._scenario import MIB, Match, MemoryGoal, Rival, Scenario, Side, matches_against
 from perf.work import WARM_UP_BYTES, Work
 
 if TYPE_CHECKING:
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 __all__ = ["OURS", "States"]
 
 OURS = Rival(peer="aioflux_checkpoint")
-"""Ourselves, through `aioflux.checkpoint`."""
+"""aioflux, through `aioflux.checkpoint`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class States(Scenario):
-    """One state, on a server without a limit and on one that paces each connection."""
+    """One state, on a server without a bandwidth limit and on a server that limits connections."""
 
     size_bytes: int
     """Size of all tensors."""
     dtypes: tuple[str, ...] = ("bf16",)
-    """Of the tensors, case by case: `bf16` or `fp32`."""
+    """Dtypes of the tensors, `bf16` or `fp32`; each is a case."""
     connection_bytes_per_second: int = 100_000_000
-    """Bandwidth of each connection on the link that has one."""
+    """Bandwidth of each connection in the cases with a limit (`link`)."""
     parts: int = 16
-    """Parts or ranges that ours has under way at once, at most, for the bound."""
+    """Parts or ranges that aioflux has in flight, at most; used for the bound."""
     bound_share: float = 0.9
-    """Share to reach of the lesser of all connections' bandwidth and the unlimited rate."""
+    """Goal, as a share of the bound: the bandwidth of all connections or our rate without a limit,
+    whichever is lower."""
     unlimited: tuple[Rival, ...] = ()
-    """Against whom without a limit; `rivals` are those on the link."""
+    """Rivals without a limit; `rivals` are the ones with a limit."""
 
     @property
     def is_by_name_only(self) -> bool:
@@ -69,8 +70,8 @@ class States(Scenario):
         return [name for name in super()._settable() if name != "unlimited"]
 
     def _cases(self, dtype: str) -> Sequence[Match]:
-        paced = partial(self._turn, dtype, is_paced=True)
-        free = partial(self._turn, dtype, is_paced=False)
+        paced = partial(self._side, dtype, is_paced=True)
+        free = partial(self._side, dtype, is_paced=False)
         bound = Match(
             case=f"{dtype} link",
             ours=paced(OURS),
@@ -80,12 +81,12 @@ class States(Scenario):
             cap_per_second=self.parts * self.connection_bytes_per_second / self.size_bytes,
         )
         return (
-            *duels(self.unlimited, free, ours=OURS, case=dtype),
+            *matches_against(self.unlimited, free, ours=OURS, case=dtype),
             bound,
-            *duels(self.rivals, paced, ours=OURS, case=f"{dtype} link"),
+            *matches_against(self.rivals, paced, ours=OURS, case=f"{dtype} link"),
         )
 
-    def _turn(self, dtype: str, rival: Rival, *, is_paced: bool) -> Turn:
+    def _side(self, dtype: str, rival: Rival, *, is_paced: bool) -> Side:
         work = Work(
             peer=rival.peer,
             operation=self.operation,
@@ -96,19 +97,19 @@ class States(Scenario):
             dtype=dtype,
         )
         rate = self.connection_bytes_per_second if is_paced else None
-        return Turn(work=work, server=self._server(dtype, rate))
+        return Side(work=work, server=self._server(dtype, rate))
 
     @property
     @abstractmethod
     def operation(self) -> str:
-        """Function of the adapters."""
+        """Function of the peers."""
 
     @abstractmethod
     def _server(self, dtype: str, rate: int | None) -> ServerSpec:
         """Return the server of a case."""
 
     def _states(self, dtype: str) -> tuple[tuple[str, int], ...]:
-        """Return the states that reads need to be there: their own, and that of a warm-up."""
+        """Return the states that reads need on the server, with the state of the warm-up."""
         return tuple((dtype, size) for size in dict.fromkeys((self.size_bytes, WARM_UP_BYTES)))
 
     def _memory(self, limit_bytes: int) -> MemoryGoal:

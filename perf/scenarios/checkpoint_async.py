@@ -1,9 +1,9 @@
-"""What a training run loses to its checkpoints: checkpoint_async.
+"""Cost of checkpoints for a training run: checkpoint_async.
 
-Staging: how long `save_async` holds the training up, warm, beside one copy of as many bytes and
-beside `dcp.async_save`. Training: steps per second while one save after the other is uploaded,
-beside those of a run that saves nothing. Each process trains on one thread; the uploads and the
-server, which is on the same machine here, take what else there is.
+Staging: the time for which `save_async` blocks the training, after a warm-up, compared with one
+memory copy of the same size and with `dcp.async_save`. Training: steps per second during continuous
+uploads of saves, compared with a run without saves. The training uses one thread; uploads and the
+server run on the other cores of the same machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from perf.scenarios._scenario import MIB, Match, Rival, Scenario, Turn, duels
+from perf.scenarios._scenario import MIB, Match, Rival, Scenario, Side, matches_against
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -26,12 +26,12 @@ _OURS = Rival(peer="aioflux_async")
 
 @dataclass(frozen=True, kw_only=True)
 class _Async(Scenario):
-    """One state."""
+    """Saves of one state."""
 
     size_bytes: int = 298_000_000
     """Size of all tensors."""
     dtype: str = "fp32"
-    """Of the tensors."""
+    """Dtype of the tensors."""
 
     @property
     def is_by_name_only(self) -> bool:
@@ -47,7 +47,7 @@ class _Async(Scenario):
         """See base class."""
         return replace(self, size_bytes=4 * MIB)
 
-    def _turn(self, peer: str, operation: str, *, num_steps: int = 1, num_workers: int = 0) -> Turn:
+    def _side(self, peer: str, operation: str, *, num_steps: int = 1, num_workers: int = 0) -> Side:
         work = Work(
             peer=peer,
             operation=operation,
@@ -60,34 +60,36 @@ class _Async(Scenario):
             dtype=self.dtype,
         )
         room = 8 * self.size_bytes + 64 * MIB
-        return Turn(work=work, server=ServerSpec(kind="embedded", written_bytes=room))
+        return Side(work=work, server=ServerSpec(kind="embedded", written_bytes=room))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Staging(_Async):
-    """The time that one save holds the training up."""
+    """Time for which one save blocks the training."""
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return duels(self.rivals, lambda rival: self._turn(rival.peer, "stage"), ours=_OURS)
+        return matches_against(
+            self.rivals, lambda rival: self._side(rival.peer, "stage"), ours=_OURS
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(_Async):
-    """Steps per second, with saves and without."""
+    """Training steps per second, with saves and without."""
 
     num_steps: int = 200
-    """Steps of a sample."""
+    """Training steps of a sample."""
     least_share: float = 0.85
-    """Share of the steps per second of a run without saves."""
+    """Goal, as a share of the steps per second of a run without saves."""
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        alone = self._turn(_OURS.peer, "train_alone", num_steps=self.num_steps)
+        alone = self._side(_OURS.peer, "train_alone", num_steps=self.num_steps)
         return tuple(
             Match(
                 case=staging,
-                ours=self._turn(
+                ours=self._side(
                     _OURS.peer,
                     "train_saving",
                     num_steps=self.num_steps,

@@ -1,4 +1,4 @@
-"""A state loaded from one object, and read from each of its pages: checkpoint_load."""
+"""Load of a state from one object, and a read of each of its memory pages: checkpoint_load."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ GROUP = "checkpoint_load"
 
 @dataclass(frozen=True, kw_only=True)
 class LoadState(States):
-    """torch.load from an object, through the file of each contender."""
+    """torch.load of an object, through the file class of each contender."""
 
     memory_share: float = 1.1
-    """Memory that a load may take, as a share of the object, and 8 MiB that no size changes."""
+    """Memory limit of a load, as a share of the object's size; 8 MiB are added."""
 
     @property
     def operation(self) -> str:

@@ -1,6 +1,6 @@
-"""A state saved as one object: checkpoint_save.
+"""Save of a state as one object: checkpoint_save.
 
-The state exists before the clock starts, so that memory above idle is what a save takes beside it.
+The state is created before the measured part, so that memory above idle does not include it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ GROUP = "checkpoint_save"
 
 @dataclass(frozen=True, kw_only=True)
 class SaveState(States):
-    """torch.save to an object, through the file of each contender."""
+    """torch.save to an object, through the file class of each contender."""
 
     limit_bytes: int = 160 * MIB
-    """Most memory that may be resident beside the state."""
+    """Limit of the memory in addition to the state."""
 
     @property
     def operation(self) -> str:
@@ -33,8 +33,8 @@ class SaveState(States):
         return self._memory(self.limit_bytes)
 
     def _server(self, dtype: str, rate: int | None) -> ServerSpec:
-        # The embedded server keeps the object as it was, its parts, and the whole: at once.
-        # nginx drops all pieces that are sent, whatever size each contender gives them.
+        # The embedded server stores the old object, the parts and the new object at the same time.
+        # nginx discards all uploaded parts, because `kept_bytes` is below the size of any part.
         return ServerSpec(
             received_bytes_per_second=rate,
             kept_bytes=1 * MIB,

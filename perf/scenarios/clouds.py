@@ -1,7 +1,7 @@
-"""S3 and Azure beside the libraries that people use there: the groups s3 and az.
+"""S3 and Azure, compared with other clients for them: the group clouds.
 
-SeaweedFS and Azurite answer at once and at full speed, and share the machine with the contenders.
-What is told of memory and of CPU time is the client's alone.
+SeaweedFS and Azurite respond without added latency or bandwidth limits, and share the machine with
+the contenders. Memory and CPU time are figures of the client alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perf.scenarios._epochs import Epoch
-from perf.scenarios._scenario import KIB, MIB, Match, Rival, Scenario, Turn, duels
+from perf.scenarios._scenario import KIB, MIB, Match, Rival, Scenario, Side, matches_against
 from perf.scenarios.checkpoint_load import LoadState
 from perf.scenarios.checkpoint_save import SaveState
 from perf.scenarios.dcp import Distributed
@@ -32,7 +32,7 @@ _OURS_OF_NEBULA = Rival(peer="aioflux_nebula")
 
 
 class _Named:
-    """A scenario that is run only where it is named: its server is not on every machine."""
+    """Mixin of scenarios that run only by name, because few machines have their server."""
 
     is_by_name_only = True
 
@@ -55,15 +55,15 @@ class _PutOne(_Named, PutOne):
 
 @dataclass(frozen=True, kw_only=True)
 class _Map(Epoch):
-    """One epoch of a map-style dataset, at full speed."""
+    """One epoch of a map-style dataset, without added latency."""
 
     operation: ClassVar[str] = "load"
     latency_seconds: float = 0.0
-    """Time to the first byte: there is none to be added."""
+    """Latency that the server adds."""
 
 
-class _Whole:
-    """A state without a link: these servers pace none."""
+class _Unlimited:
+    """Mixin that removes the cases with a bandwidth limit, which these servers do not support."""
 
     def matches(self) -> tuple[Match, ...]:
         """Return the matches without a limit."""
@@ -71,17 +71,17 @@ class _Whole:
         return tuple(match for match in found if not match.case.endswith("link"))
 
 
-class _Save(_Whole, SaveState):
+class _Save(_Unlimited, SaveState):
     """torch.save to an object."""
 
 
-class _Load(_Whole, LoadState):
+class _Load(_Unlimited, LoadState):
     """torch.load from an object."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lines(Scenario):
-    """Lines of shards of text, in batches, through the names of the S3 IO DataPipes."""
+    """Batches of text lines, read with the interface of the S3 IO DataPipes."""
 
     size_bytes: int = 156_000_000
     """Size of a shard: 100,000 lines of 1,560 bytes."""
@@ -90,7 +90,7 @@ class Lines(Scenario):
     batch_size: int = 512
     """Lines of a batch."""
     num_workers: int = 0
-    """DataLoader workers; 0 is the process that consumes."""
+    """DataLoader workers; with 0 the consumer reads in its own process."""
 
     @property
     def displayed_bytes(self) -> int:
@@ -104,10 +104,10 @@ class Lines(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        ours = self._turn(_OURS_OF_LINES)
-        by_loader = self._turn(_OURS_OF_LINES, "lines_loader")
+        ours = self._side(_OURS_OF_LINES)
+        by_loader = self._side(_OURS_OF_LINES, "lines_loader")
         return (
-            *duels(self.rivals, self._turn, ours=_OURS_OF_LINES),
+            *matches_against(self.rivals, self._side, ours=_OURS_OF_LINES),
             Match(ours=ours, theirs=by_loader, label="loader's batches"),
         )
 
@@ -115,7 +115,7 @@ class Lines(Scenario):
         """See base class."""
         return replace(self, size_bytes=100_000, num_objects=2)
 
-    def _turn(self, rival: Rival, operation: str = "lines") -> Turn:
+    def _side(self, rival: Rival, operation: str = "lines") -> Side:
         work = Work(
             peer=rival.peer,
             operation=operation,
@@ -127,19 +127,19 @@ class Lines(Scenario):
         )
         warm_up = work.warm_up()
         shards = {(each.size_bytes, each.num_objects) for each in (work, warm_up)}
-        # A pair that warms up takes a tenth of the shards, and one at least.
+        # The warm-up pair reads a tenth of the shards, at least one.
         shards |= {(self.size_bytes, max(1, round(0.1 * work.num_objects)))}
-        return Turn(work=work, server=ServerSpec(kind="embedded", lines=tuple(sorted(shards))))
+        return Side(work=work, server=ServerSpec(kind="embedded", lines=tuple(sorted(shards))))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nebula(Scenario):
-    """How long a save by the names of Nebula holds training up, beside torch.save to the place."""
+    """Time for which a save with Nebula's interface blocks training, compared with torch.save."""
 
     size_bytes: int = 1024 * MIB
     """Size of all tensors."""
     dtype: str = "bf16"
-    """Of the tensors."""
+    """Dtype of the tensors."""
 
     @property
     def displayed_bytes(self) -> int:
@@ -153,13 +153,13 @@ class Nebula(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return duels(self.rivals, self._turn, ours=_OURS_OF_NEBULA)
+        return matches_against(self.rivals, self._side, ours=_OURS_OF_NEBULA)
 
     def toy(self) -> Self:
         """See base class."""
         return replace(self, size_bytes=4 * MIB)
 
-    def _turn(self, rival: Rival) -> Turn:
+    def _side(self, rival: Rival) -> Side:
         is_ours = rival.peer == _OURS_OF_NEBULA.peer
         work = Work(
             peer=rival.peer,
@@ -171,7 +171,7 @@ class Nebula(Scenario):
             dtype=self.dtype,
         )
         room = 8 * self.size_bytes + 64 * MIB
-        return Turn(work=work, server=ServerSpec(kind="embedded", written_bytes=room))
+        return Side(work=work, server=ServerSpec(kind="embedded", written_bytes=room))
 
 
 def _set(size_bytes: int, num_objects: int) -> dict[str, Any]:

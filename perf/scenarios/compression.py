@@ -1,7 +1,8 @@
-"""Compressed checkpoints: how small, how fast in memory, and what a save and a load take.
+"""Compressed checkpoints: their size, the speed of compression, and the time of saves and loads.
 
-The link has so many connections of so much each: a slot that waits for the CPU leaves its share of
-it unused. Beside a compressed save or load stands the same, uncompressed, on the same link.
+Saves and loads use a link with a fixed number of connections and a bandwidth limit for each. A
+connection that waits for the CPU does not use its bandwidth. A compressed save or load is compared
+with an uncompressed one on the same link.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from perf.scenarios._scenario import MIB, Match, Promise, Rival, Scenario, Turn, duels
+from perf.scenarios._scenario import MIB, Match, Promise, Rival, Scenario, Side, matches_against
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -24,22 +25,22 @@ _OURS = Rival(peer="aioflux_zstd")
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(Scenario):
-    """One kind of tensors, compressed and decompressed, saved and loaded."""
+    """Compression, decompression, save and load of one kind of tensors."""
 
     kind: str
     """One of `perf.weights.KINDS`."""
     most_stored: float
-    """Share of their size that they must come to."""
+    """Goal: maximum compressed size, as a share of the original size."""
     size_bytes: int = 512 * MIB
     """Size of all tensors."""
     link_bytes_per_second: int = 400_000_000
     """Bandwidth of all connections of the link."""
     in_flight: int = 4
-    """Connections of it."""
+    """Number of connections of the link."""
     most_longer: float = 0.09
-    """Share that a save may take longer than an uncompressed one."""
+    """Goal: additional time of a compressed save, as a share of the uncompressed save."""
     has_link: bool = True
-    """Whether it is saved and loaded, too."""
+    """Whether to measure saves and loads, too."""
 
     @property
     def displayed_bytes(self) -> int:
@@ -58,8 +59,10 @@ class Compression(Scenario):
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
         return (
-            *duels(self.rivals, self._in_memory("compress"), ours=_OURS, case="compress"),
-            *duels(self.rivals, self._in_memory("decompress"), ours=_OURS, case="decompress"),
+            *matches_against(self.rivals, self._in_memory("compress"), ours=_OURS, case="compress"),
+            *matches_against(
+                self.rivals, self._in_memory("decompress"), ours=_OURS, case="decompress"
+            ),
             *(self._on_link() if self.has_link else ()),
         )
 
@@ -67,13 +70,12 @@ class Compression(Scenario):
         """See base class."""
         return replace(self, size_bytes=4 * MIB)
 
-    def _in_memory(self, operation: str) -> _Turns:
-        return _Turns(self._work(operation), ServerSpec())
+    def _in_memory(self, operation: str) -> _SideOfEach:
+        return _SideOfEach(self._work(operation), ServerSpec())
 
     def _on_link(self) -> Iterator[Match]:
         rate = self.link_bytes_per_second // self.in_flight
-        # Bodies that are uploaded in large pieces are dropped by nginx, so that loads need the
-        # embedded server; it is the kernel that paces that.
+        # nginx discards large uploaded parts, so loads use the embedded server, which stores them.
         room = 3 * self.size_bytes + 64 * MIB
         servers = {
             "save": ServerSpec(received_bytes_per_second=rate, written_bytes=room),
@@ -83,7 +85,7 @@ class Compression(Scenario):
         }
         for operation, at_least in (("save", 1 / (1 + self.most_longer)), ("load", 1.0)):
             ours, theirs = (
-                Turn(work=self._work(f"{operation}_{how}"), server=servers[operation])
+                Side(work=self._work(f"{operation}_{how}"), server=servers[operation])
                 for how in ("compressed", "plain")
             )
             yield Match(
@@ -108,14 +110,14 @@ class Compression(Scenario):
 
 
 @dataclass(frozen=True)
-class _Turns:
-    """The same work of each contender."""
+class _SideOfEach:
+    """Returns the side of any contender with the same work and server."""
 
     work: Work
     server: ServerSpec
 
-    def __call__(self, rival: Rival) -> Turn:
-        return Turn(work=replace(self.work, peer=rival.peer), server=self.server)
+    def __call__(self, rival: Rival) -> Side:
+        return Side(work=replace(self.work, peer=rival.peer), server=self.server)
 
 
 _RIVALS = (Rival(peer="torch_zstd"), Rival(peer="zstd_plain"))

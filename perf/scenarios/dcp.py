@@ -1,7 +1,7 @@
-"""Distributed checkpoints saved and loaded, by one process and by four: dcp.
+"""Saves and loads with torch.distributed.checkpoint, by one process and by four ranks: dcp.
 
-The embedded server keeps what is written: loads read what the same contender saved. It is one
-process of Python, which answers for both sides.
+A load reads a checkpoint that the same contender saved, so the scenarios use the embedded server,
+which stores uploads. The server is one Python process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from perf.scenarios._scenario import MIB, Match, Promise, Rival, Scenario, Turn, duels
+from perf.scenarios._scenario import MIB, Match, Promise, Rival, Scenario, Side, matches_against
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -21,18 +21,18 @@ _OURS = Rival(peer="aioflux_dcp")
 
 @dataclass(frozen=True, kw_only=True)
 class Distributed(Scenario):
-    """One operation on a state, by some ranks."""
+    """A save, a load, or a load with fewer ranks."""
 
     operation: str
-    """Function of the adapters."""
+    """Function of the peers."""
     size_bytes: int = 256 * MIB
     """Size of all tensors of all ranks."""
     world_size: int = 1
     """Ranks that save."""
     dtype: str = "bf16"
-    """Of the tensors."""
+    """Dtype of the tensors."""
     most_read: float = 0.0
-    """Bytes to read at most, as a share of those that are needed; 0 where nothing is promised."""
+    """Goal: maximum of the bytes read, as a share of the bytes needed; 0 without a goal."""
 
     @property
     def is_by_name_only(self) -> bool:
@@ -50,13 +50,13 @@ class Distributed(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return duels(self.rivals, self._turn, ours=_OURS)
+        return matches_against(self.rivals, self._side, ours=_OURS)
 
     def toy(self) -> Self:
         """See base class."""
         return replace(self, size_bytes=4 * MIB)
 
-    def _turn(self, rival: Rival) -> Turn:
+    def _side(self, rival: Rival) -> Side:
         work = Work(
             peer=rival.peer,
             operation=self.operation,
@@ -67,7 +67,7 @@ class Distributed(Scenario):
             num_workers=self.world_size,
             dtype=self.dtype,
         )
-        return Turn(
+        return Side(
             work=work, server=ServerSpec(kind="embedded", written_bytes=3 * self.size_bytes)
         )
 

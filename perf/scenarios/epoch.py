@@ -1,4 +1,4 @@
-"""An epoch of iterable datasets, one from the cache, and one whose consumer takes its time."""
+"""Epochs of iterable datasets, from a cache, and with a consumer that pauses for each batch."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from perf.scenarios._sets import OURS, Sets, on_one_server
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["GROUP", "SCENARIOS", "Again", "Stream", "Wait"]
+__all__ = ["GROUP", "SCENARIOS", "CachedEpoch", "Stream", "Wait"]
 
 GROUP = "epoch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream(Epoch):
-    """One epoch of an iterable dataset, beside each peer."""
+    """One epoch of an iterable dataset, compared with each peer."""
 
     operation: ClassVar[str] = "stream"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again(Sets):
-    """A second epoch, which finds everything on this machine, beside the first."""
+class CachedEpoch(Sets):
+    """A second epoch, which reads all objects from the local cache, compared with the first."""
 
     size_bytes: int = 100 * KIB
     """Size of each object."""
     num_objects: int = 10_000
-    """Objects of an epoch: so many that the start of the workers is little of the second one."""
+    """Objects of an epoch: enough that the start of the workers takes little of its time."""
     least_ratio: float = 5.0
-    """Ratio to reach of the second epoch's rate by the first one's."""
+    """Goal: rate of the second epoch divided by the rate of the first."""
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
         return on_one_server(
             [
                 Match(
-                    ours=self._turn(self._work(OURS, "load_again")),
-                    theirs=self._turn(self._work(OURS, "load_first")),
+                    ours=self._side(self._work(OURS, "load_again")),
+                    theirs=self._side(self._work(OURS, "load_first")),
                     label="first",
                     at_least=self.least_ratio,
                 )
@@ -52,22 +52,23 @@ class Again(Sets):
         """See base class."""
         return (Promise(figure="requests", at_most=0),)
 
-    def toy(self) -> Again:
+    def toy(self) -> CachedEpoch:
         """See base class."""
         return replace(self, size_bytes=4 * KIB, num_objects=24, batch_size=4, num_workers=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(Epoch):
-    """An epoch whose consumer trains on each batch for a while, beside the same without a pause.
+    """An epoch whose consumer pauses after each batch, as for a training step.
 
-    And beside one that has all objects in memory: what that waits for is torch's own.
+    It is compared with an epoch without pauses (the bound), and with a dataset in memory, which
+    waits only for torch's own work.
 
-    What can be fed is bound by CPUs here, not by the link: workers, consumer and server share two
-    of them, and whatever its size each batch costs 2 to 3 ms of CPU in DataLoader's queues. With 4
-    objects a batch (0.3 ms for each, and 0.07 of the server's) a step of 5 ms takes about 4 ms of
-    the 10 that there are, 18 requests in flight at 20 ms each, and 82 MB/s, which is what two
-    connections bring. 4,000 steps are 20 s, of which the start of the workers is 1 to 2 %.
+    The parameters fit a machine with two cores that workers, consumer and server share. Each batch
+    takes 2 to 3 ms of CPU in DataLoader's queues, regardless of its size. With 4 objects in a batch
+    (0.3 ms each, and 0.07 ms of the server), a step of 5 ms takes about 4 of the available 10 ms.
+    It needs 18 requests in flight at 20 ms each, and 82 MB/s, which two connections can transfer.
+    4,000 steps take 20 s, of which the start of the workers is 1 to 2 %.
     """
 
     operation: ClassVar[str] = "stream"
@@ -76,29 +77,30 @@ class Wait(Epoch):
     num_objects: int = 16_000
     """Objects of an epoch."""
     batch_size: int = 4
-    """Objects of a batch."""
+    """Objects in a batch."""
     step_seconds: float = 0.005
-    """Time of a training step, in which the consumer needs no CPU."""
+    """Duration of a training step, in which the consumer sleeps."""
     most_waiting: float = 0.05
-    """Share of the epoch that its consumer may wait for batches, for the first one too."""
+    """Goal: maximum time that the consumer waits for batches, the first included, as a share of the
+    epoch."""
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
         work = self._ours()
         trained = replace(work, step_seconds=self.step_seconds)
-        ours = self._turn(trained)
+        ours = self._side(trained)
         return on_one_server(
             [
                 Match(
                     ours=ours,
-                    theirs=self._turn(work),
+                    theirs=self._side(work),
                     label="bound",
                     at_least=1 - self.most_waiting,
                     cap_per_second=self.batch_size / self.step_seconds,
                 ),
                 Match(
                     ours=ours,
-                    theirs=self._turn(replace(trained, peer="memory_data")),
+                    theirs=self._side(replace(trained, peer="memory_data")),
                     label="memory",
                 ),
             ]
@@ -110,7 +112,7 @@ class Wait(Epoch):
 
     def toy(self) -> Self:
         """See base class."""
-        # So few steps that the start of the workers is most of it: no wait is too long.
+        # With so few steps, the start of the workers takes most of the time: allow any wait.
         return replace(super().toy(), num_workers=self.num_workers, most_waiting=1.0)
 
 
@@ -151,7 +153,7 @@ SCENARIOS = (
             Rival(peer="direct", share=0.34),
         ),
     ),
-    Again(name="epoch-cached"),
+    CachedEpoch(name="epoch-cached"),
     Wait(name="epoch-wait"),
     Wait(name="epoch-wait-inline", num_workers=0),
 )

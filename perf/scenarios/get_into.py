@@ -1,11 +1,11 @@
-"""One object of 1 GiB into a buffer that the caller allocated: get-into."""
+"""Read of one object of 1 GiB into a buffer of the caller: get-into."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from perf.scenarios._objects import OneObject
-from perf.scenarios._scenario import MIB, MemoryGoal, Rival, Turn, ready_objects
+from perf.scenarios._scenario import MIB, MemoryGoal, Rival, Side, ready_objects
 from perf.servers import ServerSpec
 
 __all__ = ["SCENARIOS", "GetInto"]
@@ -13,12 +13,12 @@ __all__ = ["SCENARIOS", "GetInto"]
 
 @dataclass(frozen=True, kw_only=True)
 class GetInto(OneObject):
-    """The read of one large object into memory that is there already."""
+    """Read of one large object into an allocated buffer."""
 
     range_size_bytes: int = 16 * MIB
     """Size of a range."""
     spare_bytes: int = 32 * MIB
-    """Memory that a read may take beside the buffer."""
+    """Limit of the memory in addition to the buffer."""
 
     def memory_goal(self) -> MemoryGoal:
         """See base class."""
@@ -28,9 +28,9 @@ class GetInto(OneObject):
         """See base class."""
         return replace(self, size_bytes=4 * MIB, range_size_bytes=MIB, in_flight=2)
 
-    def _turn(self, rival: Rival) -> Turn:
+    def _side(self, rival: Rival) -> Side:
         work = self._work(rival, "get_into", self.range_size_bytes)
-        return Turn(work=work, server=ServerSpec(objects=ready_objects(work)))
+        return Side(work=work, server=ServerSpec(objects=ready_objects(work)))
 
 
 SCENARIOS = (GetInto(name="get-into", rivals=(Rival(peer="obstore", at_least=1.2),)),)

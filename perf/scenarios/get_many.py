@@ -1,11 +1,11 @@
-"""Many objects of one size through `get_many`: get-1KiB, get-100KiB, get-100KiB-tls, get-1MiB."""
+"""`get_many` of objects of one size: get-1KiB, get-100KiB, get-100KiB-tls, get-1MiB."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from perf.scenarios._objects import ManyObjects
-from perf.scenarios._scenario import KIB, MIB, Rival, Turn, ready_objects
+from perf.scenarios._scenario import KIB, MIB, Rival, Side, ready_objects
 from perf.servers import ServerSpec
 
 __all__ = ["SCENARIOS", "GetMany"]
@@ -13,18 +13,18 @@ __all__ = ["SCENARIOS", "GetMany"]
 
 @dataclass(frozen=True, kw_only=True)
 class GetMany(ManyObjects):
-    """Reads of whole objects, so many under way at once."""
+    """Concurrent reads of whole objects."""
 
     is_tls: bool = False
-    """Whether the server speaks TLS 1.3."""
+    """Whether the server uses TLS 1.3."""
 
     def toy(self) -> GetMany:
         """See base class."""
         return replace(self, num_objects=32, num_keys=4, in_flight=4)
 
-    def _turn(self, rival: Rival) -> Turn:
+    def _side(self, rival: Rival) -> Side:
         work = self._work(rival, "get_many")
-        return Turn(work=work, server=ServerSpec(tls=self.is_tls, objects=ready_objects(work)))
+        return Side(work=work, server=ServerSpec(tls=self.is_tls, objects=ready_objects(work)))
 
 
 SCENARIOS = (

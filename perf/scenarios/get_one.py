@@ -1,11 +1,11 @@
-"""One object of 1 GiB into memory: object-1GiB and object-1GiB-tls."""
+"""Read of one object of 1 GiB: object-1GiB and object-1GiB-tls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from perf.scenarios._objects import OneObject
-from perf.scenarios._scenario import MIB, Rival, Turn, ready_objects
+from perf.scenarios._scenario import MIB, Rival, Side, ready_objects
 from perf.servers import ServerSpec
 
 __all__ = ["SCENARIOS", "GetOne"]
@@ -13,20 +13,20 @@ __all__ = ["SCENARIOS", "GetOne"]
 
 @dataclass(frozen=True, kw_only=True)
 class GetOne(OneObject):
-    """The read of one large object, by the fastest way that each contender has."""
+    """Read of one large object with the fastest method of each contender."""
 
     range_size_bytes: int = 16 * MIB
-    """Size of a range, where the contender reads by ranges."""
+    """Size of a range, if the contender reads ranges."""
     is_tls: bool = False
-    """Whether the server speaks TLS 1.3."""
+    """Whether the server uses TLS 1.3."""
 
     def toy(self) -> GetOne:
         """See base class."""
         return replace(self, size_bytes=4 * MIB, range_size_bytes=MIB, in_flight=2)
 
-    def _turn(self, rival: Rival) -> Turn:
+    def _side(self, rival: Rival) -> Side:
         work = self._work(rival, "get_one", self.range_size_bytes)
-        return Turn(work=work, server=ServerSpec(tls=self.is_tls, objects=ready_objects(work)))
+        return Side(work=work, server=ServerSpec(tls=self.is_tls, objects=ready_objects(work)))
 
 
 _RIVALS = (

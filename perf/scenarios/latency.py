@@ -1,4 +1,4 @@
-"""Reads from a server that takes its time to the first byte: latency."""
+"""Reads from a server that delays the first byte of each response: latency."""
 
 from __future__ import annotations
 
@@ -6,31 +6,41 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
-from perf.scenarios._scenario import KIB, OURS, Match, Rival, Scenario, Turn, duels, ready_objects
+from perf.scenarios._scenario import (
+    KIB,
+    OURS,
+    Match,
+    Rival,
+    Scenario,
+    Side,
+    matches_against,
+    ready_objects,
+)
 from perf.servers import ServerSpec
-from perf.work import LOOPLESS, TIMED, Work
+from perf.work import BLOCKING, TIMED, Work
 
 __all__ = ["SCENARIOS", "Latency"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latency(Scenario):
-    """Reads of whole objects whose first byte is late, at several numbers under way at once."""
+    """Reads of whole objects with latency, with several numbers of requests in flight."""
 
     size_bytes: int = 100 * KIB
     """Size of each object."""
     latency_seconds: float = 0.03
     """Time to the first byte."""
     in_flight: tuple[int, ...] = (64, 256, 1024)
-    """Reads under way at once, case by case."""
+    """Numbers of requests in flight; each is a case."""
     num_rounds: int = 24
-    """Objects of one sample, for each read under way."""
+    """Objects of one sample, divided by the number of requests in flight."""
     max_objects: int = 4_000
-    """Most objects of one sample."""
+    """Maximum number of objects of one sample."""
     num_keys: int = 64
     """Different objects."""
     bound_share: float = 0.9
-    """Share to reach of the lesser of `in flight / latency` and our rate without latency."""
+    """Goal, as a share of the bound: `in_flight / latency_seconds` or our rate without latency,
+    whichever is lower."""
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
@@ -50,27 +60,27 @@ class Latency(Scenario):
 
     def _case(self, in_flight: int) -> tuple[Match, ...]:
         case = f"{in_flight} in flight"
-        turn = partial(self._turn, in_flight)
+        side = partial(self._side, in_flight)
         bound = Match(
             case=case,
-            ours=turn(OURS),
-            theirs=turn(OURS, is_prompt=True),
+            ours=side(OURS),
+            theirs=side(OURS, is_prompt=True),
             label="bound",
             at_least=self.bound_share,
             cap_per_second=in_flight / self.latency_seconds if self.latency_seconds else math.inf,
         )
-        return (bound, *duels(self._rivals(in_flight), turn, case=case))
+        return (bound, *matches_against(self._rivals(in_flight), side, case=case))
 
     def _rivals(self, in_flight: int) -> tuple[Rival, ...]:
-        """Return the rivals of a case: those with a pool of threads in the first one alone.
+        """Return the rivals of a case. Rivals with threads take part only in the first case.
 
-        They have as many reads under way as threads, whatever they are asked for.
+        They have one request in flight for each thread, regardless of `in_flight`.
         """
         if in_flight == self.in_flight[0]:
             return self.rivals
-        return tuple(rival for rival in self.rivals if rival.peer not in LOOPLESS - TIMED)
+        return tuple(rival for rival in self.rivals if rival.peer not in BLOCKING - TIMED)
 
-    def _turn(self, in_flight: int, rival: Rival, *, is_prompt: bool = False) -> Turn:
+    def _side(self, in_flight: int, rival: Rival, *, is_prompt: bool = False) -> Side:
         ours = min(in_flight * self.num_rounds, self.max_objects)
         work = Work(
             peer=rival.peer,
@@ -83,7 +93,7 @@ class Latency(Scenario):
         )
         latency = 0.0 if is_prompt else self.latency_seconds
         spec = ServerSpec(latency_seconds=latency, objects=ready_objects(work))
-        return Turn(work=work, server=spec)
+        return Side(work=work, server=spec)
 
 
 SCENARIOS = (
@@ -93,7 +103,7 @@ SCENARIOS = (
             Rival(peer="obstore", at_least=1.0, share=1.0),
             Rival(peer="gcloud_aio", at_least=1.0, share=0.5),
             Rival(peer="google", at_least=1.0),
-            # Tells what the server can do: its timers are late, too.
+            # Shows the limit of the server, whose timers are also late.
             Rival(peer="wrk"),
         ),
     ),

@@ -1,16 +1,15 @@
 """Listings of sets: list-10, list-10k, list-1M; parse-1M, without a server, and parse-1M-http.
 
-parse-1M is one process, and nothing else runs beside it: the pages were rendered before, and lie in
-its memory. Each is parsed, checked and made columns, which are joined to one listing that is held.
-parse-1M-http is the whole listing of as many objects, from a server that is prompt. That server
-renders pages meanwhile, so that where there are few CPUs its work is a part of the figure.
+parse-1M parses pages that are in memory: one process parses and checks each page, and appends its
+columns to one listing. parse-1M-http lists as many objects from a server without added latency. The
+server renders pages at the same time, so on few cores its CPU time reduces the rate.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perf.scenarios._scenario import OURS, Match, Promise, Rival, Scenario, Turn, duels
+from perf.scenarios._scenario import OURS, Match, Promise, Rival, Scenario, Side, matches_against
 from perf.scenarios._sets import on_one_server
 from perf.servers import ServerSpec
 from perf.work import Work
@@ -22,20 +21,20 @@ GROUP = "list"
 
 @dataclass(frozen=True, kw_only=True)
 class List(Scenario):
-    """All objects below a prefix, held in memory."""
+    """A complete listing of a prefix, in memory."""
 
     num_objects: int
-    """Objects below it; a slower peer lists fewer, page after page."""
+    """Objects below the prefix; a slower peer lists fewer."""
     size_bytes: int = 1000
-    """Size that is told of each."""
+    """Size of each object in the listing."""
     latency_seconds: float = 0.02
     """Time to the first byte of a page."""
     in_flight: int = 64
-    """Pages under way at once, where a contender asks for several."""
+    """Maximum number of pages in flight, for contenders that request pages concurrently."""
     most_requests: int = 0
-    """Requests that ours may send; 0 promises nothing."""
+    """Goal: maximum number of requests of aioflux; 0 without a goal."""
     least_per_second: int = 0
-    """Objects that ours must list in a second; 0 promises nothing."""
+    """Goal: objects per second of aioflux; 0 without a goal."""
 
     @property
     def is_by_name_only(self) -> bool:
@@ -45,7 +44,7 @@ class List(Scenario):
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
         return on_one_server(
-            Match(ours=self._turn(OURS), theirs=self._turn(rival), at_least=rival.at_least)
+            Match(ours=self._side(OURS), theirs=self._side(rival), at_least=rival.at_least)
             for rival in self.rivals
         )
 
@@ -67,7 +66,7 @@ class List(Scenario):
             least_per_second=min(self.least_per_second, 1),
         )
 
-    def _turn(self, rival: Rival) -> Turn:
+    def _side(self, rival: Rival) -> Side:
         work = Work(
             peer=rival.peer,
             operation="list_all",
@@ -77,19 +76,19 @@ class List(Scenario):
             is_set=True,
             in_flight=self.in_flight,
         )
-        return Turn(work=work, server=ServerSpec(latency_seconds=self.latency_seconds))
+        return Side(work=work, server=ServerSpec(latency_seconds=self.latency_seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parse(Scenario):
-    """Pages that lie in memory, parsed and held by one process."""
+    """Parsing of pages that are in memory."""
 
     num_objects: int
     """Objects in the pages; a slower peer parses fewer."""
     size_bytes: int = 1000
-    """Size that is told of each."""
+    """Size of each object in the pages."""
     least_per_second: int
-    """Objects that ours must parse in a second."""
+    """Goal: objects per second of aioflux."""
 
     @property
     def is_by_name_only(self) -> bool:
@@ -98,7 +97,7 @@ class Parse(Scenario):
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return on_one_server(duels(self.rivals, self._turn))
+        return on_one_server(matches_against(self.rivals, self._side))
 
     def promises(self) -> tuple[Promise, ...]:
         """See base class."""
@@ -108,7 +107,7 @@ class Parse(Scenario):
         """See base class."""
         return replace(self, num_objects=min(self.num_objects, 1_200), least_per_second=1)
 
-    def _turn(self, rival: Rival) -> Turn:
+    def _side(self, rival: Rival) -> Side:
         work = Work(
             peer=rival.peer,
             operation="parse_all",
@@ -117,7 +116,7 @@ class Parse(Scenario):
             num_objects=rival.num_objects(self.num_objects),
             is_set=True,
         )
-        return Turn(work=work, server=ServerSpec())
+        return Side(work=work, server=ServerSpec())
 
 
 SCENARIOS = (

@@ -1,4 +1,4 @@
-"""An epoch of map-style datasets in DataLoader workers: loader-100KiB, -500KiB, -3MiB, -150MiB."""
+"""Epochs of map-style datasets in DataLoader workers: loader-100KiB, -500KiB, -3MiB, -150MiB."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ GROUP = "loader"
 
 @dataclass(frozen=True, kw_only=True)
 class Loader(Epoch):
-    """One epoch, beside each peer; dataflux also with more threads than its default of one."""
+    """One epoch, compared with each peer, and with dataflux at several numbers of threads."""
 
     operation: ClassVar[str] = "load"
     threads: tuple[int, ...] = (4, 8, 16)
-    """`threads_per_process` of dataflux, match by match."""
+    """Values of dataflux's `threads_per_process` (default: 1); each is a match."""
     threads_share: float = 0.4
-    """Share of our objects that dataflux loads with these."""
+    """Objects that dataflux loads in these matches, as a share of ours."""
     least_to_best: float = 3.0
-    """Ratio to reach to each of these: so it is reached to the best."""
+    """Goal of the ratio in each of these matches."""
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return on_one_server((*self._duels(), *self._threads(), self._composed()))
+        return on_one_server((*self._peer_matches(), *self._threads(), self._composed()))
 
     def toy(self) -> Self:
         """See base class."""
@@ -41,11 +41,11 @@ class Loader(Epoch):
         if not any(rival.peer == "dataflux" for rival in self.rivals):
             return []
         rival = Rival(peer="dataflux", share=self.threads_share)
-        ours, work = self._turn(self._ours()), self._work(rival, self.operation)
+        ours, work = self._side(self._ours()), self._work(rival, self.operation)
         return [
             Match(
                 ours=ours,
-                theirs=self._turn(replace(work, num_threads=number)),
+                theirs=self._side(replace(work, num_threads=number)),
                 label=f"dataflux x{number}",
                 at_least=self.least_to_best,
             )
@@ -53,11 +53,11 @@ class Loader(Epoch):
         ]
 
     def _composed(self) -> Match:
-        """Return what shows the default to be right: reads of objects, and of composites."""
+        """Return the match of reads of single objects (the default) against composed reads."""
         work = self._ours()
         return Match(
-            ours=self._turn(replace(work, compose="off")),
-            theirs=self._turn(replace(work, compose="on")),
+            ours=self._side(replace(work, compose="off")),
+            theirs=self._side(replace(work, compose="on")),
             label="composed",
         )
 
@@ -99,7 +99,7 @@ SCENARIOS = (
     Loader(
         name="loader-150MiB",
         **SETS["150MiB"],
-        # A batch is one object: nothing is left for more threads.
+        # A batch is one object, so that more threads have no effect.
         threads=(16,),
         rivals=(
             Rival(peer="dataflux", at_least=3.0, share=0.34),

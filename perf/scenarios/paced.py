@@ -1,11 +1,20 @@
-"""One object of 1 GiB where each connection has a bandwidth of its own: paced."""
+"""Read of one object of 1 GiB from a server that limits the bandwidth of each connection: paced."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
 
-from perf.scenarios._scenario import MIB, OURS, Match, Rival, Scenario, Turn, duels, ready_objects
+from perf.scenarios._scenario import (
+    MIB,
+    OURS,
+    Match,
+    Rival,
+    Scenario,
+    Side,
+    matches_against,
+    ready_objects,
+)
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -14,7 +23,7 @@ __all__ = ["SCENARIOS", "Paced"]
 
 @dataclass(frozen=True, kw_only=True)
 class Paced(Scenario):
-    """The read of one large object, paced by connection, beside the same without a limit."""
+    """Read of one large object with a bandwidth limit, compared with a read without a limit."""
 
     size_bytes: int = 1024 * MIB
     """Size of the object."""
@@ -23,9 +32,10 @@ class Paced(Scenario):
     range_size_bytes: int = 16 * MIB
     """Size of a range."""
     in_flight: tuple[int, ...] = (8, 16)
-    """Ranges under way at once, each on a connection of its own, case by case."""
+    """Numbers of ranges in flight, each on a separate connection; each number is a case."""
     bound_share: float = 0.9
-    """Share to reach of the lesser of all connections' bandwidth and the unlimited rate."""
+    """Goal, as a share of the bound: the bandwidth of all connections or our rate without a limit,
+    whichever is lower."""
 
     @property
     def displayed_bytes(self) -> int:
@@ -48,18 +58,18 @@ class Paced(Scenario):
 
     def _case(self, in_flight: int) -> tuple[Match, ...]:
         case = f"{in_flight} connections"
-        turn = partial(self._turn, in_flight)
+        side = partial(self._side, in_flight)
         bound = Match(
             case=case,
-            ours=turn(OURS),
-            theirs=turn(OURS, is_unlimited=True),
+            ours=side(OURS),
+            theirs=side(OURS, is_unlimited=True),
             label="bound",
             at_least=self.bound_share,
             cap_per_second=in_flight * self.connection_bytes_per_second / self.size_bytes,
         )
-        return (bound, *duels(self.rivals, turn, case=case))
+        return (bound, *matches_against(self.rivals, side, case=case))
 
-    def _turn(self, in_flight: int, rival: Rival, *, is_unlimited: bool = False) -> Turn:
+    def _side(self, in_flight: int, rival: Rival, *, is_unlimited: bool = False) -> Side:
         work = Work(
             peer=rival.peer,
             operation="get_one",
@@ -74,7 +84,7 @@ class Paced(Scenario):
         spec = ServerSpec(
             kind="embedded", connection_bytes_per_second=pace, objects=ready_objects(work)
         )
-        return Turn(work=work, server=spec)
+        return Side(work=work, server=spec)
 
 
 SCENARIOS = (Paced(name="paced"),)

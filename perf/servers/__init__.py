@@ -1,4 +1,4 @@
-"""Servers to measure against: a native one, nginx, and the embedded one for what that cannot do."""
+"""Servers of the benchmarks: nginx, the embedded server, SeaweedFS and Azurite."""
 
 from __future__ import annotations
 

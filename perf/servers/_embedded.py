@@ -1,7 +1,7 @@
-"""The server of aioflux.testing in a process of its own, for what nginx cannot do.
+"""The server of aioflux.testing in a separate process, for features that nginx lacks.
 
-`python -m perf.servers._embedded '<json>'` serves until standard input closes, and prints first
-where it does.
+`python -m perf.servers._embedded '<json>'` prints its url as JSON, and serves until standard input
+closes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
 
+from perf.servers._fill import fill
 from perf.servers._spec import BUCKET, Server, ServerSpec
-from perf.servers._stock import stock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ _STOP_SECONDS = 20.0
 
 @contextmanager
 def open_embedded(spec: ServerSpec) -> Iterator[Server]:
-    """Run the embedded server for the length of a `with` block."""
+    """Run the embedded server during a `with` block."""
     command = [sys.executable, "-m", "perf.servers._embedded", json.dumps(asdict(spec))]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(  # noqa: S603  our own command
@@ -48,8 +48,8 @@ def open_embedded(spec: ServerSpec) -> Iterator[Server]:
             line = process.stdout.readline()
             if not line:
                 errors.seek(0)
-                told = errors.read().decode(errors="replace").strip()
-                raise RuntimeError(f"the embedded server did not start: {told}")
+                output = errors.read().decode(errors="replace").strip()
+                raise RuntimeError(f"the embedded server did not start: {output}")
             yield Server(pids=(process.pid,), kind="embedded", **json.loads(line))
         finally:
             process.stdin.close()
@@ -69,9 +69,9 @@ def _server(spec: ServerSpec) -> GCSServer:
         latency_seconds=spec.latency_seconds,
         connection_bytes_per_second=spec.connection_bytes_per_second,
     )
-    # MD5 would be most of an upload's time.
+    # MD5 would take most of the time of an upload.
     server = GCSServer(buckets=(BUCKET,), network=network, tls=spec.tls, md5=False)
-    stock(spec, partial(server.put, BUCKET))
+    fill(spec, partial(server.put, BUCKET))
     if spec.fault_rate:
         server.faults.add("objects.media", status=503, probability=spec.fault_rate, seed=1)
         server.faults.add("objects.media", reset=True, probability=spec.fault_rate, seed=2)
@@ -80,15 +80,15 @@ def _server(spec: ServerSpec) -> GCSServer:
 
 @contextmanager
 def _counted(server: GCSServer) -> Iterator[str]:
-    """Serve the number of requests that came, in nginx's words; give the url of that page."""
-    num_asked = 0
+    """Serve a page with the number of requests, in the format of nginx; yield its url."""
+    num_counter_requests = 0
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            nonlocal num_asked
-            num_asked += 1
-            # Its own among them, as nginx counts.
-            num_requests = server.stats.total.requests + num_asked
+            nonlocal num_counter_requests
+            num_counter_requests += 1
+            # Like nginx, include the requests for this page.
+            num_requests = server.stats.total.requests + num_counter_requests
             text = f"server accepts handled requests\n 0 0 {num_requests} \n".encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(text)))
@@ -96,7 +96,7 @@ def _counted(server: GCSServer) -> Iterator[str]:
             self.wfile.write(text)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Page) as pages:
         thread = threading.Thread(target=pages.serve_forever)
@@ -109,7 +109,7 @@ def _counted(server: GCSServer) -> Iterator[str]:
 
 
 def main() -> None:
-    """Serve what the first argument describes, until standard input closes."""
+    """Run the server that the first argument describes, until standard input closes."""
     from aioflux.testing._process import serve
 
     values = json.loads(sys.argv[1])
@@ -122,8 +122,8 @@ def main() -> None:
 
         def ready() -> None:
             ca_file = str(server.ca_file) if spec.tls else ""
-            told = {"url": server.url, "ca_file": ca_file, "counter": counter}
-            print(json.dumps(told), flush=True)
+            fields = {"url": server.url, "ca_file": ca_file, "counter": counter}
+            print(json.dumps(fields), flush=True)
 
         sys.exit(serve(server, ready, until_stdin_closes=True))
 

@@ -1,9 +1,9 @@
-"""nginx as an object store: objects are files on tmpfs under the urls of both APIs of GCS.
+"""nginx as an object store: objects are files on tmpfs, with the urls of both APIs of GCS.
 
-Reads are sendfile with static headers, and a PUT of a whole object is that of WebDAV, with no code
-of ours on the way. Everything else (metadata, uploads in parts, the JSON API) is `api.lua`, in
-nginx's own process; the bytes of uploads go into files without passing through it. Sets of many
-objects (`sets.lua`) are listed by arithmetic, and all have the bytes of one file.
+nginx serves reads with sendfile and static headers, and a PUT of a whole object with its WebDAV
+module. `api.lua`, inside nginx, handles the other requests (metadata, uploads in parts, the JSON
+API); the bytes of uploads are written to files without Lua. For sets of many objects (`sets.lua`),
+listings are computed, and all objects have the bytes of one file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from perf.servers._kept import free_ports
-from perf.servers._room import place
 from perf.servers._spec import BUCKET, Server, ServerSpec, contents
 from perf.servers._states import write_state
+from perf.servers._supervised import free_ports
+from perf.servers._tmpfs import memory_directory
 from perf.work import state_key
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ _TLS = """\
 _PAUSE = "        access_by_lua_block {{ pause() }}\n"
 _PACE = "        limit_rate {rate};\n        sendfile_max_chunk {piece_bytes};\n"
 _PIECE_SECONDS = 0.02
-"""What is sent at once on a paced connection: the wait after each piece ends a little late."""
+"""Duration of the piece that a connection with a limit sends at once. nginx's wait after each piece
+ends a little late, so that small pieces would reduce the bandwidth."""
 _OBJECTS = """\
         location /{bucket}/{prefix}/ {{
             if ($is_file = 0) {{ rewrite ^ /.api last; }}
@@ -157,20 +158,20 @@ _COMPOSED = """\
 
 
 def missing() -> str:
-    """Say what nginx lacks on this machine, and what to install; empty where it can serve."""
+    """Return a message about missing parts of nginx and their installation; empty if none."""
     if sys.platform != "linux":
-        return f"nginx is measured on Linux, this is {sys.platform}"
+        return f"nginx is supported only on Linux, not on {sys.platform}"
     if _binary() is None:
         return f"nginx is missing ({INSTALL})"
     if _modules() is None:
         return f"nginx lacks its lua module ({INSTALL})"
     if not _crc32c_library():
-        return "the library crc32c, which google-crc32c brings along on Linux, is missing"
+        return "the C library of google-crc32c is missing"
     return ""
 
 
 def _binary() -> str | None:
-    # Debian keeps it where users other than root do not look.
+    # On Debian, the PATH of ordinary users does not contain sbin.
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 
@@ -183,32 +184,32 @@ def _modules() -> list[Path] | None:
 
 
 def _crc32c_library() -> str:
-    """Return the C library inside of google-crc32c; empty where it has none."""
+    """Return the path of the C library in google-crc32c; empty if it has none."""
     root = Path(google_crc32c.__file__).parent.parent / "google_crc32c.libs"
     return next((str(path) for path in sorted(root.glob("libcrc32c*.so*"))), "")
 
 
 def encode_crc32c(data: bytes) -> str:
-    """Write the crc32c of `data` as the service does."""
+    """Return the crc32c of `data` in the service's format: big-endian, base64."""
     return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a configuration is written from."""
+    """Input of a configuration file."""
 
     spec: ServerSpec
     directory: Path
     port: int
     certificates: Certificates | None
     crc32cs: dict[int, str]
-    """Of the objects of each size."""
+    """crc32c of the objects, by size."""
     states: dict[str, tuple[int, str]]
     """Size and crc32c of the object of each state, by its prefix."""
 
 
 def configuration(setup: Setup) -> str:
-    """Write the configuration of one server."""
+    """Return the configuration of one server."""
     tls = network = ""
     spec = setup.spec
     rate = spec.connection_bytes_per_second or 0
@@ -222,9 +223,9 @@ def configuration(setup: Setup) -> str:
         network += _PACE.format(rate=rate, piece_bytes=piece_bytes)
     return _CONFIGURATION.format(
         modules="\n".join(f"load_module {path};" for path in _modules() or ()),
-        # Its worker may do no more than we do: it writes where we read.
+        # The worker needs the user of this process, which reads its files.
         user="user root;" if os.geteuid() == 0 else "",
-        # As many connections as are allowed, and a file for each.
+        # Each connection needs a file descriptor for its socket and one for its object.
         num_files=min(_MAX_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         directory=setup.directory,
         here=_HERE,
@@ -244,7 +245,7 @@ def configuration(setup: Setup) -> str:
 
 
 def _locations(setup: Setup) -> str:
-    """Write what serves the objects of each size, and those of sets and their composites."""
+    """Return the locations for the objects of each size, for sets, and for composites."""
     found = [
         _OBJECTS.format(bucket=BUCKET, prefix=size, size=size, crc32c=crc32c)
         for size, crc32c in setup.crc32cs.items()
@@ -267,10 +268,10 @@ def write_objects(directory: Path, objects: tuple[tuple[int, int], ...]) -> dict
     for size, count in objects:
         data = contents(size)
         crc32cs[size] = encode_crc32c(data)
-        place = directory / BUCKET / str(size)
-        place.mkdir(parents=True, exist_ok=True)
+        folder = directory / BUCKET / str(size)
+        folder.mkdir(parents=True, exist_ok=True)
         for index in range(count):
-            (place / str(index)).write_bytes(data)
+            (folder / str(index)).write_bytes(data)
     return crc32cs
 
 
@@ -283,15 +284,14 @@ def write_states(
         key = state_key(dtype, size)
         target = directory / BUCKET / key
         target.parent.mkdir(parents=True, exist_ok=True)
-        told_size, told_crc32c = write_state(dtype, size, target)
-        written[key.rpartition("/")[0]] = told_size, told_crc32c
+        written[key.rpartition("/")[0]] = write_state(dtype, size, target)
     return written
 
 
 @contextmanager
 def open_nginx(spec: ServerSpec) -> Iterator[Server]:
-    """Run nginx for the length of a `with` block."""
-    parent = place(spec.num_bytes)
+    """Run nginx during a `with` block."""
+    parent = memory_directory(spec.num_bytes)
     directory = Path(tempfile.mkdtemp(prefix="aioflux-perf-", dir=parent))
     notes = () if parent else ("objects are on disk: /dev/shm has no room for them",)
     process: subprocess.Popen[bytes] | None = None
@@ -338,12 +338,12 @@ def _certify(directory: Path) -> Certificates:
 def _start(directory: Path) -> subprocess.Popen[bytes]:
     binary = _binary()
     assert binary is not None
-    keeper = [sys.executable, "-I", "-S", str(_HERE / "_keeper.py")]
-    keeper += [str(int(signal.SIGTERM)), str(directory)]
+    supervisor = [sys.executable, "-I", "-S", str(_HERE / "_supervisor.py")]
+    supervisor += [str(int(signal.SIGTERM)), str(directory)]
     command = [binary, "-p", str(directory), "-c", str(directory / "nginx.conf")]
     command += ["-e", str(directory / "errors.log")]
     return subprocess.Popen(  # noqa: S603  our own command
-        [*keeper, *command],
+        [*supervisor, *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -368,8 +368,8 @@ def _pids(master: int, port: int, directory: Path) -> tuple[int, ...]:
             return (master, *map(int, workers))
         time.sleep(0.01)
     log = directory / "errors.log"
-    told = log.read_text(errors="replace").strip() if log.exists() else ""
-    raise RuntimeError(f"nginx did not start: {told or 'it said nothing'}")
+    output = log.read_text(errors="replace").strip() if log.exists() else ""
+    raise RuntimeError(f"nginx did not start; its error log: {output or 'empty'}")
 
 
 def _has_ended(pid: int) -> bool:
@@ -389,7 +389,7 @@ def _listens(port: int) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Close the keeper's standard input, which ends all, and wait for it."""
+    """Close the supervisor's standard input, which stops nginx, and wait for its exit."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()

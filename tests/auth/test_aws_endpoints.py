@@ -103,7 +103,7 @@ def asked_by_boto3(bucket: str) -> str:
 
 async def asked_by_us(bucket: str, credentials: Any = None) -> str:
     service = open_service(f"s3://{bucket}/", credentials=credentials)
-    site = await service._sender._open("read", "k")
+    site = await service._sender._open_endpoint("read", "k")
     await service.aclose()
     return f"{site.origin.scheme}://{site.origin.authority.decode()}{site.root.decode()}"
 
@@ -137,7 +137,7 @@ async def test_an_endpoint_argument_precedes_all(
     monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://environment:7")
     service = open_service("s3://data-1/", endpoint_url="http://given:6")
-    site = await service._sender._open("read", "k")
+    site = await service._sender._open_endpoint("read", "k")
     assert site.origin.host == "given"
     await service.aclose()
 

@@ -321,12 +321,12 @@ async def test_a_failure_of_the_network_is_transient(clock: Clock, failure: Exce
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("", "empty text"),
+        ("", "an empty string"),
         (None, "NoneType"),
         (b"token", "bytes"),
-        ("token\n", "visible characters"),
-        (" token", "visible characters"),
-        ("tökén", "visible characters"),
+        ("token\n", "visible ASCII characters"),
+        (" token", "visible ASCII characters"),
+        ("tökén", "visible ASCII characters"),
     ],
 )
 async def test_an_error_about_a_token_that_cannot_be_sent_does_not_contain_it(

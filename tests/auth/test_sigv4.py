@@ -143,7 +143,7 @@ def test_keys_show_no_secret_and_do_not_pickle() -> None:
     signer = signer_of(keys)
     for each in (keys, signer):
         assert "hush" not in repr(each)
-        with pytest.raises(TypeError, match="holds credentials and does not pickle"):
+        with pytest.raises(TypeError, match="holds credentials and cannot be pickled"):
             pickle.dumps(each)
 
 

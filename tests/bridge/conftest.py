@@ -1,4 +1,4 @@
-"""A server in this process, for stores here and in child processes."""
+"""A GCS server in this process, for stores in this process and in child processes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Timeouts out of reach: a busy machine may stop for longer than the defaults.
+"""Long timeouts for clean-up, because a busy machine may stall for longer than the defaults.
 
-aioflux waits some seconds for its own clean-up while a user waits for it, and then goes on without.
-What tests say of the clean-up holds if it may take its time; a call that waits for such a limit
-shows it by taking longer than a test waits.
+aioflux stops waiting for its clean-up after some seconds. Tests of the clean-up need all of it, so
+they use limits that are longer than the timeout of any test.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["FAR_SECONDS", "PATIENT", "PATIENT_CLEANUP", "be_patient"]
 
 FAR_SECONDS = 600.0
-"""Longer than any test waits."""
+"""Longer than the timeout of any test."""
 
 PATIENT_CLEANUP = CleanupTimeouts(
     total_seconds=FAR_SECONDS,
@@ -29,12 +28,13 @@ PATIENT_CLEANUP = CleanupTimeouts(
 )
 
 PATIENT = Timeouts(cleanup=PATIENT_CLEANUP)
-"""Timeouts of a store whose clean-up may take its time."""
+"""Timeouts of a store with a long limit for clean-up."""
 
 
 def be_patient(setitem: Callable[[Any, str, Any], object] = dict.__setitem__) -> None:
-    """Make that the default of `Timeouts` in this process, for stores that a test cannot reach.
+    """Make `PATIENT_CLEANUP` the default of `Timeouts`, for stores that a test does not open.
 
-    A test passes `monkeypatch.setitem`.
+    Args:
+        setitem: Sets the default; tests pass `monkeypatch.setitem`.
     """
     setitem(Timeouts.__init__.__kwdefaults__, "cleanup", PATIENT_CLEANUP)

@@ -1,4 +1,4 @@
-"""Scripts that speak to a server, each in a process of its own."""
+"""Python scripts that run in separate processes and use a test server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ import aioflux, aioflux.sync
 from tests.bridge.patience import PATIENT
 options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
 def give_token():
-    return "token"  # https is never asked without credentials
+    return "token"  # with https, requests need credentials
 settings = {"endpoint_url": sys.argv[1], "timeouts": PATIENT}
 if sys.argv[1].startswith("https"):
     settings["credentials"] = give_token
@@ -43,7 +43,7 @@ def say(*words):
 
 @contextmanager
 def running(script: str, server: GCSServer, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a script that speaks to the server, in a process group of its own."""
+    """Run a script with the server's url, in a separate process group."""
     trust = {"SSL_CERT_FILE": str(server.ca_file)} if server.url.startswith("https") else {}
     process = subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-c", PRELUDE + script, server.url, *arguments],
@@ -63,31 +63,31 @@ def running(script: str, server: GCSServer, *arguments: str) -> Iterator[subproc
 
 
 def finish(process: subprocess.Popen[str], *, status: int = 0) -> list[str]:
-    """Return the lines that a script still says; it must end so and without complaint."""
+    """Wait for the exit of a script, check status and stderr, and return its remaining output."""
     try:
         out, err = process.communicate(timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)  # faulthandler tells where each thread is
+        process.send_signal(signal.SIGABRT)  # faulthandler prints the stack of each thread
         out, err = process.communicate()
     assert (process.returncode, err) == (status, ""), out + err
     return out.splitlines()
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """Return the next line that a script says."""
+    """Return the next line that a script prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def tell(process: subprocess.Popen[str], words: str = "") -> None:
-    """Say a line to a script."""
+    """Send a line to the standard input of a script."""
     assert process.stdin is not None
     process.stdin.write(f"{words}\n")
     process.stdin.flush()
 
 
 def wait_until_idle(server: GCSServer) -> None:
-    """Wait for what processes that were killed have asked for: it is done all the same."""
+    """Wait until the server has finished the requests of killed processes."""
     until = time.monotonic() + LIMIT_SECONDS
     while server.stats.connections_open or server.stats.total.in_flight:
         assert time.monotonic() < until
@@ -95,7 +95,7 @@ def wait_until_idle(server: GCSServer) -> None:
 
 
 class Watch(Hook):
-    """Tells when a request has arrived."""
+    """Waits for requests to arrive at a server."""
 
     def __init__(self) -> None:
         self._arrived: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
@@ -104,16 +104,16 @@ class Watch(Hook):
         self._arrived.put((request.match.operation, request.target))
 
     def forget(self) -> None:
-        """Forget what has arrived so far."""
+        """Ignore the requests that have arrived so far."""
         with suppress(queue.Empty):
             while True:
                 self._arrived.get_nowait()
 
     def wait_for(self, pattern: str, word: str = "") -> None:
-        """Wait for a request of an operation with a word in its target.
+        """Wait for a request whose operation matches a pattern and whose target contains a word.
 
         Raises:
-            TimeoutError: None comes.
+            TimeoutError: No such request arrives.
         """
         until = time.monotonic() + LIMIT_SECONDS
         while True:

@@ -46,7 +46,7 @@ METHODS = {
 """The names of the plan."""
 
 ONLY_ASYNC = {"aclose", "abort"}
-LOOP_BUSINESS = {"end", "reopened"}
+LOOP_BUSINESS = {"on_store_close", "reopened"}
 
 
 def public(kind: type) -> set[str]:
@@ -126,7 +126,7 @@ def test_a_provider_pickles_by_its_name_and_without_a_token() -> None:
 def test_credentials_are_never_carried_along() -> None:
     credentials = google.auth.credentials.AnonymousCredentials()
     store = aioflux.open_store("gs://bucket", credentials=credentials)
-    with pytest.raises(TypeError, match="holds credentials and does not pickle"):
+    with pytest.raises(TypeError, match="holds credentials and cannot be pickled"):
         pickle.dumps(store)
     with pytest.raises(TypeError, match="ssl_context"):
         pickle.dumps(aioflux.open_store("gs://b", ssl_context=ssl.create_default_context()))

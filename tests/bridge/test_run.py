@@ -376,7 +376,7 @@ def test_begun_work_goes_on_while_the_caller_does() -> None:
         return asyncio.Event()
 
     gate = _bridge.run(make())
-    outcome = _bridge.begin(work())
+    outcome = _bridge.submit(work())
     assert not outcome.done()
 
     async def open_gate() -> None:
@@ -391,7 +391,7 @@ def test_an_error_of_begun_work_is_its_outcome() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        _bridge.begin(work()).result(60)
+        _bridge.submit(work()).result(60)
 
 
 def test_begun_work_that_is_cancelled_cleans_up() -> None:
@@ -403,7 +403,7 @@ def test_begun_work_that_is_cancelled_cleans_up() -> None:
         finally:
             cleaned.append(True)
 
-    outcome = _bridge.begin(work())
+    outcome = _bridge.submit(work())
     _bridge.run(asyncio.sleep(0))
     outcome.cancel()
     until = time.monotonic() + 60
@@ -414,7 +414,7 @@ def test_begun_work_that_is_cancelled_cleans_up() -> None:
 
 def test_nothing_begins_on_the_loops_own_thread() -> None:
     async def nested() -> None:
-        _bridge.begin(asyncio.sleep(0))
+        _bridge.submit(asyncio.sleep(0))
 
     with pytest.raises(RuntimeError, match="own event loop"):
         _bridge.run(nested())
@@ -429,7 +429,7 @@ async def work():
     await asyncio.sleep(0.1)
     print("done")
 
-_bridge.begin(work())
+_bridge.submit(work())
 """
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True

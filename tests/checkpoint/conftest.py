@@ -1,4 +1,4 @@
-"""An empty bucket for checkpoints: on the embedded server, or on each cloud (`clouds`)."""
+"""Fixtures for checkpoint tests: an empty bucket on the cloud of the test (`clouds`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def server(
     cloud: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """A bucket; the module's `URI` is one in it."""
+    """An empty bucket. A constant `URI` of the test module is changed to this bucket."""
     with open_bucket(cloud, request, monkeypatch) as bucket:
         uri = getattr(request.module, "URI", None)
         if uri is not None and cloud != "gs":
@@ -32,13 +32,13 @@ def server(
 
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that look at what a failure leaves: clean-up may take its time."""
+    """Long limits for clean-up, for tests of the objects that remain after a failure."""
     be_patient(monkeypatch.setitem)
 
 
 @pytest.fixture
 def root(cloud: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Uri of an empty place, also on `file` and in `memory`."""
+    """Uri without objects, on a cloud, `file` or `memory`."""
     if cloud == "file":
         return tmp_path.as_uri()
     if cloud == "memory":

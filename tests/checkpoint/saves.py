@@ -1,4 +1,4 @@
-"""Checkpoints written by hand: objects of random bytes, and a commit object as a save writes it."""
+"""Checkpoints without tensors: objects of random bytes, and a commit object as a save writes it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store
 
-METADATA = pickle.dumps({"what": "stands for the metadata of DCP"})
+METADATA = pickle.dumps({"what": "replaces the metadata of DCP"})
 
 
 def save_id(number: int) -> str:
-    """Names of saves, of which a higher number is newer."""
+    """Return the id of a save; a higher number is a newer save."""
     moment = datetime.fromtimestamp(1_700_000_000 + number, UTC)
     return new_save_id(moment, f"{number:08x}")
 
@@ -60,7 +60,7 @@ async def save(
     metrics: dict[str, float] | None = None,
     layout: str = "dcp",
 ) -> Saved:
-    """Write a checkpoint, replacing the one that is there."""
+    """Write a checkpoint, replacing an existing one."""
     name = save_id(number)
     rng = random.Random(number)
     stored, contents = [], {}

@@ -214,7 +214,7 @@ async def test_an_item_is_a_stream_of_what_torch_save_writes(
 
 def test_an_item_has_no_table_before_its_last_segment(codec: Codec) -> None:
     frames = codec.encode_item(b"", bytes(10), b"", element_size=1)
-    with pytest.raises(ValueError, match="after its last segment"):
+    with pytest.raises(ValueError, match="only after its last segment"):
         frames.stored(0)
 
 

@@ -97,9 +97,9 @@ def test_cut_off_anywhere_behind_the_pickle_is_seen() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (b'{"save_id": 5}', "does not read"),
-        (b"{", "is no JSON"),
-        (b'{"x": ' + b"[" * 100_000, "is no JSON"),
+        (b'{"save_id": 5}', "has an invalid field"),
+        (b"{", "is not JSON"),
+        (b'{"x": ' + b"[" * 100_000, "is not JSON"),
     ],
 )
 def test_an_invalid_commit_with_a_valid_checksum_is_damage(text: bytes, what: str) -> None:

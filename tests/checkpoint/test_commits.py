@@ -8,7 +8,13 @@ import pytest
 
 from aioflux import open_store
 from aioflux.checkpoint._format.commit import COMMIT_KEY, step_prefix
-from aioflux.checkpoint._store.commits import is_home, list_steps, read_commit, summarize, uri_below
+from aioflux.checkpoint._store.commits import (
+    is_original,
+    list_steps,
+    read_commit,
+    summarize,
+    uri_below,
+)
 from aioflux.errors import CheckpointNotFoundError
 from tests.checkpoint.saves import METADATA, save_step
 from tests.patience import PATIENT
@@ -43,8 +49,8 @@ async def test_a_step_reads_as_it_was_saved(store) -> None:
     assert commit == saved.commit
     assert meta.generation == saved.meta.generation
     assert data.startswith(METADATA)
-    assert is_home(store, step_prefix(100), commit)
-    assert not is_home(store, step_prefix(101), commit)
+    assert is_original(store, step_prefix(100), commit)
+    assert not is_original(store, step_prefix(101), commit)
 
 
 @pytest.mark.parametrize("root", ["memory://bucket", "memory://bucket/run", "file:///a%25b"])
@@ -62,8 +68,8 @@ async def test_one_place_on_disk_has_several_names(tmp_path) -> None:
     (tmp_path / "link").symlink_to("run")
     for name in ("link", "./run", "run/../run"):
         async with open_store(f"file://{tmp_path}/{name}") as store:
-            assert is_home(store, step_prefix(1), saved.commit)
-            assert not is_home(store, step_prefix(2), saved.commit)
+            assert is_original(store, step_prefix(1), saved.commit)
+            assert not is_original(store, step_prefix(2), saved.commit)
 
 
 async def test_a_step_may_be_missing_or_of_another_program(store) -> None:

@@ -137,7 +137,7 @@ async def test_another_checkpoint_stays_unless_it_is_to_be_replaced(bucket) -> N
     under_way = f"b/{save_id(99)}/__0_0.distcp"
     await bucket.put(under_way, b"of a save at the same time")
     target = at(bucket, "b/")
-    with pytest.raises(CheckpointError, match="stays"):
+    with pytest.raises(CheckpointError, match="is not replaced"):
         copy(at(bucket, "a/"), target)
     assert checkpoint.verify(at(bucket, "b/")).found.commit == old.commit
     copy(at(bucket, "a/"), target, overwrite=True)
@@ -190,7 +190,8 @@ async def test_bytes_that_rot_in_the_store_do_not_reach_the_copy(bucket, disk, t
 
 
 @pytest.mark.parametrize(
-    ("target", "says"), [("step-00000007/", "to itself"), ("x/step-00000008/", "would be another")]
+    ("target", "says"),
+    [("step-00000007/", "to itself"), ("x/step-00000008/", "names another step")],
 )
 async def test_copies_that_make_no_sense_are_refused(bucket, target, says) -> None:
     await save_step(bucket, 7)
@@ -260,7 +261,7 @@ async def test_another_save_that_commits_meanwhile_stays(bucket, server) -> None
 async def test_a_damaged_checkpoint_is_replaced_where_that_is_requested(bucket) -> None:
     saved = await save(bucket, "a/")
     await bucket.put("b/.metadata", (await bucket.get(saved.meta.key))[:-1])
-    with pytest.raises(CheckpointError, match="stays"):
+    with pytest.raises(CheckpointError, match="is not replaced"):
         copy(at(bucket, "a/"), at(bucket, "b/"))
     copy(at(bucket, "a/"), at(bucket, "b/"), overwrite=True)
     await assert_copied(saved, bucket, "b/")

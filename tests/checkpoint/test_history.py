@@ -18,7 +18,7 @@ from aioflux.checkpoint._maintain.history import (
     HISTORY_PREFIX,
     SaveRecord,
     append,
-    gather,
+    compact,
     merge,
     plot,
     read_history,
@@ -177,12 +177,12 @@ async def test_an_error_that_is_no_text_is_kept(store) -> None:
 async def test_a_damaged_history_is_a_typed_error_that_names_it(store) -> None:
     await append(store, record(1))
     await store.put(f"{HISTORY_PREFIX}history.json", b"[{")
-    with pytest.raises(CheckpointCorruptError, match=r"history\.json is no history"):
+    with pytest.raises(CheckpointCorruptError, match=r"history\.json is not a valid part"):
         await read_history(store)
 
 
 async def test_gathering_nothing_writes_nothing(store) -> None:
-    await gather(store)
+    await compact(store)
     assert not await store.list_all()
 
 

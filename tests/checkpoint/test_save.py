@@ -151,7 +151,7 @@ def test_memory_that_is_not_known_is_copied_at_once(server: GCSServer) -> None:
     memory, expected = bytearray(2 * MIB), []
     settings = {"zero_copy": True}
     opening = writing(f"{server.root}/run", "model.pt", settings, {})
-    held = _LazyWriter(lambda: _bridge.Held(opening))
+    held = _LazyWriter(lambda: _bridge.OpenContext(opening))
     with _StateFile(held, URI, TensorMemory()) as file:
         for number in range(20):
             for size in (7, 100_000, 2 * MIB):
@@ -159,6 +159,38 @@ def test_memory_that_is_not_known_is_copied_at_once(server: GCSServer) -> None:
                 expected.append(bytes(memory[:size]))
                 assert file.write(memoryview(memory)[:size]) == size
     assert server.get("bucket", KEY) == b"".join(expected)
+
+
+def test_copies_between_borrowed_tensors_stay_few() -> None:
+    """Small tensors are copied, and a batch of copies is sent even if no run of them is long."""
+
+    class Sink:
+        """An object writer that counts bytes, and knows all large memory as that of tensors."""
+
+        num_bytes = 0
+
+        @property
+        def value(self) -> Any:
+            return self
+
+        async def write(self, view: memoryview) -> None:
+            self.num_bytes += view.nbytes
+
+        write_copy = write
+
+        def find(self, view: memoryview) -> memoryview:
+            return view
+
+        def exit(self, _: BaseException | None = None, /) -> bool:
+            return False
+
+    sink: Any = Sink()
+    with _StateFile(sink, URI, sink) as file:
+        for _ in range(50):
+            for size in [16_000] * 60 + [16_384]:
+                file.write(bytes(size))
+                assert file.tell() - sink.num_bytes <= 10 * MIB
+    assert sink.num_bytes == file._num_written
 
 
 def test_crc32_is_left_out_in_one_context_alone(server: GCSServer) -> None:

@@ -246,7 +246,7 @@ def test_an_empty_stream_is_empty() -> None:
 
 
 def test_something_else_is_no_stream() -> None:
-    with pytest.raises(CheckpointCorruptError, match="no compressed stream"):
+    with pytest.raises(CheckpointCorruptError, match="not a compressed stream"):
         read(b"PK\3\4" + bytes(100))
 
 

@@ -1,4 +1,4 @@
-"""The command, run here or in a process of its own, against one server."""
+"""Fixtures that run the command `aioflux`, in this process or in a separate one, with a server."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 PROGRAM = [sys.executable, "-m", "aioflux"]
 FAR_SECONDS = 120.0
-"""Longer than any process takes, on a busy machine too."""
+"""Longer than any process takes, also on a busy machine."""
 
 
 class Bucket:
-    """A bucket of one test, with a back door."""
+    """A bucket of one test, with direct access to its objects."""
 
     def __init__(self, server: GCSServer) -> None:
         self.server = server
@@ -86,7 +86,7 @@ def aioflux(cli_server: GCSServer, capfd, monkeypatch, tmp_path) -> Callable[...
     def run(*arguments: object) -> Ended:
         capfd.readouterr()
         status = run_command([str(each) for each in arguments])
-        for stream in (sys.stdout, sys.stderr):  # set up by the command to write; these are read
+        for stream in (sys.stdout, sys.stderr):  # the command set `errors`, also for reading
             stream.reconfigure(errors="backslashreplace")
         captured = capfd.readouterr()
         return Ended(status, captured.out, captured.err)
@@ -118,7 +118,7 @@ def environment(cli_server: GCSServer) -> dict[str, str]:
 
 @pytest.fixture
 def command(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[bytes]]:
-    """Run the command in a process of its own, as a shell does."""
+    """Run the command in a separate process."""
 
     def run(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
@@ -134,7 +134,7 @@ def command(environment: dict[str, str]) -> Callable[..., subprocess.CompletedPr
 
 
 class Screen:
-    """A terminal as the stderr of commands in this process."""
+    """Makes a pseudo-terminal the stderr of commands in this process, and records its text."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -171,7 +171,7 @@ def write_files(root: Path, contents: dict[str, bytes]) -> None:
 
 
 def read_files(root: Path) -> dict[str, bytes]:
-    """Every file below a directory, temporary ones too."""
+    """Return the contents of all files below a directory, including temporary files."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in sorted(root.rglob("*"))

@@ -16,7 +16,7 @@ from aioflux.cli._cp.objects import StandardStreams, StoreObjects
 from aioflux.cli._cp.plan import LARGE_BYTES, CopyJob
 from aioflux.cli._event_loop import run as run_command
 from aioflux.cli._output import Report, call_in_daemon_thread
-from aioflux.cli._progress import Progress, amount
+from aioflux.cli._progress import CommandProgress, amount
 from aioflux.errors import ChecksumError
 from tests.cli.conftest import read_files
 
@@ -145,7 +145,7 @@ async def test_a_large_object_is_read_three_times(tmp_path, times, num_reads, fo
     async def jobs():
         yield CopyJob("gs://b/k", path, "", path, LARGE_BYTES + 1)
 
-    source, progress, report = DamagedSource(times), Progress(), Report()
+    source, progress, report = DamagedSource(times), CommandProgress(), Report()
     files = LocalFiles(FileThreads(), no_clobber=False)
     await Copier(source, files, progress, report).run(jobs())
     assert source.num_reads == num_reads
@@ -159,13 +159,13 @@ async def test_standard_output_gets_no_byte_twice(capfd) -> None:
         yield CopyJob("gs://b/k", "standard output", "", "", LARGE_BYTES + 1)
 
     source, report = DamagedSource(1), Report()
-    await Copier(source, StandardStreams(), Progress(), report).run(jobs())
+    await Copier(source, StandardStreams(), CommandProgress(), report).run(jobs())
     assert (source.num_reads, report.num_failed) == (1, 1)
     assert capfd.readouterr().out == "wrong"
 
 
 def test_progress_counts_objects_if_all_are_empty() -> None:
-    progress = Progress()
+    progress = CommandProgress()
     for size in (0, 0):
         progress.plan(size)
     progress.finish(0)
@@ -178,7 +178,7 @@ def test_progress_counts_objects_if_all_are_empty() -> None:
 
 def test_progress_has_no_total_before_the_listing_ends() -> None:
     """Nine tenths of what is listed so far may be less than a half of all."""
-    progress = Progress(num_listings=1)
+    progress = CommandProgress(num_listings=1)
     for _ in range(2):
         progress.plan(1024)
     progress.finish(1024)
@@ -191,7 +191,7 @@ def test_progress_has_no_total_before_the_listing_ends() -> None:
 
 async def test_the_total_is_known_when_the_listing_has_ended(cli_server, bucket, tmp_path) -> None:
     """Batches are copied while the listing continues."""
-    progress, seen = Progress(num_listings=1), []
+    progress, seen = CommandProgress(num_listings=1), []
     for number in range(200):
         (tmp_path / f"{number}").write_bytes(b"x")
 

@@ -321,7 +321,7 @@ def test_sources_are_not_overwritten(aioflux, bucket, is_local, target) -> None:
     tree = "t" if is_local else bucket.uri
     ended = aioflux("cp", "-r", f"{tree}/q/ov", target.format(t=tree))
     assert ended.status == 1
-    assert ended.err.count(f"that is below {tree}/q/ov, which is being copied") == 2
+    assert ended.err.count(f"the target is below {tree}/q/ov, which is being copied") == 2
     copied = {f"{top}{key}": key.encode() for key in ("x", "y", "ovz/x")}
     assert (read_files(Path("t")) if is_local else bucket.contents()) == contents | copied
 

@@ -1,4 +1,4 @@
-"""A bucket on the embedded server, and clients of Google's library that know its address."""
+"""Buckets on the embedded server, and clients of Google's library with the server's address."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Bucket:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """A bucket that the environment says nothing of."""
+    """A bucket whose server is not set in the environment."""
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     with GCSServer(buckets=("bucket",)) as server:
         yield Bucket(server)
@@ -53,25 +53,25 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 @pytest.fixture
 def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """A bucket that is found by the environment variable STORAGE_EMULATOR_HOST."""
+    """A bucket whose server is set in the environment variable STORAGE_EMULATOR_HOST."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.server.url)
     return server
 
 
 class Guard(Hook):
-    """Refuses requests without this token."""
+    """Rejects requests without a given token."""
 
     def __init__(self, token: str) -> None:
         self.accepted = f"Bearer {token}"
 
     def before(self, request: Request) -> Response | None:
-        known = request.headers.get("authorization") == self.accepted
-        return None if known else Response(status=401)
+        is_valid = request.headers.get("authorization") == self.accepted
+        return None if is_valid else Response(status=401)
 
 
 @pytest.fixture
 def guarded(server: Bucket) -> Bucket:
-    """A bucket that asks for the token `secret`."""
+    """A bucket that requires the token `secret`."""
     app = server.server.app
     app.hooks = (*app.hooks, Guard("secret"))
     return server

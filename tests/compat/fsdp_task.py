@@ -1,4 +1,4 @@
-"""What each of two ranks does that train as the old library's demo does."""
+"""Training of one of two ranks, like in the demo of gcs-torch-dataflux."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aioflux.integrations.fsspec import register
 
 
 class OnProcessors(DatafluxFSDPStrategy):
-    """Without an accelerator, which torch refuses unless it is told the device."""
+    """DatafluxFSDPStrategy on the CPU; torch requires the device for this."""
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
         device = torch.device("cpu")
@@ -63,7 +63,7 @@ def weights(trainer: pl.Trainer) -> torch.Tensor:
 
 
 def main() -> dict[str, Any]:
-    register(replace=("gs", "gcs"))  # where the demo has gcsfs
+    register(replace=("gs", "gcs"))  # the demo uses gcsfs for these schemes
     found: dict[str, Any] = {}
     for use_async in (False, True):
         directory = f"gs://bucket/{'async' if use_async else 'sync'}"
@@ -75,7 +75,7 @@ def main() -> dict[str, Any]:
             dirpath=directory,
         )
         unbroken = train(3, use_async=use_async, callbacks=[callback])
-        # Of a path, as the demo has it, which lost a slash.
+        # The demo passes a Path, which turns `gs://` into `gs:/`.
         unbroken.strategy.save_checkpoint({"state_dict": {}, "x": 1}, Path(directory) / "extra")
         unbroken.strategy.checkpoint_io.teardown()
     path = "gs://bucket/async/checkpoint-epoch=00-step=02.ckpt"
@@ -86,6 +86,6 @@ def main() -> dict[str, Any]:
 
 
 def train_and_tell(directory: str) -> None:
-    """Do it on one rank, and write down what it found."""
+    """Train on one rank, and write the results to a file."""
     path = Path(directory, f"{os.environ['LOCAL_RANK']}.json")
     path.write_text(json.dumps(main()), encoding="utf-8")

@@ -595,7 +595,9 @@ def test_a_pickle_keeps_endpoint_and_anonymous_credentials(
 @each_kind
 def test_no_secret_goes_into_a_pickle(guarded: Bucket, kind: type) -> None:
     dataset = opened(kind, storage_client=guarded.client(Credentials("secret")))
-    with pytest.raises(TypeError, match="Credentials of storage_client are pickled for workers"):
+    with pytest.raises(
+        TypeError, match="Credentials of storage_client are pickled for worker processes"
+    ):
         pickle.dumps(dataset)
 
 

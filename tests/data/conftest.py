@@ -1,4 +1,4 @@
-"""An empty bucket reached by its back door: on the embedded server, or on each cloud (`clouds`)."""
+"""Fixtures for dataset tests: an empty bucket on the cloud of the test (`clouds`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# A fork server imports them once, and not each process that it starts.
+# Imported once in the fork server, instead of in each process that it starts.
 multiprocessing.set_forkserver_preload(["torch.distributed", "torch.utils.data", "aioflux.data"])
 
 
@@ -46,9 +46,9 @@ class Bucket:
 
 @pytest.fixture
 def patient_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that end are not killed before they have, nor is their clean-up cut short.
+    """Raise DataLoader's limit for the exit of workers, so that it does not kill their clean-up.
 
-    DataLoader gives them five seconds, for longer than which a busy machine may stop.
+    The limit is five seconds by default; a busy machine may stall for longer.
     """
     from torch.utils.data import _utils
 

@@ -1,7 +1,7 @@
-"""One rank of a job: reads an epoch through workers, and can be killed at any batch.
+"""One rank of a job that reads epochs with workers and kills itself at a given batch.
 
-Each batch is a line of the log before its state is saved, as a training step is done before its
-checkpoint; both of one moment are put in place together.
+A saved file has the keys read so far and the dataset's state at the same moment. It is replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def main(settings: dict[str, Any]) -> None:
         for step, batch in enumerate(batches):
             read += batch
             if step + 1 == settings["kill_at_step"] and epoch == settings["kill_in_epoch"]:
-                # torchdata's state holds tuples and None, hence no plain round trip of it.
+                # torchdata's state has tuples and None, which JSON would change; merge it first.
                 state = merge_states([batches.state_dict()])
                 save(out / f"{rank}.json", {"epoch": epoch, "read": read, "state": state})
-                # All have saved before one is gone: a barrier may fail where others leave it.
+                # Wait until all ranks have saved; a barrier may fail when a rank is killed in it.
                 while len(list(out.glob("?.json"))) < world_size:
                     time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -64,6 +64,6 @@ def main(settings: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def save(path: Path, what: Any) -> None:
-    path.with_suffix(".new").write_text(json.dumps(what))
+def save(path: Path, content: Any) -> None:
+    path.with_suffix(".new").write_text(json.dumps(content))
     path.with_suffix(".new").replace(path)

@@ -240,7 +240,7 @@ def test_a_damaged_entry_is_removed_logged_and_stored_anew(
     cache.put(meta, b"data")
     damage(stored(tmp_path)[0])
     assert cache.get(meta) is None
-    assert "the cache's copy of gs://bucket/a is dropped" in caplog.text
+    assert "the cached copy of gs://bucket/a is damaged" in caplog.text
     assert stored(tmp_path) == []
     assert cache.put(meta, b"data")
     assert cache.get(meta) == b"data"
@@ -323,7 +323,7 @@ def test_a_directory_in_the_place_of_an_entry_costs_this_entry_alone(
         assert cache.get(meta) is None
         assert not cache.put(meta, b"data")
     assert [record.getMessage() for record in caplog.records] == [
-        message for message in caplog.messages if "which something else occupies" in message
+        message for message in caplog.messages if "remove the file or directory" in message
     ]
     assert len(caplog.records) == 1
     assert cache.put(meta_of("b", b"more"), b"more")
@@ -435,7 +435,7 @@ def test_a_child_does_not_wait_for_a_lock_held_at_the_fork(tmp_path: Path) -> No
         os._exit(0 if cache.put(meta_of("a", b"data"), b"data") else 1)
 
     process = context.Process(target=work)
-    with cache._own_ledger():
+    with cache._locked_ledger():
         process.start()
         process.join(100)
     is_alive = process.is_alive()

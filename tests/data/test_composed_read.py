@@ -67,7 +67,7 @@ def test_a_clean_up_without_permission_is_logged(
 ) -> None:
     with bucket.server.faults.inject("objects.list", status=403):
         assert prepare(store, "on") == "on"
-    assert "are not looked for" in caplog.text
+    assert "are not deleted" in caplog.text
 
 
 def test_without_composing_no_request_is_sent(bucket: Bucket, store: sync.Store) -> None:

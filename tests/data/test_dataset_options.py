@@ -78,7 +78,7 @@ def test_a_manifest_takes_the_place_of_a_listing(bucket: Bucket, kind: type[Any]
 
 def test_something_else_is_no_manifest(bucket: Bucket) -> None:
     bucket.fill(1)
-    with pytest.raises(ValueError, match="no listing that aioflux saved") as caught:
+    with pytest.raises(ValueError, match="not a listing that aioflux saved") as caught:
         MapDataset.from_manifest(f"{bucket.uri}/000")
     assert caught.value.__notes__ == [f"while opening the manifest {bucket.uri}/000"]
 
@@ -96,7 +96,7 @@ def test_a_listing_is_used_as_it_is(bucket: Bucket, kind: type[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [({"shard_by": "bytes"}, "sizes of keys"), ({"cache": "cache"}, "kept in a cache")],
+    [({"shard_by": "bytes"}, "sizes of the objects"), ({"cache": "cache"}, "cached without")],
 )
 def test_options_that_need_metadata_reject_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any], message: str

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux.data import IterableDataset, merge_states
-from aioflux.data._resume import Phase, Progress, RemainingRecords, plan_share
+from aioflux.data._resume import Phase, RemainingRecords, ShareProgress, plan_share
 from aioflux.data._sharding import Reader
 from tests.data.transforms import key_of, lines_of
 
@@ -55,7 +55,7 @@ def test_each_object_is_read_once_over_any_changes_of_readers(
                 for index in order_of_arrival[:num_read]:
                     progress.mark_started(index)
                     read.append(int(share.listing_indices[index]))
-                readers[rank, worker_id] = Progress.unpack(progress.pack())
+                readers[rank, worker_id] = ShareProgress.unpack(progress.pack())
         phases = (*past, Phase(world_size, num_workers, readers))
     assert sorted(read) == list(range(count))
 
@@ -86,19 +86,21 @@ def test_each_record_is_read_once_over_any_changes_of_readers(
                     waits = {each for each in records if each < first and data.draw(st.booleans())}
                     if number == len(topologies) - 1:
                         waits = set()
-                    also = tuple(sorted(waits | {each for each in remaining.also if each >= first}))
+                    extra = tuple(
+                        sorted(waits | {each for each in remaining.extra if each >= first})
+                    )
                     progress.partial.pop(share_index, None)
                     progress.mark_started(share_index)
-                    if also or (remaining.first is not None and first < 5):
+                    if extra or (remaining.first is not None and first < 5):
                         rest = None if remaining.first is None else max(first, remaining.first)
-                        progress.partial[share_index] = RemainingRecords(rest, also)
+                        progress.partial[share_index] = RemainingRecords(rest, extra)
                     listing_index = int(share.listing_indices[share_index])
                     read.update(
                         (listing_index, each)
                         for each in records
                         if each < first and each not in waits
                     )
-                readers[rank, worker_id] = Progress.unpack(progress.pack())
+                readers[rank, worker_id] = ShareProgress.unpack(progress.pack())
         phases = (*past, Phase(world_size, num_workers, readers))
     assert read == Counter(
         (listing_index, each) for listing_index in range(count) for each in range(5)
@@ -291,8 +293,8 @@ def test_states_of_ranks_that_have_not_started_merge(bucket: Bucket) -> None:
 
 def test_a_repeated_object_that_is_partly_read_is_not_read_again() -> None:
     """With `tail="pad"` rank 1 read object 0 as its second one: rank 0 has read all of it."""
-    half_read = Progress(2, set(), {1: RemainingRecords(3)})
-    phase = Phase(2, 1, {(0, 0): Progress(2), (1, 0): half_read})
+    half_read = ShareProgress(2, set(), {1: RemainingRecords(3)})
+    phase = Phase(2, 1, {(0, 0): ShareProgress(2), (1, 0): half_read})
     _, share, _ = plan_share(torch.arange(3), [phase], Reader(), tail="pad")
     assert share.listing_indices.tolist() == []
 

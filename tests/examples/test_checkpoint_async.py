@@ -35,7 +35,7 @@ def run() -> str:
 def check(said: str) -> None:
     saved = re.findall(r"step +(\d+) .* staged in .* committed after", said)
     assert saved == ["5", "10", "15", "20", "25", "30", "35", "40"]
-    assert re.search(r"go on from step 25; there are \[.*20, 25\]", said)
+    assert re.search(r"resumed from step 25; saved steps: \[.*20, 25\]", said)
     assert "both runs end with the same weights: True" in said
 
 

@@ -104,14 +104,14 @@ class Gateway:
                     break
                 await self._forward(head, reader, upstream)
         except (asyncio.IncompleteReadError, OSError):
-            pass  # the peer has gone; the finally closes the other side
+            pass  # the peer closed the connection; `finally` closes the other one
         except asyncio.CancelledError:
             pass  # by `_close`; asyncio of Python 3.11 logs a cancelled task of its server
         finally:
             if upstream is not None:
                 upstream.close()
             if responses is not None:
-                # A client that has sent all may still be read from; one that is gone may not.
+                # Stop forwarding responses: the client has closed its connection.
                 responses.cancel()
                 await asyncio.gather(responses, return_exceptions=True)
             writer.close()

@@ -1,4 +1,4 @@
-"""A model of a store after operations of which some may have failed: possible contents."""
+"""A model of a store with ambiguous writes: the possible contents of each object."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ABSENT = None
 class Model:
     """The possible contents of each object.
 
-    After a write that succeeds there is one. One that raises may have happened or not: its content
-    is added to those that were possible before.
+    After a write that succeeded, one content is possible. A write that raised may have happened or
+    not: its content is added to the possible contents.
     """
 
     contents: dict[str, set[bytes | None]] = field(default_factory=dict)

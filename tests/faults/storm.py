@@ -1,9 +1,8 @@
-"""A storm: mixed operations of many tasks on one store, while the server fails at random.
+"""A storm: mixed operations of many concurrent tasks on one store, with random server faults.
 
-Each task has its own keys, with known contents; all tasks race for some keys with preconditions.
-With retries the outcome of every call is known, so that any unexpected error is a defect. Without
-retries calls may raise errors of aioflux, and their writes may have happened or not; every other
-outcome is a defect, too.
+Each task has its own keys, with known contents. Some operations race for one key with
+preconditions. With retries, every call must have its expected outcome. Without retries, a call may
+raise an error of aioflux, and its write may have happened or not; any other outcome is a defect.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ async def run_storm(server: GCSServer, storm: Storm, **options: Any) -> Outcome:
         endpoint_url=server.url,
         transfer=TRANSFER,
         retry=aioflux.RetryPolicy(
-            # The storm uses up a few of them, a busy machine perhaps as many.
+            # The faults need a few attempts, and stalls of a busy machine some more.
             max_attempts=30 if storm.has_retries else 1,
             initial_seconds=0.02,
             max_seconds=0.5,

@@ -25,7 +25,7 @@ class AbandonedError(Exception):
 
 
 class Task:
-    """One task with its keys and their model."""
+    """One task, with its keys and a model of their objects."""
 
     def __init__(self, store: aioflux.Store, storm: Storm, outcome: Outcome, number: int) -> None:
         self.store = store
@@ -277,7 +277,7 @@ class Task:
         if mode == "create" and data is not ABSENT:
             await self._create(key, data, call)
         elif mode == "create" and self.model.possible(key) != {ABSENT}:
-            # Both are wrong: the service says which it saw first.
+            # The source is missing and the target exists: the service may report either error.
             result = await self.attempt(call)
             expected = (aioflux.NotFoundError, aioflux.AlreadyExistsError)
             if not isinstance(result, expected):
@@ -324,7 +324,7 @@ class Task:
     # --- races --------------------------------------------------------------------------------
 
     async def do_race(self) -> None:
-        """Four create one object: one succeeds, and the object has its content."""
+        """Create one object four times concurrently: one call succeeds and sets the content."""
         self.num_races += 1
         key = f"{self.prefix}race-{self.num_races}"
         self.model.became(key, ABSENT)
@@ -351,7 +351,7 @@ class Task:
             raise AssertionError(f"no task created {key}")
 
     async def do_append(self) -> None:
-        """Four append to one object by its generation: none overwrites another."""
+        """Append to one object four times concurrently, with preconditions: no append is lost."""
         self.num_races += 1
         key = f"{self.prefix}log-{self.num_races}"
         result = await self.attempt(self.store.put(key, b""))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
-TABLE = PAGE.read_text(encoding="utf-8").partition("| answer or condition |")[2]
+TABLE = PAGE.read_text(encoding="utf-8").partition("| response or condition |")[2]
 RETRIED = [int(each) for each in re.findall(r"\b\d{3}\b", TABLE.splitlines()[2].split("|")[1])]
 STATUSES = (
     *range(400, 416),

@@ -1,4 +1,4 @@
-"""A server in memory, and raw HTTP to it."""
+"""Fixtures: a server in memory, and plain HTTP requests to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Call = Callable[..., Received]
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for what the thread of a server does, but not for ever."""
+    """Wait until the thread of a server makes a condition true, for up to 60 s."""
     end = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < end
@@ -31,7 +31,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def begin(server: GCSServer, *request: object, **options: object) -> http.client.HTTPConnection:
-    """Send a request, and return its connection once the server has the whole of it."""
+    """Send a request, and return its connection when the server has received the request."""
     connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
     num_before = server.stats.total.in_flight
     connection.request(*request, **options)  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ def begin(server: GCSServer, *request: object, **options: object) -> http.client
 
 
 def hush(connection: http.client.HTTPConnection) -> None:
-    """Give the server a moment for what it must not send: from here on a read times out soon."""
+    """Shorten the timeout of reads, for checks that the server sends nothing."""
     assert connection.sock is not None
     connection.sock.settimeout(0.2)
 
@@ -68,7 +68,7 @@ def call(server: GCSServer) -> Iterator[Call]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[GCSServer]:
-    """One server for all tests of a module, each of which takes a bucket of its own: `name`."""
+    """One server for all tests of a module; each test has its own bucket, `name`."""
     with GCSServer() as running:
         yield running
 

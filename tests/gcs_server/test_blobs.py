@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux.testing import GCSServer
-from aioflux.testing.gcs_server._blobs import Blobs, MemoryBlobs, group
+from aioflux.testing.gcs_server._blobs import Blobs, MemoryBlobs, group_leaves
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,7 @@ class Leaf:
 @given(st.lists(st.integers(1, 600_000)))
 def test_groups_keep_order_and_are_few(sizes: list[int]) -> None:
     """Small neighbours share a group of at most 256 KiB; no two groups in a row could be one."""
-    groups = group([Leaf(size) for size in sizes])
+    groups = group_leaves([Leaf(size) for size in sizes])
     assert [leaf.size for leaves in groups for leaf in leaves] == sizes
     totals = [sum(leaf.size for leaf in leaves) for leaves in groups]
     assert all(

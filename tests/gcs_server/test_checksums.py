@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from aioflux.testing.gcs_server import APIError
 from aioflux.testing.gcs_server._checksums import (
-    NOTHING_DECLARED,
-    Declared,
+    NO_CHECKSUMS,
+    DeclaredChecksums,
     combine_crc32c,
-    declared_in,
     hash_pieces,
+    read_checksum_headers,
 )
 
 PIECES = st.lists(st.binary(max_size=3000))
@@ -51,16 +51,16 @@ def test_headers_declare_either_checksum_or_both() -> None:
     crc32c, md5 = bytes(range(4)), bytes(range(16))
     texts = [base64.b64encode(value).decode() for value in (crc32c, md5)]
     number = int.from_bytes(crc32c, "big")
-    assert declared_in({}) is NOTHING_DECLARED
-    assert declared_in({"x-goog-hash": f"crc32c={texts[0]}, md5={texts[1]}"}) == Declared(
-        crc32c=number, md5=md5
-    )
-    assert declared_in({"content-md5": texts[1]}) == Declared(md5=md5)
+    assert read_checksum_headers({}) is NO_CHECKSUMS
+    assert read_checksum_headers(
+        {"x-goog-hash": f"crc32c={texts[0]}, md5={texts[1]}"}
+    ) == DeclaredChecksums(crc32c=number, md5=md5)
+    assert read_checksum_headers({"content-md5": texts[1]}) == DeclaredChecksums(md5=md5)
 
 
 @pytest.mark.parametrize("value", ["crc32c=!", "crc32c=AAAA", "md5=AAAAAA==", "crc32c="])
 def test_a_value_that_is_no_checksum_is_rejected(value: str) -> None:
     """Wrong lengths and bad base64 are 400 InvalidDigest."""
     with pytest.raises(APIError) as caught:
-        declared_in({"x-goog-hash": value})
+        read_checksum_headers({"x-goog-hash": value})
     assert (caught.value.status, caught.value.code) == (400, "InvalidDigest")

@@ -233,7 +233,7 @@ def test_fault_inside_the_running_loop_serves_others_meanwhile(server, call):
 @pytest.mark.parametrize("operation", ["objects.gte", "object.*", "", "storage.objects"])
 def test_an_operation_that_there_is_not_is_an_error(server, operation):
     """A typo is an error at once, with the known names."""
-    with pytest.raises(ValueError, match=r"no operation is .*objects\.get"):
+    with pytest.raises(ValueError, match=r"no operation matches .*objects\.get"):
         server.faults.add(operation, status=503)
 
 

@@ -121,10 +121,31 @@ def test_bytes_without_a_record_are_swept(root):
     with GCSServer(root=root, buckets=["bucket"]) as server:
         server.put("bucket", "key", b"x")
     kept = files(root / "data")
-    (root / "data" / "leftover").write_bytes(b"y")
+    (root / "data" / ("0" * 32)).write_bytes(b"y")
     with GCSServer(root=root) as server:
         assert files(root / "data") == kept
         assert server.get("bucket", "key") == b"x"
+
+
+def test_a_directory_of_another_version_is_an_error(root):
+    with GCSServer(root=root):
+        pass
+    (root / "data" / "00").mkdir(parents=True)
+    with pytest.raises(ValueError, match="another version"), GCSServer(root=root):
+        pass
+
+
+def test_files_of_other_programs_are_kept(root):
+    names = [f"{number}.csv" for number in range(6)]
+    (root / "data").mkdir(parents=True)
+    for name in names:
+        (root / "data" / name).touch()
+    with (
+        pytest.raises(ValueError, match=r"\.csv is not a file of this server"),
+        GCSServer(root=root),
+    ):
+        pass
+    assert sorted(path.name for path in (root / "data").iterdir()) == names
 
 
 def test_an_open_upload_goes_on_after_a_restart(root):
@@ -232,7 +253,7 @@ def test_a_stopped_server_does_not_start_again_on_its_root(root):
     server = GCSServer(root=root)
     with server:
         pass
-    with pytest.raises(RuntimeError, match="create a new one"):
+    with pytest.raises(RuntimeError, match="create a new server"):
         server.start()
 
 

@@ -1,4 +1,7 @@
-"""Both transports, on both event loops: these differ in when they copy, pause and report a loss."""
+"""Fixtures that run tests on both transports and on both event loops.
+
+The event loops differ in when they copy data, pause reading and report a closed connection.
+"""
 
 from __future__ import annotations
 

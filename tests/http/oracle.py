@@ -1,4 +1,4 @@
-"""Responses, valid and damaged, and h11 and our connection as readers of the same bytes."""
+"""Generated responses, valid and damaged, and two readers to compare: h11 and `Connection`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class H11:
     """One connection of h11."""
 
     def __init__(self) -> None:
-        # Our limit on a head is a rule of its own, below.
+        # No limit on the head: `_RULES` and `stricter_by` cover the limit of `Connection`.
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=10**7)
 
     def read(self, method: bytes, stream: Stream) -> Reading:
@@ -131,7 +131,7 @@ class Transport(asyncio.Transport):
 
 
 class FedConnection:
-    """One connection of ours, to which a test feeds what it receives."""
+    """A `Connection` that receives the bytes that a test feeds."""
 
     def __init__(self, *, is_tls: bool = False) -> None:
         self.transport = Transport()
@@ -219,7 +219,7 @@ class FedConnection:
         )
 
 
-# The rules by which ours is stricter.
+# The rules by which `Connection` is stricter than h11.
 
 _HEAD_END = re.compile(rb"\n\r?\n")
 _RULES = {
@@ -247,7 +247,7 @@ _CHUNK_RULES = {
 
 
 def stricter_by(stream: bytes) -> Iterator[str]:
-    """Yield the names of the rules by which ours rejects what h11 reads."""
+    """Yield the names of the rules by which `Connection` rejects a stream that h11 accepts."""
     head = b""
     num_interim = 0
     while (end := _HEAD_END.search(stream)) is not None:
@@ -343,7 +343,7 @@ def responses(draw: st.DrawFn) -> Stream:
     reason = draw(st.sampled_from([b" OK", b"", b" ", b" Not Found", b" caf\xe9", b" a\tb"]))
     head = b"HTTP/1.%d %d%b\r\n" % (minor, status, reason) + draw(_fields(own)) + b"\r\n"
     if draw(st.integers(0, 30)) == 0:
-        # Just below and just above the longest head that is read.
+        # Just below and just above the maximum length of a head.
         room = 64 * 1024 - len(head) - len(b"Pad: \r\n") + draw(st.integers(-1, 1))
         head = head[:-2] + b"Pad: " + b"p" * room + b"\r\n\r\n"
     return Stream(stream + head + body)
@@ -368,7 +368,7 @@ def damaged(draw: st.DrawFn) -> Stream:
     """Generate a response that is overwritten, extended, repeated or cut off, once or twice."""
     stream = draw(responses()).data
     for _ in range(draw(st.integers(1, 2))):
-        # Framing hides in the first bytes of lines; a place after a line's end finds it sooner.
+        # Framing is at the start of lines, so damage there finds more defects.
         edges = [0, *(at.end() for at in re.finditer(rb"\r\n|: |;", stream))]
         start = draw(st.one_of(st.sampled_from(edges), st.integers(0, len(stream))))
         end = draw(st.integers(start, min(start + 4, len(stream))))

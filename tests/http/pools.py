@@ -24,11 +24,11 @@ __all__ = [
     "until",
 ]
 
-# A machine that is blocked for some seconds must not look like a server that is.
+# A machine that stalls for some seconds must not look like a stalled server.
 PATIENT = Timeouts(connect_seconds=60, progress_seconds=60, idle_seconds=60)
 STALL_SECONDS = 0.15
 SHORT = Timeouts(connect_seconds=60, progress_seconds=STALL_SECONDS, idle_seconds=60)
-"""For tests that wait for the end of a stall."""
+"""For tests that wait for the timeout of a stall."""
 FAR_SECONDS = 60
 """Longer than any wait of a test that passes."""
 MIB = 1024 * 1024
@@ -36,7 +36,7 @@ MIB = 1024 * 1024
 
 @contextlib.asynccontextmanager
 async def opening(**options: Any) -> AsyncIterator[Pool]:
-    """A `Pool`, for promises that only it makes."""
+    """Open a `Pool`, for tests of behaviour that AiohttpPool does not have."""
     pool = Pool(**({"max_connections": 4, "timeouts": PATIENT} | options))
     try:
         yield pool

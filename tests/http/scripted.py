@@ -46,7 +46,7 @@ class Peer:
             return b""
 
     def shut_now(self) -> None:
-        """Close within this iteration of the loop: only the client's kernel knows."""
+        """Shut the socket down in this iteration of the loop, before the client can notice it."""
         sock = self.writer.get_extra_info("socket")
         with socket.socket(fileno=os.dup(sock.fileno())) as own:
             own.shutdown(socket.SHUT_RDWR)
@@ -97,7 +97,7 @@ class ScriptedServer:
 
 
 async def turn() -> None:
-    """Let the loop serve accepted connections, and notice those that were closed."""
+    """Run some iterations of the loop, so that it serves accepted and closed connections."""
     for _ in range(4):
         await asyncio.sleep(0)
 
@@ -106,7 +106,7 @@ async def turn() -> None:
 async def serving(
     *scripts: Script, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[ScriptedServer, Origin]]:
-    """A scripted server on a port of its own."""
+    """Run a scripted server on its own port."""
     scripted = ScriptedServer(*scripts)
     server = await asyncio.start_server(scripted.serve, host, 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
@@ -127,10 +127,10 @@ async def serving(
 
 @contextmanager
 def refusing() -> Iterator[Origin]:
-    """An origin that refuses connections: its port is bound, and no one listens on it."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield Origin("http", "127.0.0.1", taken.getsockname()[1])
+    """Yield an origin that refuses connections: its port is bound, but no server listens on it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield Origin("http", "127.0.0.1", bound.getsockname()[1])
 
 
 def answering(*responses: bytes) -> Script:

@@ -77,8 +77,8 @@ def test_headers_are_counted() -> None:
     ("data", "says"),
     [
         (b"3;a=\x01\r\nabc\r\n", "control character"),
-        (b"3\nabc\r\n", "CRLF alone"),
-        (b"3\r;a\r\nabc\r\n", "CRLF alone"),
+        (b"3\nabc\r\n", "bare CR or LF"),
+        (b"3\r;a\r\nabc\r\n", "bare CR or LF"),
         (b"3;" + b"e" * 4096 + b"\r\n", "over 4096 bytes"),
     ],
     ids=["control", "LF", "CR", "long"],

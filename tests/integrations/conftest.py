@@ -1,4 +1,4 @@
-"""What tests of all integrations have."""
+"""Fixtures for the tests of all integrations."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def test_text_is_as_long_as_it_is_to_be(size: int) -> None:
 def test_servers_of_clouds_say_what_they_do_not_do() -> None:
     assert choose(ServerSpec(kind="azurite"), "") == (ServerSpec(kind="azurite"), ())
     _, notes = choose(ServerSpec(kind="seaweedfs", latency_seconds=0.02), "")
-    assert notes == ("seaweedfs answers at once and at full speed: no link is simulated",)
-    with pytest.raises(RuntimeError, match="seaweedfs has neither TLS nor faults"):
+    assert notes == ("seaweedfs adds no latency and has no bandwidth limit",)
+    with pytest.raises(RuntimeError, match="seaweedfs supports neither TLS nor faults"):
         choose(ServerSpec(kind="seaweedfs", tls=True), "")
 
 

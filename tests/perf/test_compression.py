@@ -12,7 +12,7 @@ import torch
 
 from aioflux.testing import GCSServer
 from perf.weights import KINDS, num_bytes_of, weights_of
-from perf.work import MIB, Told, Work
+from perf.work import MIB, OperationResult, Work
 
 PEERS = ("aioflux_zstd", "torch_zstd", "zstd_plain")
 
@@ -21,12 +21,12 @@ def work(peer: str, kind: str, operation: str) -> Work:
     return Work(peer=peer, operation=operation, url="", size_bytes=MIB, num_objects=1, dtype=kind)
 
 
-def did(one: Work) -> Told:
+def did(one: Work) -> OperationResult:
     adapter = importlib.import_module(f"perf.peers.{one.peer}")
     adapter.prepare(one)
     operation: Any = getattr(adapter, one.operation)
     told = asyncio.run(operation(one))
-    assert isinstance(told, Told)
+    assert isinstance(told, OperationResult)
     return told
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from perf.scenarios import SCENARIOS
 from perf.servers import open_server
-from perf.work import Told, measure
+from perf.work import OperationResult, measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,4 +38,4 @@ def test_ours_reports_what_it_reads(server: Server) -> None:
     (match, *_) = SCENARIOS["dcp-load-1"].toy().matches()
     told = measure(replace(match.ours.work, url=server.url))
     assert 1.0 <= told["stored_bytes"] / told["num_bytes"] < 1.1
-    assert Told(1).stored_bytes == 0
+    assert OperationResult(1).stored_bytes == 0

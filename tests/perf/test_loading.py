@@ -141,7 +141,7 @@ def test_the_cache_of_a_process_that_was_killed_goes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     aioflux_data = importlib.import_module("perf.peers.aioflux_data")
-    monkeypatch.setattr(aioflux_data, "place", lambda _: tmp_path)
+    monkeypatch.setattr(aioflux_data, "memory_directory", lambda _: tmp_path)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     left = tmp_path / f"aioflux-perf-cache-{ended.pid}-x"

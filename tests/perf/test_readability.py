@@ -79,7 +79,7 @@ def test_a_folder_without_the_package_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 2
-    assert "holds no aioflux/" in capsys.readouterr().err
+    assert "has no folder aioflux/" in capsys.readouterr().err
 
 
 def test_a_checkout_is_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from perf._samples import (
     ratio_of,
     unplayed,
 )
-from perf.scenarios import Match, MemoryGoal, Promise, Turn
+from perf.scenarios import Match, MemoryGoal, Promise, Side
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -29,7 +29,7 @@ def work(peer: str) -> Work:
 
 
 def match(at_least: float | None = None, cap: float = math.inf, label: str = "") -> Match:
-    ours, theirs = (Turn(work=work(peer), server=ServerSpec()) for peer in ("aioflux", "slow"))
+    ours, theirs = (Side(work=work(peer), server=ServerSpec()) for peer in ("aioflux", "slow"))
     return Match(ours=ours, theirs=theirs, at_least=at_least, cap_per_second=cap, label=label)
 
 

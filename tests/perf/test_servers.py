@@ -331,7 +331,7 @@ def test_nothing_stays_behind_an_owner_that_is_killed(kind: str, number: int) ->
 
 
 @needs_nginx
-def test_nginx_ends_with_its_keeper() -> None:
+def test_nginx_ends_with_its_supervisor() -> None:
     with open_server(SPEC) as server:
         stat = Path(f"/proc/{server.pids[0]}/stat").read_text().rpartition(")")[2].split()
         os.kill(int(stat[1]), signal.SIGKILL)

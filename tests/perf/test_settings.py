@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from perf.__main__ import chosen_matches, chosen_scenarios, known_peers, listing, main, parser
-from perf._pairs import eased
+from perf._pairs import warm_up_work
 from perf.scenarios import GROUPS, SCENARIOS, Promise, Rival, Scenario
 from perf.scenarios.get_many import GetMany
 from perf.scenarios.latency import Latency
@@ -195,7 +195,7 @@ def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> 
                 assert turn.server.written_bytes > turn.work.size_bytes
                 continue
             if turn.work.operation.startswith("lines"):
-                for whole in (turn.work, eased(turn.work)):
+                for whole in (turn.work, warm_up_work(turn.work)):
                     for work in (whole, whole.warm_up()):
                         assert (work.size_bytes, work.num_objects) in turn.server.lines
                 continue
@@ -206,7 +206,7 @@ def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> 
             ready = {
                 f"{size}/{index}" for size, count in turn.server.objects for index in range(count)
             }
-            for whole in (turn.work, eased(turn.work)):
+            for whole in (turn.work, warm_up_work(turn.work)):
                 for work in (whole, whole.warm_up()):
                     if work.is_set:
                         assert (work.size_bytes, work.num_objects) in turn.server.sets

@@ -1,4 +1,4 @@
-"""A prefix on SeaweedFS, found by what the environment says, as a job finds its bucket."""
+"""A prefix on SeaweedFS; the environment has endpoint and keys, as for a real job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Prefix:
-    """An empty prefix, with a back door."""
+    """An empty prefix, with direct access to its objects."""
 
     def __init__(self, server: SeaweedFS) -> None:
         self.server = server

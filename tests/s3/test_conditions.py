@@ -281,7 +281,7 @@ async def test_a_newer_object_is_not_deleted(
     async with door.open(careless_server) as store:
         metas = await store.list_all()
         door.put("0", b"newer")
-        with pytest.raises(PreconditionFailedError, match="replaced since it was seen"):
+        with pytest.raises(PreconditionFailedError, match="replaced since its generation was read"):
             await store.delete(metas[0])
         result = await store.delete_many(metas)
         assert set(result.errors) == {"0"}

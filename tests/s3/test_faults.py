@@ -135,7 +135,7 @@ async def test_a_region_is_learned_by_reads_without_a_task() -> None:
         assert [data async for _, data in store.get_many(keys)] == [b"hello"] * 20
         session = store._sessions.current()
         sender = session.service._sender  # type: ignore[attr-defined]
-        sender._move("us-east-1")  # as if the bucket had moved under reads that are under way
+        sender._set_region("us-east-1")  # as if the bucket had moved under reads that are under way
         assert [data async for _, data in store.get_many(keys)] == [b"hello"] * 20
         assert sender.endpoint.region == "eu-west-3"
 

@@ -112,7 +112,7 @@ async def test_the_keys_are_sent_only_as_a_signature() -> None:
 )
 def test_a_store_with_keys_does_not_pickle(credentials: Any) -> None:
     store = aioflux.open_store("s3://bucket/p/", credentials=credentials)
-    with pytest.raises(TypeError, match="holds credentials and does not pickle") as error:
+    with pytest.raises(TypeError, match="holds credentials and cannot be pickled") as error:
         pickle.dumps(store)
     assert SECRET not in str(error.value)
 
@@ -136,7 +136,7 @@ def test_a_store_that_says_where_keys_are_pickles(credentials: Any) -> None:
 
 
 def test_settings_with_keys_do_not_pickle() -> None:
-    with pytest.raises(TypeError, match="holds credentials and does not pickle"):
+    with pytest.raises(TypeError, match="holds credentials and cannot be pickled"):
         pickle.dumps(S3Access(credentials=Credentials("AKIDPLANTED", SECRET)))
 
 

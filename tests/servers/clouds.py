@@ -111,7 +111,7 @@ class AzureBucket:
         return [key.removeprefix(self._prefix) for key in found]
 
     def num_open_uploads(self) -> int:
-        """Return 0: Azure has no upload to end, and discards its blocks after a week."""
+        """Return 0: Azure has no open uploads; it discards uncommitted blocks after a week."""
         return 0
 
 

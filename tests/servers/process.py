@@ -1,4 +1,4 @@
-"""Servers of other projects, as processes that end with their parent."""
+"""Servers of other projects, as processes that exit when their parent exits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from perf.servers._kept import free_ports
+from perf.servers._supervised import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ def own_host() -> str:
 
     On 127.0.0.1 a port may be used by another process as soon as it is closed.
     """
-    if sys.platform != "linux":  # others have 127.0.0.1 only
+    if sys.platform != "linux":  # other systems have only 127.0.0.1
         return "127.0.0.1"
     pid = os.getpid()
     return f"127.{64 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"

@@ -11,7 +11,7 @@ __all__ = ["forget_objects", "forget_servers", "memory_bucket"]
 
 
 def forget_servers() -> None:
-    """Forget what S3 servers compare, and which of them were warned of."""
+    """Forget the results of S3 probes, and which warnings about servers were issued."""
     _conditions.forget_servers()
     _s3_conditions.unquoted_endpoints.clear()
     _s3_conditions._warned.clear()

@@ -1,4 +1,4 @@
-"""A Cloud Storage service on one server, its operations, and hooks that answer in its place."""
+"""A Google Cloud Storage service on one server, and hooks that respond instead of the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def opened(url: str, **settings: Any) -> AbstractAsyncContextManager[Any]:
 
 
 class Answering(Hook):
-    """Keeps the Authorization header of each request, and may answer in the server's place."""
+    """Records the Authorization header of each request, and may respond instead of the server."""
 
     def __init__(self, answer: Callable[[Request], Response | None] = lambda _: None) -> None:
         self.tokens: list[str | None] = []

@@ -1,4 +1,4 @@
-"""Services behind their contract, opened as a store opens them."""
+"""Services without a store, opened like a store opens them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operation of a service, as tests call it: the table that each service's tests go over."""
+"""Table of all operations of a service, with a call of each, for tests of every service."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SmallRead:
 
 
 async def small_read(service: Service) -> Body:
-    """Read without a task, after a read that opens a connection, as the fan-out of reads does."""
+    """Read with `begin_get`, after a read that opens a connection, like the small-read loop."""
     request = ReadRequest("a", end=100)
     with suppress(AiofluxError):
         await service.get(request)
@@ -90,5 +90,5 @@ ALL: dict[str, Callable[[Any], Awaitable[object]]] = {
 
 
 def operations(*without: str) -> dict[str, Callable[[Any], Awaitable[object]]]:
-    """Return all operations but those for which a service sends no request."""
+    """Return the operations for which a service sends a request."""
     return {name: call for name, call in ALL.items() if name not in without}

@@ -1,4 +1,4 @@
-"""An S3 service on a server that answers as a test says, and what its requests were."""
+"""An S3 service on a server whose responses a test defines, and a record of its requests."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Asked:
 
 
 class Cut(bytes):
-    """An answer after which the connection is reset: cut short, or empty for none."""
+    """A response after which the connection is reset. It may be truncated or empty."""
 
 
 def answer(status: int, body: bytes | str = b"", **headers: str) -> bytes:
-    """Write an answer; underscores in names of headers stand for dashes."""
+    """Return a response; underscores in header names become dashes."""
     data = body.encode() if isinstance(body, str) else body
     lines = [f"HTTP/1.1 {status} Such"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -64,7 +64,7 @@ def hello(**headers: str) -> bytes:
 
 
 class Probed:
-    """Temporary objects, whose conditions are compared: what is asked of these is not counted."""
+    """Temporary objects of probes; their preconditions are compared, their requests not counted."""
 
     def __init__(self) -> None:
         self.etags: dict[str, str] = {}
@@ -95,7 +95,7 @@ async def asking(
     kind: type[S3Service] = S3Service,
     **settings: Any,
 ) -> AsyncIterator[tuple[Any, list[Asked]]]:
-    """A service whose n-th request gets the n-th answer, and all others the last one.
+    """A service whose n-th request receives the n-th response; later requests receive the last one.
 
     Requests of probes are answered by `Probed`.
     """

@@ -92,7 +92,7 @@ async def test_a_read_without_a_task_fails_as_get_does(place: AzurePlace) -> Non
         service = service_of(store)
         seen = (await service.get(ReadRequest("a"))).generation
         place.write("a", b"new")
-        with pytest.raises(NotFoundError, match="no longer in generation"):
+        with pytest.raises(NotFoundError, match="no longer has generation"):
             await begin(service, "a", generation=seen).result
         with pytest.raises(NotFoundError, match="BlobNotFound"):
             await begin(service, "none").result
@@ -233,7 +233,7 @@ async def test_a_named_source_that_is_replaced_before_it_is_copied_is_copied_ane
     gone = ok(b"", b"x-ms-error-code: ConditionNotMet", status=b"412 Unmet")
     script = answering(source, unmet, gone)
     async with serving(script) as (_, origin), opened(f"http://127.0.0.1:{origin.port}") as service:
-        with pytest.raises(TransientError, match="replaced meanwhile") as error:
+        with pytest.raises(TransientError, match="replaced during the copy") as error:
             await service.copy(Source(key="a"), "b", precondition=precondition)
         assert not error.value.maybe_done
 
@@ -370,7 +370,7 @@ async def test_a_busy_service_is_given_its_time() -> None:
         (
             [ok(status=b"416 Range"), ok(b"", b'ETag: "0x1"').replace(b"th: 0", b"th: 9")],
             TransientError,
-            "it has 9 bytes",
+            "the object has 9 bytes",
         ),
         (
             [ok(b"x", b'ETag: "0x1"', b"x-ms-request-id: 1", b"Content-MD5: x")],

@@ -86,7 +86,7 @@ def test_directories_are_left_out(marker: str) -> None:
         (b"<Error/>", "<Error>"),
         (b"<EnumerationResults/>", "not a page"),
         (page("<Blob><Properties/></Blob>"), "no name"),
-        (page(blob("a").replace(">3<", ">-3<")), "a size is -3"),
+        (page(blob("a").replace(">3<", ">-3<")), "the size of a blob is -3"),
         (page(blob("a").replace(">3<", ">x<")), "invalid literal"),
     ],
 )
@@ -215,7 +215,7 @@ async def test_pages_of_what_was_sorted_are_given_one_by_one() -> None:
             "not a listing",
         ),
         (page(blob("else")), StorageError, "'else' is not below 'p/'"),
-        (page(blob("p/a"), marker="m"), StorageError, "same one again"),
+        (page(blob("p/a"), marker="m"), StorageError, "same page again"),
     ],
 )
 async def test_a_page_that_cannot_be_right_is_refused(

@@ -217,6 +217,6 @@ async def test_a_size_that_no_listing_holds_is_malformed() -> None:
         serving(answering(ok(page, b"content-type: application/json"))) as (_, origin),
         opened(f"http://127.0.0.1:{origin.port}") as service,
     ):
-        with pytest.raises(TransientError, match="a size is 10") as caught:
+        with pytest.raises(TransientError, match="the size of an object is 10") as caught:
             await service.list_page(ListRequest(""))
     assert caught.value.is_malformed

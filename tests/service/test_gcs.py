@@ -194,7 +194,7 @@ PAGES = {
 async def test_a_page_that_was_not_requested_is_an_error(page: str) -> None:
     async with answering(PAGES[page]) as url, opened(url) as service:
         with pytest.raises(
-            StorageError, match=r"could not list gs://bucket/p/: the page"
+            StorageError, match=r"could not list gs://bucket/p/: the service returned a wrong page"
         ) as caught:
             await service.list_page(ListRequest("", page_token="token"))
     assert not isinstance(caught.value, TransientError)
@@ -225,7 +225,7 @@ async def test_a_damaged_page_is_requested_again(page: str) -> None:
 )
 async def test_metadata_of_another_object_is_an_error(body: bytes) -> None:
     async with answering(body) as url, opened(url) as service:
-        with pytest.raises(StorageError, match="the response is about") as caught:
+        with pytest.raises(StorageError, match="the response is for") as caught:
             await service.head("a", generation="7")
     assert not isinstance(caught.value, TransientError)
 
@@ -279,7 +279,9 @@ async def test_a_copy_is_of_the_generation_that_was_seen(server: GCSServer) -> N
         assert (meta.key, meta.size) == ("b", 10)
         with pytest.raises(NotFoundError):
             await service.copy(Source(key="a", generation="1"), "b", precondition=ANY)
-        with pytest.raises(PreconditionFailedError, match=r"to gs://bucket/p/b: the target"):
+        with pytest.raises(
+            PreconditionFailedError, match=r"to gs://bucket/p/b: the generation of the target"
+        ):
             await service.copy(Source(key="a"), "b", precondition=Precondition(if_absent=True))
 
 

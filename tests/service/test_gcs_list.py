@@ -136,7 +136,7 @@ def test_a_damaged_checksum_is_an_error(crc32c: str, others: list[str]) -> None:
 
 
 def test_a_size_below_zero_is_an_error() -> None:
-    with pytest.raises(ValueError, match="a size is -1"):
+    with pytest.raises(ValueError, match="the size of an object is -1"):
         listing.listing_of(page_of([{"name": "a", "size": "-1"}]).items, prefix="", root="gs://b/")
 
 

@@ -52,7 +52,7 @@ async def test_a_response_that_reports_no_permissions_is_none(
 ) -> None:
     server.app.hooks += (Answering(lambda _: Response(body=body)),)
     async with opened(server.url) as service:
-        with pytest.raises(TransientError, match="has no permissions"):
+        with pytest.raises(TransientError, match="not a list of permissions"):
             await service.granted_permissions(NAMES)
 
 

@@ -167,7 +167,7 @@ def test_a_page_is_believed_where_it_is_sorted_below_its_prefix(
         (lambda: check(page(prefixes=("o/",)), "p/"), "'o/' is not below 'p/'"),
         (lambda: check(page("a", "b"), start="b"), "'a' is before 'b'"),
         (lambda: check(page("a", "b"), end="b"), "'b' is not before 'b'"),
-        (lambda: check(page("a", token="t"), token="t"), "same one again"),
+        (lambda: check(page("a", token="t"), token="t"), "same page again"),
     ],
 )
 def test_a_page_that_was_not_requested_is_refused(call: Callable[[], None], says: str) -> None:

@@ -32,7 +32,7 @@ def service(tmp_path: Path) -> Service:
     return open_service((tmp_path / "root").as_uri())
 
 
-def temporaries(directory: Path) -> list[Path]:
+def temporary_files(directory: Path) -> list[Path]:
     return list(directory.rglob(".aioflux-*"))
 
 
@@ -85,7 +85,7 @@ async def test_every_operation_checks_the_key(service: Service) -> None:
 async def test_a_write_under_way_is_in_no_listing(service: Service, tmp_path: Path) -> None:
     upload = await service.initiate_upload(WriteRequest("d/a"))
     await service.put_part("d/a", upload, 1, (b"12",), offset=0, crc32c=None)
-    assert len(temporaries(tmp_path)) == 1
+    assert len(temporary_files(tmp_path)) == 1
     page = await service.list_page(ListRequest(""))
     assert (list(page.objects), list(page.prefixes)) == ([], [])
     [listed] = await service.list_uploads("d/")
@@ -93,7 +93,7 @@ async def test_a_write_under_way_is_in_no_listing(service: Service, tmp_path: Pa
     await service.abort_upload("d/a", upload)
     await service.abort_upload("d/a", upload)
     assert await service.list_uploads("") == []
-    assert temporaries(tmp_path) == []
+    assert temporary_files(tmp_path) == []
 
 
 async def test_parts_may_arrive_in_any_order_and_again(service: Service) -> None:
@@ -123,7 +123,7 @@ async def test_a_condition_that_fails_leaves_nothing(
     with pytest.raises(PreconditionFailedError):
         await calls[operation]()
     await service.abort_upload("e/f/a", upload)
-    assert temporaries(tmp_path) == []
+    assert temporary_files(tmp_path) == []
     assert [meta.key for meta in (await service.list_page(ListRequest(""))).objects] == ["d/old"]
     assert not tmp_path.joinpath("root/e").exists()
 
@@ -310,7 +310,7 @@ async def test_a_damaged_file_is_not_composed(service: Service, tmp_path: Path) 
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(ChecksumError, match="crc32c"):
         await service.compose(WriteRequest("b"), [Source(key="a")])
-    assert temporaries(tmp_path) == []
+    assert temporary_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("way", ["put", "part"])

@@ -102,7 +102,7 @@ async def test_a_server_that_stays_away_is_reported_as_such(
     (tmp_path / "a").write_bytes(b"1")
     fail("preadv", number, times=100)
     async with opened(tmp_path, retry=RetryPolicy(max_attempts=2, initial_seconds=1e-4)) as store:
-        with pytest.raises(TransientError, match="another machine.*did not answer") as raised:  # noqa: RUF043
+        with pytest.raises(TransientError, match="another machine.*did not respond") as raised:  # noqa: RUF043
             await store.get("a")
     assert raised.value.uri == f"file://{tmp_path}/a"
 

@@ -17,7 +17,7 @@ from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, 
 from aioflux import sync as blocking
 from aioflux._services.base import ListRequest, Precondition, WriteRequest
 from aioflux._services.local.threads import Stop
-from aioflux._services.local.walk import TEMPORARY, temporaries
+from aioflux._services.local.walk import TEMPORARY, temporary_files
 from aioflux._services.local.write import link_new, locked, replace_file
 from tests.service.opening import open_service
 
@@ -86,7 +86,7 @@ def test_one_of_many_creators_wins(tmp_path: Path) -> None:
     for number, rounds in won.items():
         for at in rounds:
             assert (tmp_path / f"d{at}/k").read_bytes() == f"{number}".encode()
-    assert list(temporaries(str(tmp_path))) == []
+    assert list(temporary_files(str(tmp_path))) == []
 
 
 def test_no_update_is_lost(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_no_update_is_lost(tmp_path: Path) -> None:
     total = NUM_PROCESSES * NUM_ROUNDS
     assert sorted(count for each in won.values() for count in each) == list(range(1, total + 1))
     assert (tmp_path / "counter").read_bytes() == b"%d" % total
-    assert list(temporaries(str(tmp_path))) == []
+    assert list(temporary_files(str(tmp_path))) == []
 
 
 async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path) -> None:
     """What is left of it is hidden, found by a clean-up and in nobody's way."""
     with holding(tmp_path / "a") as holder:
         asyncio.run(write_after(tmp_path, lambda: holder.send_signal(signal.SIGKILL)))
-    assert list(temporaries(str(tmp_path))) == []
+    assert list(temporary_files(str(tmp_path))) == []
 
 
 async def write_after(directory: Path, release: Callable[[], None]) -> None:
@@ -255,5 +255,5 @@ async def test_an_object_in_the_way_is_distinguished_from_a_condition(tmp_path: 
     create_only = Precondition(if_absent=True)
     with pytest.raises(PreconditionFailedError, match="/a "):
         await service.put(WriteRequest("a", create_only), b"2", crc32c=None)
-    with pytest.raises(StorageError, match="below an object"):
+    with pytest.raises(StorageError, match="a part of its path is an object"):
         await service.put(WriteRequest("a/b", create_only), b"2", crc32c=None)

@@ -45,7 +45,7 @@ def write(root: Path, *keys: str) -> None:
         (root / key).write_bytes(key.encode())
 
 
-def temporaries(directory: Path) -> dict[str, int]:
+def temporary_files(directory: Path) -> dict[str, int]:
     """Return the sizes of the temporary files of writers, by path."""
     hexadecimal = "[0-9a-f]" * 32
     found = [
@@ -310,7 +310,7 @@ async def test_what_killed_writers_left_is_found_and_removed(root: Path, service
     for name in ("mine", "0" * 31, "g" * 32):
         (root / f".aioflux-{name}").touch()
     assert await keys(service) == ["d/e/a"]
-    left = temporaries(root)
+    left = temporary_files(root)
     assert {path.rpartition("/")[0] for path in left} == {"", "d/e", "new"}
     assert left[f"d/e/{upload}"] == 1
     assert [each.key for each in await service.list_uploads("d/e/b")] == ["d/e/b"]
@@ -322,7 +322,7 @@ async def test_what_killed_writers_left_is_found_and_removed(root: Path, service
     assert await cleaner.list_uploads("d/e/a") == []
     for each in found:
         await cleaner.abort_upload(each.key, each.upload_id)
-    assert temporaries(root) == {}
+    assert temporary_files(root) == {}
     assert sorted(names_in(root)) == [
         f".aioflux-{'0' * 31}",
         f".aioflux-{'g' * 32}",

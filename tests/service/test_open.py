@@ -51,13 +51,13 @@ def test_an_endpoint_of_s3_has_no_path() -> None:
 @pytest.mark.parametrize(
     ("endpoint_url", "says"),
     [
-        ("http://user:planted@host:1/", "has credentials in it"),
-        ("http://user:planted@host:1/path", "has credentials in it"),
-        ("user:planted@host:1", "has credentials in it"),
+        ("http://user:planted@host:1/", "must not have credentials in it"),
+        ("http://user:planted@host:1/path", "must not have credentials in it"),
+        ("user:planted@host:1", "must not have credentials in it"),
         ("https://host/?sv=1&sig=planted", "has a query"),
-        ("127.0.0.1:9000", "no url of a server"),
-        ("ftp://host", "no url of a server"),
-        ("http://", "no url of a server"),
+        ("127.0.0.1:9000", "not a url of a server"),
+        ("ftp://host", "not a url of a server"),
+        ("http://", "not a url of a server"),
     ],
 )
 def test_what_is_no_endpoint_is_said(uri: str, endpoint_url: str, says: str) -> None:

@@ -129,8 +129,8 @@ async def test_aws_alone_is_trusted(url: str, trusted: bool) -> None:
     service = open_service("s3://bucket", credentials=KEYS, endpoint_url=url)
     assert bool(await service.unprobed_server()) != trusted
     assert service.conditions_known == trusted
-    assert await service.compares_deletes() == trusted
-    assert await service.compares_deletes(in_pages=True) == trusted
+    assert await service.has_conditional_delete() == trusted
+    assert await service.has_conditional_delete(in_pages=True) == trusted
     await service.aclose()
 
 

@@ -19,7 +19,7 @@ from aioflux._services.s3 import list_page as listing
 from aioflux._services.s3 import read as reading
 from aioflux._services.s3 import wire
 from aioflux._services.s3.copy import copy_headers, plan_copy
-from aioflux._services.s3.delete import can_be_xml, delete_body
+from aioflux._services.s3.delete import delete_body, fits_xml
 from aioflux._services.s3.errors import deletion_error, error_in_success, service_error
 
 ETAG = "5d41402abc4b2a76b9719d911017c592"
@@ -69,7 +69,7 @@ def test_china_has_hosts_of_its_own() -> None:
     ("bucket", "settings", "why"),
     [
         ("b--usw2-az1--x-s3", {}, "directory bucket"),
-        ("b.c", {"addressing": "virtual"}, "cannot be a part of a host"),
+        ("b.c", {"addressing": "virtual"}, "cannot be part of a host"),
         ("b", {"region": "eu west"}, "not the name of a region"),
         ("b", {"region": "x.evil.com/"}, "not the name of a region"),
     ],
@@ -123,7 +123,7 @@ def test_a_size_that_differs_is_reported() -> None:
         ({"a": "ü"}, "cannot have the value"),
         ({"a": "x\ny"}, "cannot have the value"),
         ({"a": " x"}, "cannot have the value"),
-        ({"a": "x" * 2048}, "more than the 2048"),
+        ({"a": "x" * 2048}, "at most 2048"),
     ],
 )
 def test_metadata_that_no_header_takes_is_refused(metadata: dict[str, str], why: str) -> None:
@@ -165,7 +165,7 @@ def test_no_condition_is_no_header() -> None:
 @given(name=names)
 def test_a_name_is_deleted_by_the_name_it_has(name: str) -> None:
     """What XML cannot hold is not written into it."""
-    if not can_be_xml(name):
+    if not fits_xml(name):
         return
     import xml.etree.ElementTree as ET
 
@@ -183,14 +183,14 @@ def test_parts_of_a_copy_are_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("status", "headers", "num_bytes", "start", "end", "why"),
     [
-        (200, {}, 5, 0, None, "no entity tag"),
+        (200, {}, 5, 0, None, "no ETag"),
         (200, TOLD, 5, 1, None, "ignored the range"),
         (200, TOLD, 5, 0, 4, "ignored the range"),
         (204, TOLD, 0, 0, 4, "is not a response to a read"),
-        (206, TOLD, 2, 0, 4, "no range of known size"),
-        (206, {**TOLD, b"content-range": b"bytes 1-2/5"}, 2, 0, 4, "another range"),
-        (206, {**TOLD, b"content-range": b"bytes 0-2/5"}, 2, 0, 4, "another range"),
-        (206, {**TOLD, b"content-range": b"bytes 0-4/5"}, 5, 0, 4, "more than the range"),
+        (206, TOLD, 2, 0, 4, "is not one range"),
+        (206, {**TOLD, b"content-range": b"bytes 1-2/5"}, 2, 0, 4, "is not the range from byte"),
+        (206, {**TOLD, b"content-range": b"bytes 0-2/5"}, 2, 0, 4, "is not the range from byte"),
+        (206, {**TOLD, b"content-range": b"bytes 0-4/5"}, 5, 0, 4, "is longer than the requested"),
         (206, {**TOLD, b"content-range": b"bytes 0-3/9"}, 4, 0, 4, "the object has 9 bytes now"),
     ],
 )
@@ -242,11 +242,11 @@ def test_a_crc64nvme_is_compared_where_awscrt_is_there(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "awscrt", SimpleNamespace())
     module = SimpleNamespace(crc64nvme=lambda data: 7 if data == b"hello" else 8)
     monkeypatch.setitem(sys.modules, "awscrt.checksums", module)
-    assert reading.is_same_content(headers, b"hello", takes_md5=False) is True
-    assert reading.is_same_content(headers, b"hellO", takes_md5=False) is False
+    assert reading.is_same_content(headers, b"hello", uses_md5=False) is True
+    assert reading.is_same_content(headers, b"hellO", uses_md5=False) is False
     monkeypatch.setitem(sys.modules, "awscrt.checksums", None)
-    assert reading.is_same_content(headers, b"hello", takes_md5=False) is None
-    assert reading.is_same_content(headers, b"hellO", takes_md5=True) is False
+    assert reading.is_same_content(headers, b"hello", uses_md5=False) is None
+    assert reading.is_same_content(headers, b"hellO", uses_md5=True) is False
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_names_that_no_object_can_have_are_refused(name: str) -> None:
 @example(wanted="\x00", other="a")
 @example(wanted="k" * 1024, other="j")
 def test_all_keys_from_one_on_come_after_what_is_sent(wanted: str, other: str) -> None:
-    sent = listing.after(wanted)
+    sent = listing.start_after(wanted)
     assert sent < wanted
     assert len(sent.encode()) <= 1024
     if other >= wanted:
@@ -289,12 +289,12 @@ def test_all_keys_from_one_on_come_after_what_is_sent(wanted: str, other: str) -
 @example(wanted="a\U00010000")
 def test_what_a_listing_starts_after_can_be_reported_in_xml(wanted: str) -> None:
     """Some servers repeat it as it is."""
-    if can_be_xml(wanted):
-        assert can_be_xml(listing.after(wanted))
+    if fits_xml(wanted):
+        assert fits_xml(listing.start_after(wanted))
 
 
 def test_a_listing_from_the_beginning_starts_after_nothing() -> None:
-    assert listing.after("") == ""
+    assert listing.start_after("") == ""
 
 
 def page_xml(rows: list[tuple[str, int]], *, owner: str = "", quoted: str = "&quot;") -> str:

@@ -1,4 +1,4 @@
-"""A container of azurite, with a back door of its own: plain requests with a SAS token."""
+"""A container of Azurite; tests access its objects with plain requests and a SAS token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def account_sas(server: Azurite) -> str:
-    """Return a SAS token that may do everything with containers and blobs for a day."""
+    """Return a SAS token with all permissions for containers and blobs, valid for a day."""
     sas: str = generate_account_sas(
         server.account,
         server.key,
@@ -29,7 +29,7 @@ def account_sas(server: Azurite) -> str:
 
 
 class AzurePlace:
-    """Below a prefix of its own; options are those of `aioflux.open_store`."""
+    """An empty prefix; the options are those of `aioflux.open_store`."""
 
     def __init__(self, server: Azurite, **options: Any) -> None:
         self._server = server
@@ -66,7 +66,7 @@ class AzurePlace:
                 answer = self._connection.getresponse()
                 return answer.status, answer.read()
             except (http.client.RemoteDisconnected, ConnectionError):
-                # The server closes connections that rest for 5 seconds.
+                # The server closes connections that are idle for 5 seconds.
                 self._connection.close()
                 if is_last:
                     raise

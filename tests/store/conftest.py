@@ -1,6 +1,6 @@
-"""One server of each kind for all tests of a module; each test has a prefix of its own.
+"""Fixtures: one server of each kind for a module. Each test has its own prefix.
 
-What they store goes with them: all modules together would leave more than a GiB in this process.
+The objects are deleted with the server of a module; otherwise they would use more than 1 GiB.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def forward_proxy() -> Iterator[Gateway]:
 
 @pytest.fixture
 def by_proxy(forward_proxy: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
-    """Have all traffic go through a proxy, so that the stand-in of the data plane is chosen."""
+    """Send all requests through a proxy, so that the store uses AiohttpPool."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name.lower(), raising=False)
         monkeypatch.setenv(name, forward_proxy.url)

@@ -40,7 +40,7 @@ OTHER_LACKS = [name for name in os.environ.get("AIOFLUX_TEST_GCS_LACKS", "").spl
 
 
 class Place(Protocol):
-    """An empty place for objects."""
+    """An empty prefix of some storage, with direct access to its objects."""
 
     def open(self, **settings: Any) -> aioflux.Store: ...
 
@@ -76,7 +76,7 @@ class LocalPlace:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.root.with_name(f"written-{uuid.uuid4().hex}")
         temporary.write_bytes(data)
-        # The kernel's own clock ticks every 4 ms, which two writes can share.
+        # The kernel's file times have a resolution of 4 ms, so that two writes may get the same.
         os.utime(temporary, ns=(0, time.time_ns()))
         temporary.replace(path)
 
@@ -88,7 +88,7 @@ class LocalPlace:
 
 
 class GCSPlace:
-    """On the embedded server; options are those of `aioflux.open_store`."""
+    """A prefix on the embedded server; the options are those of `aioflux.open_store`."""
 
     def __init__(self, server: GCSServer, **options: Any) -> None:
         self._server = server
@@ -115,7 +115,7 @@ def tls_place(server: GCSServer) -> GCSPlace:
 
 
 class RemotePlace:
-    """On any server without credentials; the back door is its JSON API, by hand."""
+    """A prefix on any GCS server without credentials; tests access it with its JSON API."""
 
     def __init__(self, url: str, bucket: str) -> None:
         self._url = url
@@ -135,7 +135,7 @@ class RemotePlace:
         return self._ask("GET", f"{self._path(self._prefix + key)}?alt=media")
 
     def close(self) -> None:
-        """Delete what the test has left."""
+        """Delete the remaining objects of the test."""
         query = urlencode({"prefix": self._prefix})
         while found := json.loads(self._ask("GET", f"{self._path()}?{query}")).get("items"):
             for item in found:
@@ -158,7 +158,7 @@ class RemotePlace:
 
 
 class S3Place:
-    """On a server of another process; the back door is boto3.
+    """A prefix on an S3 server in another process; tests access it with boto3.
 
     Args:
         server: The server.
@@ -203,7 +203,7 @@ class S3Place:
 
 
 class MotoPlace(S3Place):
-    """On moto, which checks no signatures: the back door is its HTTP API, by hand."""
+    """A prefix on moto, which checks no signatures; tests access it with plain HTTP."""
 
     def __init__(self, server: Moto, *, endpoint_url: str = "", **access: Any) -> None:
         super().__init__(server, checksums=False, **access)
@@ -212,7 +212,7 @@ class MotoPlace(S3Place):
 
     def write(self, key: str, data: bytes) -> None:
         target = "/bucket/" + quote(self._prefix + key)
-        # Who does not sign may not replace what is there.
+        # moto rejects an unsigned request that replaces an object.
         headers = {"Content-Type": "text/plain", "Authorization": "AWS id:signature"}
         self._connection.request("PUT", target, data, headers)
         answer = self._connection.getresponse()
@@ -224,7 +224,7 @@ class MotoPlace(S3Place):
 
 
 class FlakyPlace:
-    """Another place, where a share of all requests fails and is sent again."""
+    """Another place, with a share of requests that fail and are retried."""
 
     def __init__(self, place: Place, *, seed: object, loses: bool = True) -> None:
         self._place = place

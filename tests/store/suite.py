@@ -1,4 +1,4 @@
-"""The suite over one of the places."""
+"""The contract of a store, run on a place of `places.py`."""
 
 from __future__ import annotations
 

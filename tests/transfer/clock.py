@@ -1,4 +1,4 @@
-"""Clocks of event loops that a test moves, so that timings hold on any machine, and at once."""
+"""A clock of event loops that advances without waiting, for exact and fast tests of timings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Clock", "clock_of_this_loop", "loop_time"]
 
 
 class Clock:
-    """The clock of the running loop, moved by waiting alone.
+    """The clock of the running loop, which advances only when the loop waits.
 
     When nothing is left to do but to wait for a timer, its time has come. Threads have no part in
     it: a test that waits for one has no use for this clock.
     """
 
     def __init__(self, loop: Any, patch: pytest.MonkeyPatch) -> None:
-        self.now = 1024.0  # powers of two: sums of such seconds are not rounded
+        self.now = 1024.0  # a power of two, so that sums are not rounded
         self._select_events = loop._selector.select
         patch.setattr(loop._selector, "select", self._select)
         patch.setattr(loop, "time", lambda: self.now)

@@ -1,4 +1,4 @@
-"""A session over a memory service that fails as a test says; retries cost no time."""
+"""Fixtures: a store on a service in memory with scripted faults, and a clock without real time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def scripted() -> ScriptedService:
 
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of the test, which only waiting moves."""
+    """The clock of the test, which advances only when the loop waits."""
     return clock_of_this_loop(monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""A service whose reads without a task are answered when, and as, a test says."""
+"""A service whose `begin_get` reads complete when a test says so, and with the test's result."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OPTIONS = aioflux.TransferOptions(
     max_in_flight=4, max_in_flight_bytes=4 * MIB, range_size_bytes=MIB
 )
 FIRST_BYTES = 512 * 1024
-"""First range of an object that is read by name, with these options: half of an even share."""
+"""Size of the first range of a read by name with these options: half of an even share."""
 
 
 @dataclass(eq=False)
 class Begun:
-    """A read that is under way."""
+    """A read in progress."""
 
     request: ReadRequest
     waiter: Any
@@ -36,7 +36,7 @@ class Begun:
 
 
 class FakeService(FlakyService):
-    """Objects in memory; what `begin_get` began waits until the test answers it.
+    """Objects in memory. A read of `begin_get` waits until the test completes it.
 
     Attributes:
         begun: Keys of all reads that were begun without a task, in order.
@@ -70,7 +70,7 @@ class FakeService(FlakyService):
         is_warm: bool = True,
         **options: Any,
     ) -> ServiceStore:
-        """A store that knows about how large objects are."""
+        """A store that has an estimate of the size of objects."""
         store = ServiceStore(
             self, transfer=replace(OPTIONS, **options), retry=retry, progress=progress
         )
@@ -78,16 +78,16 @@ class FakeService(FlakyService):
             store.session.limits.unknown_size.add(1000)
         return store
 
-    # What a test says of a read that is under way.
+    # Methods that complete a read in progress.
 
     def answer(self, *keys: str, change: Callable[[Body], Body | None] = lambda body: body) -> None:
-        """Answer as the service does; `change` spoils that, or raises."""
+        """Complete reads with the stored objects; `change` may modify the result or raise."""
         for key in keys:
             read = self.under_way.pop(key)
             read.waiter.set_result(change)
 
     def refuse(self, key: str, error: Exception) -> None:
-        """Answer with an error."""
+        """Complete reads with an error."""
 
         def raising(_: Body) -> Body:
             raise error
@@ -95,12 +95,12 @@ class FakeService(FlakyService):
         self.answer(key, change=raising)
 
     def lose(self, key: str, *, is_stale: bool = False) -> None:
-        """Break the connection off."""
+        """Fail a read with a closed connection."""
         read = self.under_way.pop(key)
         read.is_stale = is_stale
         read.waiter.set_exception(ConnectionLostError("the connection was lost"))
 
-    # What the session calls.
+    # Methods that the session calls.
 
     def begin_get(self, request: ReadRequest, waiter: Any) -> Any:
         key = request.key
@@ -139,7 +139,7 @@ class FakeService(FlakyService):
 
 
 class Reading:
-    """A consumer of many objects, in a task of its own.
+    """A consumer of many objects, in a separate task.
 
     Attributes:
         got: (key, data) of what came, in order.
@@ -169,7 +169,7 @@ class Reading:
         return [key for key, _ in self.got]
 
     def is_clean(self) -> bool:
-        """Every slot and byte is released, and no deadline is open."""
+        """Return whether every slot and byte is released, and no deadline is open."""
         return self.store.is_clean()
 
 
@@ -180,13 +180,13 @@ def counts(store: aioflux.Store) -> dict[str, int]:
 
 
 async def settle() -> None:
-    """Let every task run until it waits."""
+    """Run the loop until every task waits."""
     for _ in range(30):
         await asyncio.sleep(0)
 
 
 async def answer_all(fake: FakeService, reading: Reading) -> None:
-    """Answer whatever is asked until the consumer has ended."""
+    """Complete all reads until the consumer has finished."""
     async with asyncio.timeout(100):
         while not reading.task.done():
             fake.answer(*fake.under_way)
@@ -195,7 +195,7 @@ async def answer_all(fake: FakeService, reading: Reading) -> None:
 
 
 def filled(fake: FakeService, keys: Iterable[str], *, size: int = 100) -> dict[str, bytes]:
-    """Store an object of its own under each key."""
+    """Store a different object under each key."""
     stored = {key: (key.encode() + b".") * (size // (len(key) + 1) + 1) for key in keys}
     for key, data in stored.items():
         fake.store(key, data)

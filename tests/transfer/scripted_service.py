@@ -1,4 +1,4 @@
-"""A store over a service in memory that fails as a test says; retries cost no time."""
+"""A store on a service in memory with scripted faults; retries take no real time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def service_of(uri: str) -> Service:
 
 
 class ServiceStore(aioflux.Store):
-    """A store on a given service, on the running loop, whose clock is that of the loop.
+    """A store on a given service and the running loop. Its clock is the clock of the loop.
 
     Attributes:
         session: Its session on that loop, with limits and counters.
@@ -76,7 +76,7 @@ class ScriptedService:
 
     @cached_property
     def store(self) -> ServiceStore:
-        """A store of the running loop; it needs no end."""
+        """A store on the running loop, which need not be closed."""
         return self.new_store()
 
     def new_store(

@@ -169,39 +169,43 @@ def test_the_services_own_clock_reports_what_was_begun_meanwhile(
 ) -> None:
     """Only within a tick of an attempt that was lost, wherever the service's clock stands."""
     ends = sorted(times)[: len(times) // 2 * 2]
-    *lost, heard = [Window(*ends[at : at + 2]) for at in range(0, len(ends), 2)]
-    uploads = [upload("own", skew + heard.begin), upload("known", skew), upload("below", 0, "k/x")]
-    uploads += [upload(f"lost {at}", skew + each.end) for at, each in enumerate(lost)]
+    *ambiguous, succeeded = [Window(*ends[at : at + 2]) for at in range(0, len(ends), 2)]
+    uploads = [
+        upload("own", skew + succeeded.start),
+        upload("known", skew),
+        upload("below", 0, "k/x"),
+    ]
+    uploads += [upload(f"lost {at}", skew + each.end) for at, each in enumerate(ambiguous)]
     uploads += [upload(f"other {at}", skew + each) for at, each in enumerate(others)]
     found = lost_uploads(
         uploads,
         key="k",
-        known={"own", "known"},
+        known_ids={"own", "known"},
         own_id="own",
-        lost=lost,
-        heard=heard,
+        ambiguous=ambiguous,
+        succeeded=succeeded,
         now=NOW,
     )
-    assert {f"lost {at}" for at in range(len(lost))} <= set(found)
+    assert {f"lost {at}" for at in range(len(ambiguous))} <= set(found)
     assert not {"own", "known", "below"} & set(found)
-    slack = 1.001 + heard.end - heard.begin
+    slack = 1.001 + succeeded.end - succeeded.start
     for at, each in enumerate(others):
-        if all(each < begin - slack or each > end + slack for begin, end in lost):
+        if all(each < begin - slack or each > end + slack for begin, end in ambiguous):
             assert f"other {at}" not in found
-        if each > heard.begin + 0.001:
+        if each > succeeded.start + 0.001:
             assert f"other {at}" not in found
 
 
-def test_this_machines_clock_stands_in_where_no_attempt_was_heard() -> None:
+def test_this_machines_clock_stands_in_where_no_attempt_has_succeeded() -> None:
     uploads = [upload("lost", -13), upload("older", -20), upload("between", -8)]
     uploads += [upload("lost too", 0), upload("later", 9)]
     found = lost_uploads(
         uploads,
         key="k",
-        known=(),
+        known_ids=(),
         own_id="",
-        lost=[Window(86, 88), Window(99, 100)],
-        heard=Window(100, 100),
+        ambiguous=[Window(86, 88), Window(99, 100)],
+        succeeded=Window(100, 100),
         now=NOW,
     )
     assert found == ["lost", "lost too"]

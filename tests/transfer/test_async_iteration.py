@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.async_iteration import aclosing_inner
 
 
 @pytest.mark.usefixtures("quick_collection")
@@ -27,7 +27,7 @@ async def test_an_inner_generator_that_is_collected_first_is_closed_by_the_outer
 
     async def outer():
         try:
-            async with nested(inner()) as items:
+            async with aclosing_inner(inner()) as items:
                 async for item in items:
                     yield item
         finally:

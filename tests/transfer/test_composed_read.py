@@ -103,7 +103,7 @@ def test_a_cut_that_does_not_match_is_none() -> None:
 
 
 async def test_no_other_writer_may_use_keys_of_composites(scripted: ScriptedService) -> None:
-    with pytest.raises(ValueError, match="take another key"):
+    with pytest.raises(ValueError, match="use another key"):
         await scripted.store.put(f"run/{COMPOSITE_PREFIX}a", b"1")
 
 

@@ -56,12 +56,12 @@ async def test_pages_that_follow_each_other_are_all_given(scripted: ScriptedServ
 @pytest.mark.parametrize(
     ("pages", "message"),
     [
-        ([("ab", "new")], "begins with 'a', though the one before ended with 'b'"),
-        ([("ab", "new"), ("bc", "")], "begins with 'b', though the one before ended with 'b'"),
+        ([("ab", "new")], "begins with 'a', though the page before ended with 'b'"),
+        ([("ab", "new"), ("bc", "")], "begins with 'b', though the page before ended with 'b'"),
         ([("ab", "same")], "begins with 'a'"),
         ([("cd", "1"), ("", "2"), ("ab", "")], "begins with 'a', though .* ended with 'd'"),
-        ([("ab", "1"), ("", "1")], "after 'b' an empty page came"),
-        ([("", "1")], "after '' an empty page came"),
+        ([("ab", "1"), ("", "1")], "page after 'b' is empty"),
+        ([("", "1")], "page after '' is empty"),
     ],
 )
 async def test_a_page_that_does_not_go_on_is_an_error(
@@ -75,7 +75,9 @@ async def test_a_page_that_does_not_go_on_is_an_error(
 
 async def test_empty_pages_whose_tokens_never_come_twice_end(scripted: ScriptedService) -> None:
     pages = Pages(scripted, ("ab", "1"), ("", "new"))
-    with pytest.raises(StorageError, match=r"could not list memory://.*/p/: .*10000 empty pages"):
+    with pytest.raises(
+        StorageError, match=r"could not list memory://.*/p/: .*10000 pages after .* are empty"
+    ):
         await listed(scripted)
     assert len(pages.tokens) == 1 + MAX_EMPTY_PAGES
     assert scripted.is_clean()
@@ -238,7 +240,7 @@ async def test_a_service_that_begins_elsewhere_is_an_error(scripted: ScriptedSer
         return await inner(replace(request, start_offset=""))
 
     scripted.service.list_page = list_page
-    with pytest.raises(StorageError, match="does not continue after the page"):
+    with pytest.raises(StorageError, match="returned a wrong page"):
         await scripted.store.list_all("")
     assert scripted.is_clean()
 
@@ -400,5 +402,5 @@ async def test_a_pattern_leaves_keys_out(
 
 @pytest.mark.parametrize("pattern", ["[", "{a", "a}", "[z-a]", "\\"])
 def test_what_is_no_pattern_is_refused(pattern: str) -> None:
-    with pytest.raises(ValueError, match="is no pattern"):
+    with pytest.raises(ValueError, match="is not a pattern"):
         compile_glob(pattern)

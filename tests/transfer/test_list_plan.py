@@ -65,7 +65,7 @@ def listed(
         request = under_way.pop(choose(len(under_way)) % len(under_way))
         keys, token = source.page(request)
         meanwhile()
-        start, end = plan.received(request, len(keys), keys.__getitem__, token)
+        start, end = plan.add_page(request, len(keys), keys.__getitem__, token)
         request.range.pages.append(keys[start:end])
         num_answered += 1
     assert plan.is_done
@@ -217,7 +217,7 @@ def test_a_large_level_is_requested_at_once(width: int, below: int) -> None:
         num_most = max(num_most, len(requests))
         for request in requests:
             names, token = source.page(request)
-            start, end = plan.received(request, len(names), names.__getitem__, token)
+            start, end = plan.add_page(request, len(names), names.__getitem__, token)
             found += names[start:end]
     assert sorted(found) == source.keys
     assert num_most >= 12
@@ -263,7 +263,7 @@ def test_a_listing_below_a_prefix_asks_for_nothing_beyond_it() -> None:
         for request in requests:
             assert not request.start or request.start.startswith("a/")
             keys, token = source.page(request)
-            plan.received(request, len(keys), keys.__getitem__, token)
+            plan.add_page(request, len(keys), keys.__getitem__, token)
 
 
 texts = st.text(st.sampled_from("01a/é\0\U0010ffff"), max_size=6)
@@ -303,5 +303,5 @@ def test_keys_before_the_range_that_was_requested_are_rejected() -> None:
     plan = ListingPlan("", max_in_flight=4, page_size=1000, delimiter="")
     [request] = plan.next_requests(may_prefetch=True)[:1]
     request.range.start = "m"
-    with pytest.raises(ValueError, match="though keys from 'm' on were asked for"):
-        plan.received(request, 1, ["a"].__getitem__, "")
+    with pytest.raises(ValueError, match="but was requested from 'm' on"):
+        plan.add_page(request, 1, ["a"].__getitem__, "")

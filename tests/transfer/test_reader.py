@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,18 @@ async def test_wrong_bytes_are_an_error_before_the_end(scripted: ScriptedService
     assert scripted.is_clean()
 
 
+async def test_a_range_is_not_read_again_after_the_last_comparison(
+    scripted: ScriptedService,
+) -> None:
+    meta = scripted.put("a", LONG)
+    scripted.service.fail("get", Fault(kind="flip", num_bytes=3))
+    async with one_range_ahead(scripted).open_reader(meta) as reader:
+        await reader.read(2 * PART)
+        with pytest.raises(ChecksumError, match="/a"):
+            await reader.read()
+    assert scripted.service.count("get") == 5  # three ranges, the last one three times
+
+
 @pytest.mark.parametrize("size", [10_000, 999], ids=["ten ranges", "one range"])
 async def test_wrong_bytes_that_no_one_has_yet_are_read_again(
     scripted: ScriptedService, size: int
@@ -163,7 +176,7 @@ async def test_a_range_that_is_fetched_again_must_be_what_was_handed_out(
             if matches:
                 assert await reader.read(9) == LONG[:9]
                 continue
-            with pytest.raises(ChecksumError, match="differently"):
+            with pytest.raises(ChecksumError, match="different when they were read again"):
                 await reader.read(9)
 
 
@@ -185,6 +198,23 @@ async def test_closing_ends_what_is_fetched_ahead(scripted: ScriptedService) -> 
     await reader.aclose()
     assert asyncio.all_tasks() == before
     assert scripted.is_clean()
+
+
+async def test_a_failed_prefetch_of_a_reader_that_is_never_closed_is_not_logged(
+    scripted: ScriptedService, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = scripted.new_store(range_size_bytes=PART)  # two ranges are held
+    meta = scripted.put("a", LONG)
+    async with store.open_reader(meta) as reader:
+        never_closed = type(reader)(store.session, meta)  # no generator that closes it
+    scripted.service.fail("get", None, *[REFUSE] * 4)
+    before = asyncio.all_tasks()
+    assert await never_closed.read(1) == LONG[:1]
+    await reach(lambda: asyncio.all_tasks() == before)
+    caplog.clear()  # the retries
+    del never_closed
+    gc.collect()
+    assert caplog.messages == []
 
 
 async def test_a_position_before_the_first_byte_is_refused(scripted: ScriptedService) -> None:

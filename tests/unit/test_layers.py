@@ -1,7 +1,7 @@
 """Imports point down: a reading of every `import` below aioflux/, function bodies included.
 
 What only a type checker reads (`if TYPE_CHECKING:`) must not point up either, but costs nothing at
-run time and may therefore name a foreign library that its room does not load.
+run time and may therefore name a foreign library that its package does not load.
 """
 
 from __future__ import annotations
@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[2] / "aioflux"
 
-# The face of checkpoint for packages that add to it without torch, and for those with it.
+# Modules of checkpoint that the command line may import: none of them imports torch.
 CHECKPOINT_FILES = (
     "checkpoint._format.commit checkpoint._store.commits checkpoint._maintain.copy "
     "checkpoint._maintain.history checkpoint._maintain.orphans checkpoint._maintain.retention "
     "checkpoint._maintain.retention_rules checkpoint._maintain.verify"
-)
-CHECKPOINT_PARTS = (
-    "checkpoint checkpoint._format.commit checkpoint._store.commits checkpoint._store.objects "
-    "checkpoint._store.tag_names checkpoint._maintain.tags checkpoint._save.job "
-    "checkpoint._save.state_pickle checkpoint._save.ranks checkpoint._save.staging "
-    "checkpoint._save.tag_save"
 )
 # What every service on the data plane is made of.
 SERVICE_PARTS = (
@@ -227,9 +221,9 @@ def complaints(module: str, use: Use) -> Iterator[str]:
         return
     if not use.runs:
         return
-    for foreign, rooms in ONLY_IN.items():
-        if is_below(use.name, foreign) and not within.startswith(rooms):
-            yield f"only {', '.join(rooms)} may load {foreign}"
+    for foreign, packages in ONLY_IN.items():
+        if is_below(use.name, foreign) and not within.startswith(packages):
+            yield f"only {', '.join(packages)} may load {foreign}"
     top = use.name.split(".")[0]
     if package == "testing.gcs_server" and top not in STANDALONE | sys.stdlib_module_names:
         yield f"the server may not load {top}"

@@ -106,9 +106,9 @@ def test_a_damaged_manifest_is_an_error(data: st.DataObject) -> None:
     saved = bytearray(Listing(data.draw(st.lists(metas("gs://b/"), max_size=3))).to_bytes())
     at = data.draw(st.integers(0, len(saved) - 1))
     saved[at] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(ValueError, match=r"damaged|no listing|of version"):
+    with pytest.raises(ValueError, match=r"damaged|not a listing|of version"):
         Listing.from_bytes(saved)
-    with pytest.raises(ValueError, match=r"damaged|no listing|of version"):
+    with pytest.raises(ValueError, match=r"damaged|not a listing|of version"):
         Listing.from_bytes(saved[:at])
 
 
@@ -142,7 +142,7 @@ def test_a_manifest_that_another_writer_sealed_is_an_error(
         ObjectMeta(key=key, uri=f"gs://b/{key}", size=1) for key in ("a", "bc")
     ).to_bytes()
     assert resealed(saved, lambda header, body: (header, body)) == saved
-    with pytest.raises(ValueError, match="although its crc32c holds"):
+    with pytest.raises(ValueError, match="although its crc32c matches"):
         Listing.from_bytes(resealed(saved, change))
 
 
@@ -230,7 +230,7 @@ def test_texts_of_another_shape_are_left_to_who_can_read_them(text: str) -> None
 def test_a_time_that_is_none_is_named() -> None:
     column = TimeColumn()
     assert column.add_texts(["2026-02-30T00:00:00.000Z"])
-    with pytest.raises(ValueError, match=r"2026-02-30T.* is no time"):
+    with pytest.raises(ValueError, match=r"2026-02-30T.*not a valid time"):
         column.numbers()
 
 

@@ -80,7 +80,7 @@ def test_the_limits_of_a_part_are_allowed(size: int) -> None:
 
 
 def test_a_writer_must_hold_one_part() -> None:
-    with pytest.raises(ValueError, match=r"max_buffered_bytes must hold .*; set both"):
+    with pytest.raises(ValueError, match=r"max_buffered_bytes must be at least .*; set both"):
         TransferOptions(part_size_bytes=128 * MIB)
 
 

@@ -107,8 +107,8 @@ def test_what_is_no_string_is_a_type_error(value: object) -> None:
         ("\u00e9" * 513, "1026 bytes"),
         (".", "mean the bucket"),
         ("..", "mean the bucket"),
-        ("a\r", "end of a line"),
-        ("\na", "end of a line"),
+        ("a\r", "line break"),
+        ("\na", "line break"),
         (".well-known/acme-challenge/x", "reserved"),
     ],
 )

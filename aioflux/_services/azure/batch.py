@@ -1,6 +1,7 @@
-"""Blob Batch: many deletes in one request, each with its own condition and response. No I/O.
+"""Blob Batch: many deletes in one request, each with its own precondition and response. No I/O.
 
-The parts of a batch are HTTP requests, and those of its response are HTTP responses.
+The body of the request is multipart: each part is an HTTP request. Each part of the body of the
+response is an HTTP response.
 Source: learn.microsoft.com/rest/api/storageservices/blob-batch.
 """
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_DELETES", "SubResponse", "batch_body", "batch_type", "parse_batch"]
 
 MAX_DELETES = 256
-"""Requests in one batch."""
+"""Largest number of requests in one batch."""
 _BOUNDARY = b"batch_aioflux"
 _BOUNDARY_OF = re.compile(rb'boundary="?([^";]+)"?', re.IGNORECASE)
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
@@ -25,20 +26,18 @@ class SubResponse(NamedTuple):
     """The response to one request of a batch."""
 
     status: int
-    """HTTP status."""
     headers: Mapping[bytes, bytes]
-    """Headers, names in lower case."""
+    """Headers by name in lower case."""
     body: bytes
-    """Body."""
 
 
 def batch_type() -> tuple[bytes, bytes]:
-    """Return the Content-Type of `batch_body`."""
+    """Return the Content-Type header for `batch_body`."""
     return b"Content-Type", b"multipart/mixed; boundary=" + _BOUNDARY
 
 
 def batch_body(requests: Sequence[tuple[bytes, Sequence[tuple[bytes, bytes]]]]) -> bytes:
-    """Return the body of a batch."""
+    """Return the body of a batch of deletes, given the target and headers of each."""
     parts: list[bytes] = []
     for number, (target, headers) in enumerate(requests):
         lines = [
@@ -60,10 +59,10 @@ def batch_body(requests: Sequence[tuple[bytes, Sequence[tuple[bytes, bytes]]]]) 
 def parse_batch(
     content_type: bytes, data: bytes | bytearray | memoryview
 ) -> dict[int, SubResponse]:
-    """Return the responses of a batch, by the numbers of their requests.
+    """Return the response to each request of a batch, by the index of the request.
 
     Raises:
-        ValueError: It is not the response to a batch.
+        ValueError: The response is not multipart or is truncated, or a part is not a response.
     """
     boundary = _BOUNDARY_OF.search(content_type)
     if boundary is None:
@@ -78,7 +77,7 @@ def parse_batch(
         first, *lines = inner.split(b"\r\n")
         status = _STATUS.match(first)
         if status is None or not number.isdigit():
-            raise ValueError("a part of the response is not a response to a request")
+            raise ValueError("a part of the response is not an HTTP response")
         responses[int(number)] = SubResponse(int(status[1]), _headers(lines), body.rstrip(b"\r\n"))
     raise ValueError("the response is truncated")
 

@@ -1,4 +1,4 @@
-"""Requests to one container: signed with an account key, or with a SAS token or access token."""
+"""Sender of requests to one container, with an account key, a SAS token or an access token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VERSION = (b"x-ms-version", wire.VERSION)
 
 
 class AzureSender(TokenSender):
-    """Requests to one container."""
+    """Sender of the requests to one container."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class AzureSender(TokenSender):
         self._sas = access.sas.encode()
         super().__init__(access.token, pool, origin, uri)
 
-    def _fix(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
+    def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
         headers = [USER_AGENT, _VERSION]
         if token is not None and is_sas(token):
             self._sas = token.removeprefix("?").encode()
@@ -110,7 +110,7 @@ class AzureSender(TokenSender):
         if not (kind.generation and isinstance(error, PreconditionFailedError)):
             return error
         replaced = NotFoundError(
-            f"{uri} is no longer in generation {kind.generation}: it was replaced; list again",
+            f"{uri} no longer has generation {kind.generation}: it was replaced; list it again",
             uri=uri,
             status=error.status,
         )
@@ -126,11 +126,11 @@ class AzureSender(TokenSender):
     def sign(
         self, method: bytes, path: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> Sequence[tuple[bytes, bytes]]:
-        """Return the headers of a request that is sent in the body of another one."""
+        """Return the headers of one request of a batch, with its authorization."""
         if self._access.key is not None:
             return [*headers, *self._access.key.sign(method, path, {}, headers)]
-        return [*headers, *(item for item in self._fixed.items if item[0] == b"Authorization")]
+        return [*headers, *(item for item in self._headers.items if item[0] == b"Authorization")]
 
     def url(self, path: bytes) -> bytes:
-        """Return the whole url of a path."""
+        """Return the url of a path."""
         return b"%b://%b%b" % (self._origin.scheme.encode(), self._origin.authority, path)

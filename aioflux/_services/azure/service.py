@@ -1,16 +1,19 @@
-"""Azure Blob Storage: everything on the data plane, authorized by `_auth/azure.py`.
+"""Azure Blob Storage, authorized by `_auth/azure.py`.
 
     put -> Put Blob                                  create -> If-None-Match: *
-    parts -> Put Block (id: upload and number) -> Put Block List, which makes them a blob, whole
+    put_part -> Put Block (block id: upload and number)    complete_upload -> Put Block List
 
-The service has no uploads: blocks that belong to no blob yet are not listed here, and the service
-deletes them after a week. Another write of the key deletes them, so that of two uploads of one key
-the first to end succeeds, and the other one fails. No request deletes only them: see
-`abort_upload`.
+The service has no upload ids. It keeps uncommitted blocks for each key, does not list them as
+objects, and deletes them after a week. Any write of the key deletes its uncommitted blocks: of two
+uploads to one key, the first to complete succeeds, and the other fails. The API has no request that
+deletes uncommitted blocks; see `abort_upload`.
 
-Bytes sent are verified by the MD5 of each request, which the service compares; bytes read in one
-response, by the MD5 of the blob if it has one (those made of parts have none). Ranges have no
-checksum: over TLS they are trusted, else read twice, as `TransferOptions.verify_ranges` says.
+Unless `verify` is False, writes of blobs and of blocks send the MD5 of their body, which the
+service compares with the bytes, and the bytes of a whole blob are compared with its MD5. Blobs made
+of blocks have no MD5, and ranges have no checksum: over TLS they are trusted, otherwise they are
+read twice, depending on `TransferOptions.verify_ranges`.
+
+Over 500 lines because it is one class with a method for each operation of the contract.
 """
 
 from __future__ import annotations
@@ -58,11 +61,12 @@ if TYPE_CHECKING:
 __all__ = ["AzureService"]
 
 _POLL_SECONDS: Final = (0.05, 2.0)
-"""Interval of polling a copy: first and longest."""
+"""First and longest interval between requests for the status of a copy."""
 _PLAIN_NAME: Final = re.compile(
     r"(?:[A-Za-z0-9_~-][A-Za-z0-9_~-]*/)*[A-Za-z0-9_~-][A-Za-z0-9_.~-]*[A-Za-z0-9_~-]"
 )
-"""Names that need no percent-encoding; `check_name` accepts all of them up to 1024 characters."""
+"""Names that need no percent-encoding. `check_name` accepts them if they have at most 1024
+characters."""
 
 
 class AzureService(HTTPService):
@@ -81,8 +85,9 @@ class AzureService(HTTPService):
         part_checksums=False,
     )
     _service_name = "Azure Blob Storage"
-    _no_compose = (
-        "Azure has no such operation; write the object with open_writer, or keep its pieces"
+    _compose_advice = (
+        "Azure does not concatenate objects; write one object with open_writer, or use the sources "
+        "as they are"
     )
     _sender: AzureSender
     _lister: AzureLister
@@ -103,7 +108,7 @@ class AzureService(HTTPService):
         self.capabilities = replace(
             AzureService.capabilities,
             guarded_transport=origin.scheme == "https",
-            # Emulators have no batches with the SAS token of an account.
+            # No batches with any SAS token: emulators do not support them with that of an account.
             delete_page_size=0 if access.sas else batch.MAX_DELETES,
         )
         pool = open_pool(
@@ -115,7 +120,7 @@ class AzureService(HTTPService):
         self._sender = AzureSender(access, pool, origin, self.uri)
         self._lister = AzureLister(self._sender, self._container_path, prefix, uri=self.uri)
         self._verify = config.verify
-        self._own_uploads: set[str] = set()
+        self._started_uploads: set[str] = set()
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         headers = [wire.match_header(generation)] if generation else []
@@ -147,7 +152,7 @@ class AzureService(HTTPService):
         body = super().end_get(request, exchange, response)
         expected = None if body is None else self._expected_md5(request, response, body)
         if expected is not None:
-            self._compare(
+            self._require_md5(
                 request.key, hashlib.md5(response.body, usedforsecurity=False).digest(), expected
             )
         return body
@@ -157,10 +162,10 @@ class AzureService(HTTPService):
         self._require_blob(response, key)
         status, headers = response.status, response.headers
         if status == 416 or (status == 206 and not response.num_bytes):
-            past = reading.size_past_the_end(headers, start=request.start)
-            if past is None or not wire.etag_of(headers):
+            size = reading.size_past_the_end(headers, start=request.start)
+            if size is None or not wire.etag_of(headers):
                 return None
-            return self._body(key, response, b"", past)
+            return self._body(key, response, b"", size)
         size = reading.object_size(request, response)
         return self._body(key, response, response.body, size)
 
@@ -181,10 +186,14 @@ class AzureService(HTTPService):
         return None if expected is None else self._check_md5(request.key, body, expected)
 
     async def _check_md5(self, key: str, body: Body, expected: bytes) -> None:
-        self._compare(key, await hash_body("md5", body.data), expected)
+        self._require_md5(key, await hash_body("md5", body.data), expected)
 
     def _expected_md5(self, request: ReadRequest, response: Response, body: Body) -> bytes | None:
-        """Return the MD5 that a body must have, if it is a whole blob with an MD5."""
+        """Return the MD5 that a body must have; None if there is nothing to compare.
+
+        Ranges and empty bodies are not compared. If `verify` is False, nothing is compared. Blobs
+        made of blocks have no MD5.
+        """
         is_whole = not request.start and len(body.data) == body.size
         if not self._verify or not body.size or not is_whole:
             return None
@@ -193,7 +202,7 @@ class AzureService(HTTPService):
         except ValueError as exc:
             raise self._malformed_response(request.key, exc) from exc
 
-    def _compare(self, key: str, actual: bytes, expected: bytes) -> None:
+    def _require_md5(self, key: str, actual: bytes, expected: bytes) -> None:
         if actual != expected:
             uri = self.uri(key)
             raise TransientError(
@@ -240,27 +249,27 @@ class AzureService(HTTPService):
 
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
         responses, token = await self._delete_batch(sources)
-        rejected = [source for source, each in responses.items() if each.status == 401]
-        # Each request of a batch has its own Authorization, which `send` does not renew.
+        rejected = [source for source, response in responses.items() if response.status == 401]
+        # Each request of a batch has its own Authorization header, which `send` does not renew.
         if rejected and self._sender.should_resend(responses[rejected[0]], token):
             try:
-                again, _ = await self._delete_batch(rejected)
+                second_responses, _ = await self._delete_batch(rejected)
             except TransientError as exc:
-                exc.maybe_done = True  # the others are deleted
+                exc.maybe_done = True  # the first batch may have deleted some objects
                 raise
-            responses.update(again)
+            responses.update(second_responses)
         return {
-            source.key: self._sender.response_error(each, "delete", source.key)
-            for source, each in responses.items()
-            if each.status != 202
+            source.key: self._sender.response_error(response, "delete", source.key)
+            for source, response in responses.items()
+            if response.status != 202
         }
 
     async def _delete_batch(
         self, sources: Sequence[Source]
     ) -> tuple[dict[Source, batch.SubResponse], str | None]:
-        """Return the response to each delete, and the token of the requests."""
+        """Send one batch; return the response to each delete, and the token that was sent."""
         action = "delete objects of"
-        token = await self._sender.make_ready(action, "")
+        token = await self._sender.ensure_token(action, "")
         requests: list[tuple[bytes, Sequence[tuple[bytes, bytes]]]] = []
         for source in sources:
             path = self._path(source.key)
@@ -281,14 +290,14 @@ class AzureService(HTTPService):
             responses = batch.parse_batch(content_type, response.body)
             return {source: responses[number] for number, source in enumerate(sources)}, token
         except (KeyError, ValueError) as exc:
-            why = f"the response cannot be read ({exc})"
+            why = f"the response is malformed ({exc})"
             raise malformed_response(action, self.uri(), why) from exc
 
     async def list_page(self, request: ListRequest) -> Page:
         return await self._lister.page(request, request.page_size or self.capabilities.page_size)
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
-        # The response to a copy has neither size nor content type.
+        # The response to a copy has no size and no content type.
         original = await self.head(source.key, generation=source.generation)
         action, target = f"copy {original.uri} to", self._path(key)
         url = self._sender.with_sas(self._sender.url(self._path(source.key)))
@@ -306,10 +315,12 @@ class AzureService(HTTPService):
                 kind=CONDITIONAL if precondition else PLAIN,
             )
         except PreconditionFailedError as exc:
-            # Of the source, or of the destination.
+            # The service returns the same error for a source with another ETag and for a failed
+            # precondition of the copy.
             try:
                 await self.head(source.key, generation=original.generation)
-                is_replaced = not precondition  # and written back since
+                # Without a precondition only the ETag of the source can have failed.
+                is_replaced = not precondition
             except NotFoundError:
                 if source.generation:
                     raise
@@ -317,7 +328,8 @@ class AzureService(HTTPService):
             if not is_replaced:
                 raise
             raise TransientError(
-                f"could not {action} {self.uri(key)}: it was replaced meanwhile", uri=original.uri
+                f"could not {action} {self.uri(key)}: the source was replaced during the copy",
+                uri=original.uri,
             ) from exc
         response = await self._wait_for_copy(target, response, action, key)
         meta = wire.meta_from_headers(
@@ -334,40 +346,40 @@ class AzureService(HTTPService):
     async def _wait_for_copy(
         self, path: bytes, response: Response, action: str, key: str
     ) -> Response:
-        """Wait until the service has done a copy, and return the response with its result.
+        """Wait until the service has finished a copy, and return the last response.
 
         Raises:
-            PreconditionFailedError: Another writer wrote it meanwhile.
-            TransientError: It failed.
+            PreconditionFailedError: Another writer replaced the destination.
+            TransientError: The copy failed, or the service did not return its outcome.
         """
         uri = self.uri(key)
-        seconds, most = _POLL_SECONDS
+        seconds, max_seconds = _POLL_SECONDS
         copy_id = response.headers.get(b"x-ms-copy-id")
         while (state := response.headers.get(b"x-ms-copy-status")) == b"pending":
             await asyncio.sleep(seconds)
-            seconds = min(2 * seconds, most)
+            seconds = min(2 * seconds, max_seconds)
             response = await self._sender.send(b"HEAD", path, action, key)
         if response.headers.get(b"x-ms-copy-id") != copy_id:
             raise PreconditionFailedError(
-                f"could not {action} {uri}: another writer wrote it meanwhile", uri=uri
+                f"could not {action} {uri}: another writer replaced the target of the copy", uri=uri
             )
         if state != b"success" or not wire.etag_of(response.headers):
             detail = response.headers.get(b"x-ms-copy-status-description", b"").decode("latin-1")
-            status = (state or b"without status").decode("latin-1")
+            status = (state or b"missing").decode("latin-1")
             raise TransientError(
-                f"could not {action} {uri}: the copy is {status} {detail}".rstrip(),
+                f"could not {action} {uri}: the status of the copy is {status} {detail}".rstrip(),
                 uri=uri,
                 maybe_done=True,
             )
         return response
 
     async def initiate_upload(self, request: WriteRequest) -> str:
-        """See base class. Sends no request: the blocks of an upload share a part of their ids."""
-        # A ValueError of these is raised now, before parts are sent.
+        """Return a new upload id without a request; the ids of the blocks will contain it."""
+        # Raise ValueError for an invalid key or metadata now, before parts are sent.
         self._path(request.key)
         wire.object_headers(request.content_type, request.metadata)
         upload_id = wire.new_upload_id(time.time(), os.urandom(12))
-        self._own_uploads.add(upload_id)
+        self._started_uploads.add(upload_id)
         return upload_id
 
     def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
@@ -402,25 +414,24 @@ class AzureService(HTTPService):
             kind=CONDITIONAL if precondition else PLAIN,
         )
         meta = self._written_meta(request, response, sum(part.size for part in parts))
-        self._own_uploads.discard(upload_id)
+        self._started_uploads.discard(upload_id)
         return meta
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        """See base class.
+        """Abort an upload; the API has no request that deletes its blocks.
 
-        Blocks are deleted by the next write of the key, or after a week; no request deletes them
-        alone. For an upload of this process, nothing is sent, so that nothing is ever visible at
-        its key. One that `Store.clean` found is replaced by an empty blob, if there is none, which
-        is deleted at once; not if the key has blocks of other uploads.
+        For an upload that this instance started, send nothing: the next write of the key deletes
+        the blocks, or the service does after a week. For an upload that `Store.clean` found, write
+        and delete an empty blob, unless a blob exists or the key has blocks of another upload.
         """
-        if upload_id in self._own_uploads:
-            self._own_uploads.remove(upload_id)
+        if upload_id in self._started_uploads:
+            self._started_uploads.remove(upload_id)
             return
-        held = await self._blocks(key)
-        if held is None or held.has_committed or not held.uncommitted:
+        blocks = await self._read_blocks(key)
+        if blocks is None or blocks.has_committed or not blocks.uncommitted:
             return
-        owners = {wire.parse_block_id(each) for each in held.uncommitted}
-        if any(owner is None or owner[0] != upload_id for owner in owners):
+        parsed_ids = {wire.parse_block_id(block) for block in blocks.uncommitted}
+        if any(parsed is None or parsed[0] != upload_id for parsed in parsed_ids):
             return
         action = "abort the upload of"
         try:
@@ -435,9 +446,9 @@ class AzureService(HTTPService):
             )
             await self.delete(key, generation=wire.etag_of(response.headers))
         except (NotFoundError, PreconditionFailedError):
-            return  # another writer wrote the blob, which deleted the blocks
+            return  # another writer wrote the blob, and so deleted the blocks
 
-    async def _blocks(self, key: str) -> wire.BlockList | None:
+    async def _read_blocks(self, key: str) -> wire.BlockList | None:
         response = await self._sender.send(
             b"GET",
             wire.query_target(self._path(key), {"comp": "blocklist", "blocklisttype": "all"}),
@@ -454,13 +465,13 @@ class AzureService(HTTPService):
             raise TransientError(f"could not list the blocks of {uri}: {exc}", uri=uri) from exc
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
-        """See base class. Uploads of other programs, and of keys that have a blob, are not found.
+        """Return open uploads of aioflux to keys that have no blob.
 
-        Each empty blob costs a request, since only its blocks show whether it is an upload.
+        Each empty blob costs one request, since only its blocks show whether it is an upload.
         """
-        found: list[OpenUpload] = []
-        marker, cut = "", len(self._prefix)
-        empty = EmptyPageCounter(self.uri(prefix))
+        uploads: list[OpenUpload] = []
+        marker, num_cut = "", len(self._prefix)
+        empty_pages = EmptyPageCounter(self.uri(prefix))
         while True:
             page = await self._lister.read(
                 prefix,
@@ -469,18 +480,18 @@ class AzureService(HTTPService):
                 include="uncommittedblobs",
             )
             for blob in page.blobs:
-                key = blob.name[cut:]
-                held = None if blob.size else await self._blocks(key)
-                if held is None or held.has_committed:
+                key = blob.name[num_cut:]
+                blocks = None if blob.size else await self._read_blocks(key)
+                if blocks is None or blocks.has_committed:
                     continue
-                known = {wire.parse_block_id(each) for each in held.uncommitted}
-                for upload_id in sorted({each[0] for each in known if each is not None}):
-                    begun = wire.upload_initiated(upload_id)
-                    found.append(OpenUpload(key=key, upload_id=upload_id, initiated=begun))
+                parsed_ids = {wire.parse_block_id(block) for block in blocks.uncommitted}
+                for upload_id in {parsed[0] for parsed in parsed_ids if parsed is not None}:
+                    initiated = wire.upload_initiated(upload_id)
+                    uploads.append(OpenUpload(key=key, upload_id=upload_id, initiated=initiated))
             marker = page.next_marker
             if not marker:
-                return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
-            empty.count(len(page.blobs))
+                return sorted(uploads, key=lambda upload: (upload.key, upload.upload_id))
+            empty_pages.count(len(page.blobs))
 
     def _path(self, key: str) -> bytes:
         name = self._prefix + key
@@ -493,7 +504,7 @@ class AzureService(HTTPService):
         if wire.is_directory(response.headers):
             uri = self.uri(key)
             raise NotFoundError(
-                f"there is no object {uri}: it is a directory; list what is below it",
+                f"there is no object {uri}: it is a directory; list the objects below it",
                 uri=uri,
                 status=response.status,
             )

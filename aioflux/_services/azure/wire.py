@@ -1,6 +1,6 @@
-"""Encodings of Azure Blob Storage: `x-ms-` headers, ETags, block ids, XML bodies. No I/O.
+"""Encodings of Azure Blob Storage: `x-ms-` headers, block ids, XML bodies, errors. No I/O.
 
-An ETag identifies a blob's content and metadata: it is the generation.
+The generation of a blob is its ETag, which changes with its content and its metadata.
 Source: learn.microsoft.com/rest/api/storageservices/blob-service-rest-api.
 """
 
@@ -60,73 +60,76 @@ _USER_PREFIX = b"x-ms-meta-"
 _META_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ETAG = re.compile(r"[!#-~]+")
 _MAX_NAME = 1024
-_MARK = b"aioflux-"
+_BLOCK_PREFIX = b"aioflux-"
 _BLOCK = re.compile(rb"aioflux-([0-9a-f]{32})-([0-9]{7})")
 
-_EXISTS = frozenset({"BlobAlreadyExists", "UnauthorizedBlobOverwrite"})
-_UNMET = frozenset(
+_EXISTS_CODES = frozenset({"BlobAlreadyExists", "UnauthorizedBlobOverwrite"})
+_PRECONDITION_CODES = frozenset(
     {"ConditionNotMet", "SourceConditionNotMet", "TargetConditionNotMet", "InvalidBlockList"}
 )
-_WRONG_BYTES = frozenset({"Md5Mismatch", "Crc64Mismatch"})
+_DIGEST_CODES = frozenset({"Md5Mismatch", "Crc64Mismatch"})
 _ROLES = (
-    "signed in with an access token, it takes the role 'Storage Blob Data Contributor' (to read: "
-    "'Storage Blob Data Reader') on the container or the account; being its owner is not enough"
+    "an access token needs the role 'Storage Blob Data Contributor' (to read: 'Storage Blob Data "
+    "Reader') on the container or the account; the role 'Owner' is not enough"
 )
-_WHAT_TO_DO = {
+_ADVICE_BY_CODE = {
     "AuthenticationFailed": (
-        "the service does not accept the account key, SAS token or access token: compare them with "
-        "the portal's, look whether the SAS token has ended, and set this machine's clock, which "
-        "may be off by 15 minutes at most"
+        "the service does not accept the account key, SAS token or access token: compare it with "
+        "the portal, check whether the SAS token has expired, and set the clock of this machine, "
+        "which may be wrong by 15 minutes at most"
     ),
     "AuthorizationFailure": (
-        "a firewall or network rule of the storage account keeps this machine out, or the SAS "
-        "token is for other addresses: see 'Networking' of the account"
+        "a firewall or network rule of the storage account rejects this machine, or the SAS token "
+        "is for other addresses: see 'Networking' of the account"
     ),
     "AuthorizationPermissionMismatch": f"the credentials may not do this; {_ROLES}",
     "InsufficientAccountPermissions": f"the credentials may not do this; {_ROLES}",
-    "AuthorizationProtocolMismatch": "the SAS token is for https alone",
+    "AuthorizationProtocolMismatch": "the SAS token allows only https",
     "AuthorizationServiceMismatch": "the SAS token is not for blobs: it needs ss=b",
     "AuthorizationResourceTypeMismatch": (
-        "the SAS token is not for this: it needs srt=co, containers and objects"
+        "the SAS token does not allow this: it needs srt=co, containers and objects"
     ),
-    "AuthorizationSourceIPMismatch": "the SAS token is for other addresses than this machine's",
+    "AuthorizationSourceIPMismatch": "the SAS token does not allow the address of this machine",
     "KeyBasedAuthenticationNotPermitted": (
-        "the storage account takes no account keys: sign in with 'az login' and pass no key"
+        "the storage account accepts no account keys: sign in with 'az login' and pass no key"
     ),
     "PublicAccessNotPermitted": "the storage account allows no anonymous access: sign in",
     "NoAuthenticationInformation": (
         f"no credentials were sent, and the container is not public; {_ROLES}"
     ),
     "AccountIsDisabled": "the storage account is disabled",
-    "BlobArchived": "it is in the archive tier: set another tier and wait until it is back",
-    "BlobBeingRehydrated": "it is on its way back from the archive tier: wait",
-    "LeaseIdMissing": "it is leased: wait for the end of the lease, or break it",
+    "BlobArchived": "it is in the archive tier: set another tier and wait until it is rehydrated",
+    "BlobBeingRehydrated": "it is being rehydrated from the archive tier: wait",
+    "LeaseIdMissing": "it is leased: wait for the end of the lease, or break the lease",
     "LeaseIdMismatchWithBlobOperation": "it is leased: wait for the end of the lease",
-    "SnapshotsPresent": "it has snapshots, which would be lost: delete them first",
-    "InvalidBlobType": "it is an append blob or page blob, and not written here: delete it first",
-    "InvalidBlobOrBlock": "another program has begun to upload it: its blocks go after a week",
-    "BlobImmutableDueToPolicy": "a policy keeps it from being changed",
+    "SnapshotsPresent": "it has snapshots: delete them first",
+    "InvalidBlobType": "it is an append blob or page blob, which cannot be replaced: delete it",
+    "InvalidBlobOrBlock": (
+        "another program has sent blocks of it without committing them: wait until it commits, or "
+        "until Azure deletes the blocks, a week after the last one"
+    ),
+    "BlobImmutableDueToPolicy": "an immutability policy protects it",
     "AccountBeingCreated": "the storage account is not ready yet",
     "ContainerBeingDeleted": "the container is being deleted",
 }
-"""Advice for each code of the service
+"""Advice by error code of the service
 (learn.microsoft.com/rest/api/storageservices/blob-service-error-codes)."""
 
 
 class BlockList(NamedTuple):
-    """Blocks of a blob."""
+    """Blocks of one key."""
 
     has_committed: bool
-    """It has committed blocks."""
+    """The key has committed blocks: the content of a blob."""
     uncommitted: list[str]
-    """Ids of blocks that belong to no blob yet."""
+    """Ids of uncommitted blocks, which belong to no blob."""
 
 
 def check_name(name: str, key: str) -> None:
-    """Raise ValueError for a name that no blob can have, or not reliably.
+    """Raise ValueError for a name that a blob cannot have, or should not have.
 
     The service treats a backslash as a slash, and advises against path segments that end with a
-    dot: on the way `.` and `..` may be resolved as steps in a path, even out of the container
+    dot: HTTP software may resolve `.` and `..` as steps in a path, even out of the container
     (learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-
     metadata).
     """
@@ -134,21 +137,21 @@ def check_name(name: str, key: str) -> None:
     if not 1 <= len(name) <= _MAX_NAME:
         why = f"it has {len(name)} characters, not 1 to {_MAX_NAME}"
     elif "\r" in name or "\n" in name:
-        why = "it holds the end of a line"
+        why = "it contains a line break"
     elif "\\" in name:
         why = "the service treats a backslash as a slash"
     elif any(segment.endswith(".") for segment in name.split("/")):
-        why = "no name between slashes may be '.' or '..', or end with a dot"
+        why = "no path segment may be '.' or '..', or end with a dot"
     else:
         return
     raise ValueError(f"{key!r} is not a valid blob name: {why}")
 
 
 def root_path(url: str, account: str) -> str:
-    """Return the path before the container.
+    """Return the part before the container in the paths of requests to an endpoint.
 
-    It is that of the url, if it has one. Else the account is in the host's name, as for Azure's own
-    hosts, or it is the path, as for emulators.
+    If the url has a path, this is that path. Otherwise it is empty if the host name begins with the
+    account, as Azure's own hosts do, and `/{account}` if not, as for emulators.
     """
     parts = urlsplit(url)
     path = parts.path.rstrip("/")
@@ -158,19 +161,19 @@ def root_path(url: str, account: str) -> str:
 
 
 def query_target(path: bytes, query: Mapping[str, str]) -> bytes:
-    """Return the target of a request: an encoded path, and parameters to encode."""
+    """Return the target of a request from an encoded path, and parameters that are not encoded."""
     return b"%b?%b" % (path, urlencode(query, quote_via=quote).encode())
 
 
 def etag_of(headers: Mapping[bytes, bytes]) -> str:
-    """Return the ETag of a response, without quotes; empty if it has none."""
+    """Return the ETag of a response, without quotes; empty if the response has none."""
     return (headers.get(b"etag") or b"").decode("latin-1").strip('"')
 
 
 def is_directory(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a response is about a directory, which is not an object.
+    """Return whether a response is for a directory, which is not an object.
 
-    Hierarchical namespaces have directories; Hadoop marks them in flat namespaces, too.
+    Hierarchical namespaces have directories. In flat namespaces, Hadoop writes marker blobs.
     """
     return (
         headers.get(b"x-ms-resource-type") == b"directory"
@@ -179,14 +182,14 @@ def is_directory(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def match_header(generation: str) -> tuple[bytes, bytes]:
-    """Return an If-Match header, or raise ValueError if the generation is not an ETag."""
+    """Return an If-Match header; ValueError if the generation is not an ETag."""
     if _ETAG.fullmatch(generation) is None:
         raise ValueError(f"{generation!r} is not an ETag; pass ObjectMeta.generation")
     return b"If-Match", b'"%b"' % generation.encode()
 
 
 def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]]:
-    """Return a precondition as headers, or raise ValueError if it is not an ETag."""
+    """Return a precondition as headers; ValueError if its generation is not an ETag."""
     if precondition.if_absent:
         return [(b"If-None-Match", b"*")]
     if precondition.if_generation_match is None:
@@ -200,38 +203,38 @@ def object_headers(
     """Return content type and metadata as headers.
 
     Raises:
-        ValueError: The service cannot store it.
+        ValueError: The service cannot store the metadata.
     """
     headers = [(b"x-ms-blob-content-type", (content_type or DEFAULT_TYPE).encode())]
     for name, value in (metadata or {}).items():
         if _META_NAME.fullmatch(name) is None:
             raise ValueError(
-                f"metadata cannot have the name {name!r} on Azure: it is ASCII letters, digits and "
-                "_, and does not begin with a digit"
+                f"metadata cannot have the name {name!r} on Azure: use ASCII letters, digits and "
+                "_, with no digit at the beginning"
             )
         if value != value.strip() or not (value.isascii() and value.isprintable()):
             raise ValueError(
-                f"metadata {name!r} cannot have the value {value!r} on Azure: it is printable "
-                "ASCII without space around it"
+                f"metadata {name!r} cannot have the value {value!r} on Azure: use printable ASCII "
+                "without space at either end"
             )
         headers.append((_USER_PREFIX + name.encode(), value.encode()))
     return headers
 
 
 def md5_header(digest: bytes) -> tuple[bytes, bytes]:
-    """Return the header by which the service checks the bytes that it receives."""
+    """Return the header with the MD5 of the body, which the service compares."""
     return b"Content-MD5", binascii.b2a_base64(digest, newline=False)
 
 
 def md5_of(headers: Mapping[bytes, bytes], *, is_part: bool) -> bytes | None:
-    """Return the MD5 of the whole blob from a response, or None.
+    """Return the MD5 of the whole blob from a response; None if the response has none.
 
     Args:
         headers: Headers of the response, names in lower case.
-        is_part: It is the response to a range, whose MD5 `Content-MD5` would be.
+        is_part: The body is a range; `Content-MD5` would be the MD5 of the range.
 
     Raises:
-        ValueError: It is malformed.
+        ValueError: The MD5 is malformed.
     """
     text = headers.get(b"x-ms-blob-content-md5" if is_part else b"content-md5")
     if not text:
@@ -268,45 +271,45 @@ def meta_from_headers(
 
 
 def new_upload_id(now: float, random: bytes) -> str:
-    """Return the id of a new upload: Unix time of its initiation, and 12 random bytes."""
+    """Return the id of a new upload: the Unix time `now`, and 12 random bytes, as hex."""
     return f"{int(now):08x}{random.hex()}"
 
 
 def upload_initiated(upload_id: str) -> datetime:
-    """Return the time when an upload was initiated."""
+    """Return the time at which an upload was initiated, from its id."""
     return datetime.fromtimestamp(int(upload_id[:8], 16), UTC)
 
 
 def block_id(upload_id: str, number: int) -> str:
-    """Return the id of one block; the service requires one length for all.
+    """Return the id of one block, which contains the id of the upload.
 
-    It has the id of the upload, since the service itself has no uploads.
+    The service requires block ids of equal length, and has no upload ids of its own.
     """
-    text = b"%b%b-%07d" % (_MARK, upload_id.encode(), number)
+    text = b"%b%b-%07d" % (_BLOCK_PREFIX, upload_id.encode(), number)
     return binascii.b2a_base64(text, newline=False).decode()
 
 
 def parse_block_id(text: str) -> tuple[str, int] | None:
-    """Return upload and number of a block; None for a block of another program."""
+    """Return upload id and number from a block id; None for a block of another program."""
     try:
-        found = _BLOCK.fullmatch(binascii.a2b_base64(text, strict_mode=True))
+        match = _BLOCK.fullmatch(binascii.a2b_base64(text, strict_mode=True))
     except ValueError:
         return None
-    return (found[1].decode(), int(found[2])) if found else None
+    return (match[1].decode(), int(match[2])) if match else None
 
 
 def block_list(ids: Iterable[str]) -> bytes:
     """Return the body of a request that commits blocks as a blob."""
-    rows = "".join(f"<Latest>{each}</Latest>" for each in ids)
+    rows = "".join(f"<Latest>{block}</Latest>" for block in ids)
     return f'<?xml version="1.0" encoding="utf-8"?><BlockList>{rows}</BlockList>'.encode()
 
 
 def parse_block_list(data: bytes | bytearray | memoryview) -> BlockList:
-    """Parse the blocks of a blob, or raise ValueError if the body is not a block list."""
+    """Parse the blocks of one key; ValueError if the body is not a block list."""
     root = parse_xml(data)
     if root.tag != "BlockList":
         raise ValueError(f"the response is <{root.tag}>, not a block list")
-    names = [each.text or "" for each in root.iterfind("UncommittedBlocks/Block/Name")]
+    names = [element.text or "" for element in root.iterfind("UncommittedBlocks/Block/Name")]
     return BlockList(root.find("CommittedBlocks/Block") is not None, names)
 
 
@@ -316,10 +319,10 @@ def parse_block_list(data: bytes | bytearray | memoryview) -> BlockList:
 def parse_error(
     headers: Mapping[bytes, bytes], data: bytes | bytearray | memoryview
 ) -> tuple[str, str]:
-    """Return (code, message) of an error; empty strings if it has none.
+    """Return (code, message) of an error response; empty strings if it has none.
 
-    The code is a header, too, since responses to HEAD have no body. Other fields of the body than
-    the message may repeat the signature of the request.
+    The code is also in a header, since responses to HEAD have no body. No other field of the body
+    is used: some of them contain the signature of the request.
     """
     code = headers.get(b"x-ms-error-code", b"").decode("latin-1")
     try:
@@ -340,28 +343,31 @@ def service_error(
     retry_after: str | None,
     is_conditional: bool = False,
 ) -> StorageError:
-    """Return the error for an error response."""
-    what = {"action": action, "uri": uri, "code": code}
+    """Return the error for an error response; see `error_from_status` and `RequestKind`."""
+    texts = {"action": action, "uri": uri, "code": code}
     if code == "InvalidBlockList":
-        before = "another writer wrote it while its parts were sent, which deletes them on Azure, "
+        before = (
+            "the parts of the upload no longer exist (another write of this object deletes them), "
+        )
         advice = "write it again"
-        return response_error(PreconditionFailedError, status, **what, before=before, advice=advice)
+        error = PreconditionFailedError
+        return response_error(error, status, **texts, before=before, advice=advice)
     if code == "ContainerNotFound":
-        before = "there is no such container, "
-        advice = "make it first, with 'az storage container create'"
-        return response_error(NotFoundError, status, **what, before=before, advice=advice)
-    what["detail"] = detail
-    if code in _WRONG_BYTES:
+        before = "no such container exists, "
+        advice = "create it, with 'az storage container create'"
+        return response_error(NotFoundError, status, **texts, before=before, advice=advice)
+    texts["detail"] = detail
+    if code in _DIGEST_CODES:
         before = "the service received other bytes than were sent, "
-        return response_error(ChecksumError, status, **what, before=before)
+        return response_error(ChecksumError, status, **texts, before=before)
     is_missing = is_conditional and status == 404 and code in {"", "BlobNotFound"}
-    if code in _EXISTS | _UNMET or is_missing or (status == 412 and not code):
+    if code in _EXISTS_CODES | _PRECONDITION_CODES or is_missing or (status == 412 and not code):
         before = "its generation is not the expected one, "
-        return response_error(PreconditionFailedError, status, **what, before=before)
-    advice = _WHAT_TO_DO.get(code, "")
+        return response_error(PreconditionFailedError, status, **texts, before=before)
+    advice = _ADVICE_BY_CODE.get(code, "")
     if status in {401, 403} or code == "PublicAccessNotPermitted":
         advice = advice or f"check that the credentials in use may {action} objects there; {_ROLES}"
-        return response_error(PermissionDeniedError, status, **what, advice=advice)
+        return response_error(PermissionDeniedError, status, **texts, advice=advice)
     if advice or status == 412:
-        return response_error(StorageError, status, **what, advice=advice)
-    return error_from_status(status, **what, retry_after=retry_after)
+        return response_error(StorageError, status, **texts, advice=advice)
+    return error_from_status(status, **texts, retry_after=retry_after)

@@ -1,4 +1,4 @@
-"""The control plane of Google Cloud Storage, through gcloud-aio-storage."""
+"""Metadata, copies, composes and permissions of Google Cloud Storage, by its JSON API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gcloud.aio.storage import Storage
 from aioflux._auth.google import AnonymousToken
 from aioflux._http import SocketTracker, certificate_error_text
 from aioflux._services.gcs import wire
-from aioflux._services.sender import name_errors
+from aioflux._services.sender import resolve_credentials
 from aioflux._services.status import error_from_status, malformed_response
 from aioflux.errors import (
     NotFoundError,
@@ -36,15 +36,16 @@ __all__ = ["GCSControl"]
 
 T = TypeVar("T")
 
-_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""Errors of aiohttp before it has sent a request."""
 
 
 class GCSControl:
-    """JSON requests on one bucket, by full object names; one call is one attempt.
+    """Sender of requests of the JSON API to one bucket; repeats them only with a new token.
 
-    gcloud-aio-storage sends them over one aiohttp session, with the store's token. Requests that it
-    cannot express (of a generation, with generations of compose sources, with metadata of a
-    composite) are sent over the same session.
+    Keys are full object names. gcloud-aio-storage sends copies. The other requests are sent here,
+    over the same aiohttp session, since gcloud-aio-storage has no parameters for a generation, for
+    the generations of compose sources, or for the metadata of the composed object.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class GCSControl:
         self._token = token
         self._proxy = proxy
         timeouts = config.timeouts
-        # The service responds to a read at once; a write may be processed for some time first.
+        # The service responds to a read immediately, but may process a write for some time first.
         self._read_timeout = aiohttp.ClientTimeout(
             sock_connect=timeouts.connect_seconds, sock_read=timeouts.progress_seconds
         )
@@ -70,7 +71,7 @@ class GCSControl:
 
     @cached_property
     def _client(self) -> aiohttp.ClientSession:
-        """The session, opened on first use: most stores never need one."""
+        """The session, opened on first use, since most stores never use it."""
         if self._is_closed:
             raise RuntimeError("Session is closed")  # the message of aiohttp
         connector = aiohttp.TCPConnector(
@@ -79,21 +80,21 @@ class GCSControl:
             ssl=self._config.ssl_context or True,
             socket_factory=self._sockets.create,
         )
-        # aiohttp follows redirects by default, and gcloud-aio-storage does not change that.
+        # aiohttp follows redirects by default, and gcloud-aio-storage has no option against it.
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(_reject_redirect)
         trace.on_request_end.append(_reject_redirect)
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
-            # Explicit, because `trust_env` would add the credentials of ~/.netrc.
+            # `trust_env` would also set the proxy, but send the credentials of ~/.netrc, too.
             proxy=self._proxy,
             trace_configs=[trace],
         )
 
     @cached_property
     def _session(self) -> AioSession:
-        return AioSession(self._client)  # type: ignore[arg-type]  # it makes the same one itself
+        return AioSession(self._client)  # type: ignore[arg-type]  # it accepts a session of aiohttp
 
     @cached_property
     def _storage(self) -> Storage:
@@ -101,7 +102,7 @@ class GCSControl:
             session=self._client,  # type: ignore[arg-type]  # as above
             token=self._token,
             api_root=self._api_root,
-            # gcloud-aio-storage sends no credentials to what it calls a development API.
+            # With this flag, gcloud-aio-storage sends no credentials.
             api_is_dev=isinstance(self._token, AnonymousToken),
         )
 
@@ -111,8 +112,8 @@ class GCSControl:
         url = f"{self._root}/{wire.quote_key(key)}"
         action = "read the metadata of"
         try:
-            response = await self._call(
-                lambda: self._send("get", url, params=params), action=action, uri=uri
+            response = await self._send_with_token(
+                lambda: self._send_json("get", url, params=params), action=action, uri=uri
             )
         except NotFoundError as exc:
             if not generation:
@@ -130,12 +131,12 @@ class GCSControl:
         uri: str,
         target_uri: str,
     ) -> wire.ObjectResource:
-        """Copy an object within the bucket; gcloud-aio repeats the call if it is large."""
+        """Copy an object within the bucket; large copies take several requests."""
         params = {**wire.precondition_params(precondition)}
         if source.generation:
             params["sourceGeneration"] = source.generation
         try:
-            response = await self._call(
+            response = await self._send_with_token(
                 lambda: self._storage.copy(
                     self._bucket,
                     source_key,
@@ -149,7 +150,8 @@ class GCSControl:
             )
         except PreconditionFailedError as exc:
             raise PreconditionFailedError(
-                f"could not copy {uri} to {target_uri}: the target has another generation",
+                f"could not copy {uri} to {target_uri}: the generation of the target is not the "
+                "expected one",
                 uri=target_uri,
                 status=exc.status,
             ) from exc
@@ -164,7 +166,7 @@ class GCSControl:
         *,
         uri: str,
     ) -> wire.ObjectResource:
-        """Concatenate objects; `sources` are pairs of full name and source."""
+        """Concatenate objects; `sources` are pairs of full object name and source."""
         destination: dict[str, Any] = {}
         if request.content_type:
             destination["contentType"] = request.content_type
@@ -177,44 +179,48 @@ class GCSControl:
         body = json.dumps({"sourceObjects": rows, "destination": destination}).encode()
         url = f"{self._root}/{wire.quote_key(key)}/compose"
         params = wire.precondition_params(request.precondition)
-        response = await self._call(
-            lambda: self._send("post", url, params=params, body=body), action="compose", uri=uri
+        response = await self._send_with_token(
+            lambda: self._send_json("post", url, params=params, body=body),
+            action="compose",
+            uri=uri,
         )
         return _decode(response, action="compose", uri=uri, name=key)
 
     async def granted_permissions(self, permissions: Sequence[str], *, uri: str) -> Sequence[str]:
-        """Return those of `permissions` that the credentials in use have on the bucket."""
+        """Return the subset of `permissions` that the credentials have on the bucket."""
         action = "test the permissions of"
-        query = urlencode([("permissions", each) for each in permissions])
+        query = urlencode([("permissions", permission) for permission in permissions])
         url = f"{self._bucket_url}/iam/testPermissions?{query}"
-        response = await self._call(
-            lambda: self._send("get", url, params={}), action=action, uri=uri
+        response = await self._send_with_token(
+            lambda: self._send_json("get", url, params={}), action=action, uri=uri
         )
         try:
             return wire.decode_permissions(response)
         except ValueError as exc:
-            why = f"the response has no permissions ({exc})"
+            why = f"the response is not a list of permissions ({exc})"
             raise malformed_response(action, uri, why, maybe_done=False) from exc
 
     async def aclose(self) -> None:
-        """Close the session; the token belongs to the service."""
+        """Close the session, but not the token, which `GCSService` closes."""
         self._is_closed = True
         if "_client" in vars(self):
             await self._sockets.aclose(self._client)
 
-    async def _call(self, request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
-        """Run a request; once more with another token, if the service rejects the first."""
-        token = await name_errors(self._token.get(), action, uri)
+    async def _send_with_token(
+        self, request: Callable[[], Awaitable[T]], *, action: str, uri: str
+    ) -> T:
+        """Run a request; if the service rejects its token, run it again with a new one."""
+        token = await resolve_credentials(self._token.get(), action, uri)
         try:
-            return await _run_request(request, action=action, uri=uri)
+            return await _map_errors(request, action=action, uri=uri)
         except PermissionDeniedError as exc:
             if exc.status != 401 or token is None:
                 raise
         self._token.invalidate(token)
-        await name_errors(self._token.get(), action, uri)
-        return await _run_request(request, action=action, uri=uri)
+        await resolve_credentials(self._token.get(), action, uri)
+        return await _map_errors(request, action=action, uri=uri)
 
-    async def _send(
+    async def _send_json(
         self, method: str, url: str, *, params: Mapping[str, str], body: bytes | None = None
     ) -> bytes:
         headers: dict[str, str] = {}
@@ -233,7 +239,7 @@ class GCSControl:
 
 
 class _RedirectError(Exception):
-    """The service returned a redirect."""
+    """A response with a redirect."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -249,8 +255,8 @@ async def _reject_redirect(
         raise _RedirectError(params.response.status)
 
 
-async def _run_request(request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
-    """Run one request of the control plane, and map its errors to those of `errors.py`."""
+async def _map_errors(request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
+    """Await `request()`, and map errors of aiohttp to the errors of `errors.py`."""
     error: StorageError
     try:
         return await request()
@@ -259,29 +265,30 @@ async def _run_request(request: Callable[[], Awaitable[T]], *, action: str, uri:
     except _RedirectError as exc:
         error = error_from_status(exc.status, action=action, uri=uri)
     except aiohttp.ClientConnectorCertificateError as exc:
-        where = f"https://{exc.host}:{exc.port}"
+        server = f"https://{exc.host}:{exc.port}"
         raise StorageError(
-            f"could not {action} {uri}: {certificate_error_text(where, exc.certificate_error)}",
+            f"could not {action} {uri}: {certificate_error_text(server, exc.certificate_error)}",
             uri=uri,
         ) from exc
     except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as exc:
         raise TransientError(
             f"could not {action} {uri}: {str(exc) or type(exc).__name__}",
             uri=uri,
-            maybe_done=not isinstance(exc, _NEVER_SENT),
+            maybe_done=not isinstance(exc, _NOT_SENT),
         ) from exc
     except json.JSONDecodeError as exc:
         raise malformed_response(action, uri, "the response is not JSON") from exc
-    except RuntimeError as exc:  # aiohttp's error for a closed session
+    except RuntimeError as exc:  # error of aiohttp for a closed session
         raise StorageError(f"could not {action} {uri}: the store was closed", uri=uri) from exc
-    # Neither from aiohttp's error nor in its context, which has the request with its token.
+    # Not raised in the `except` block: aiohttp's error, which has the request with its token, would
+    # become the `__context__` of this one.
     raise error
 
 
 def _response_error(exc: aiohttp.ClientResponseError, *, action: str, uri: str) -> StorageError:
     """Return the error to raise for an error response of aiohttp or gcloud-aio."""
     if isinstance(exc.__cause__, HttpProcessingError):
-        # The status is aiohttp's own: the server sent no valid one.
+        # The server sent no valid status; aiohttp filled in one.
         return malformed_response(action, uri, "the response is not valid HTTP/1.1")
     return error_from_status(
         exc.status,
@@ -295,14 +302,14 @@ def _response_error(exc: aiohttp.ClientResponseError, *, action: str, uri: str) 
 def _decode(
     response: bytes, *, action: str, uri: str, name: str, generation: str = ""
 ) -> wire.ObjectResource:
-    """Decode the resource of an object."""
+    """Decode the resource of an object, and check its name, and its generation if one is given."""
     try:
         resource = wire.decode_resource(response)
     except ValueError as exc:
         raise malformed_response(action, uri, "the response is not an object resource") from exc
     if resource.name != name or generation not in {"", resource.generation}:
         raise StorageError(
-            f"could not {action} {uri}: the response is about {resource.name!r} of generation "
+            f"could not {action} {uri}: the response is for {resource.name!r} in generation "
             f"{resource.generation}",
             uri=uri,
         )
@@ -310,6 +317,6 @@ def _decode(
 
 
 def _message(text: str) -> str:
-    """Return the service's message, from gcloud-aio's `Reason: body`."""
+    """Return the message of the service from an error of gcloud-aio, `<reason>: <body>`."""
     body = text.partition(": ")[2]
     return wire.decode_error(body.encode()) or body

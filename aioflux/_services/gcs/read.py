@@ -1,8 +1,8 @@
-"""Checks of responses to reads, by status and headers. No I/O.
+"""Checks of responses to reads of Google Cloud Storage, by status and headers. No I/O.
 
-A response that could hold other bytes than the requested ones is rejected, whatever the reason: a
-service that ignores ranges, a proxy that compresses, a cache without generations. Ranges have no
-checksum of their own, so that nothing later would find it.
+A response that may contain wrong bytes is rejected, for example if a service ignored the range, a
+proxy compressed the body, or a cache ignored the generation. Later checks can rarely detect wrong
+bytes of a range: the service returns only the checksum of the whole object.
 """
 
 from __future__ import annotations
@@ -24,53 +24,58 @@ def object_size(request: ReadRequest, response: Response) -> int:
     """Return the size of the whole object, in bytes, from a response to a read.
 
     Raises:
-        ValueError: It is not the response to this read.
+        ValueError: The response does not match the request.
     """
     status, headers, num_bytes = response.status, response.headers, response.num_bytes
     generation, start, end = request.generation, request.start, request.end
     get = headers.get
-    found = get(b"x-goog-generation")
+    received = get(b"x-goog-generation")
     if (
         status == 206
         and not start
         and end is not None
         and 0 < num_bytes <= end
         and get(b"content-range") == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes)
-        and found
-        and (not generation or found == generation.encode())
+        and received
+        and (not generation or received == generation.encode())
         and b"content-encoding" not in headers
         and get(b"x-goog-stored-content-encoding", b"identity") == b"identity"
     ):
-        # A whole object, as most are: this takes less time than the checks below, which accept it.
+        # Fast path for the most frequent response, a whole object; the checks below accept it, too.
         return num_bytes
     _require_stored_bytes(headers)
-    if not found:
-        # Such as the login page of a hotel's network.
+    if not received:
+        # The response is, for example, the login page of a public network.
         raise ValueError("the response has no generation: it is not from Cloud Storage")
-    if generation and found != generation.encode():
-        raise ValueError(f"the response is of generation {found.decode('latin-1')}")
+    if generation and received != generation.encode():
+        raise ValueError(
+            f"the response has generation {received.decode('latin-1')}, not {generation}"
+        )
     if status == 206 and not start and end is None:
-        raise ValueError("a range came in place of the whole object")
+        raise ValueError("the service returned a range in place of the whole object")
     size = size_from_response(request, response)
     stored = headers.get(b"x-goog-stored-content-length") if status == 200 else None
     if stored is not None and stored != b"%d" % num_bytes:
-        raise ValueError(f"{num_bytes} bytes came of an object of {stored.decode('latin-1')}")
+        raise ValueError(
+            f"the response has {num_bytes} bytes, but the object has {stored.decode('latin-1')}"
+        )
     return size
 
 
 def _require_stored_bytes(headers: Mapping[bytes, bytes]) -> None:
-    """Raise ValueError if a body was encoded or decoded on its way."""
+    """Raise ValueError if a body was compressed or decompressed on its way."""
     coding = headers.get(b"content-encoding")
     stored = headers.get(b"x-goog-stored-content-encoding")
     if coding is None and (stored is None or stored == b"identity"):
         return
     received = _coding(coding)
-    # Without the header of the stored encoding, the object may be stored compressed, since requests
-    # have `Accept-Encoding: gzip`.
+    # Without the header of the stored encoding, the object may be stored as gzip, which requests
+    # accept by `Accept-Encoding: gzip`.
     if received != _coding(stored) if stored is not None else received not in {"", "gzip"}:
+        expected = "'gzip' or 'identity'" if stored is None else repr(_coding(stored) or "identity")
         raise ValueError(
-            f"the bytes were changed on the way: Content-Encoding {received or 'identity'!r} of "
-            f"an object stored as {_coding(stored) or 'identity'!r}"
+            f"the bytes were changed on the way: the Content-Encoding is {received or 'identity'!r}"
+            f", and the object is stored as {expected}"
         )
 
 

@@ -1,9 +1,9 @@
-"""Google Cloud Storage: bytes, parts and listings on the data plane, the rest on the control plane.
+"""Google Cloud Storage: the XML API for bytes and deletes, the JSON API for listings.
 
-Objects are read and written through the XML API: it has preconditions and checksums as headers,
-returns all checksums of an object, and has multipart uploads. Reads have `Accept-Encoding: gzip`,
-for the stored bytes of a compressed object, whose checksum is known; without it the service would
-decompress them.
+All other requests are sent by `control`. The XML API has preconditions and checksums in headers,
+and multipart uploads. Reads send `Accept-Encoding: gzip` to receive the stored bytes of a
+compressed object, which have the known checksum; without the header, the service would decompress
+the object.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ __all__ = ["GCSService"]
 _STORED_BYTES: Final = (b"Accept-Encoding", b"gzip")
 
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~/-]{0,1023}")
-"""Names that need no percent-encoding; `check_name` accepts all of them."""
+"""Names that need no percent-encoding, and that `check_name` accepts."""
 
 
 class GCSSender(TokenSender):
-    """Requests to one bucket of the XML API, and listings."""
+    """Sender of the requests to one bucket, except those of `GCSControl`."""
 
-    def _fix(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
+    def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
         headers = [USER_AGENT]
         if token is not None:
             headers.append((b"Authorization", b"Bearer " + token.encode()))
@@ -104,7 +104,7 @@ class GCSService(XMLService):
         )
         token = open_token(config.credentials, emulator=is_emulator)
         if config.ssl_context is None and origin.scheme == "https":
-            # The same for both planes, so that a store trusts one set of authorities.
+            # Share one context, so that `GCSControl` trusts the same certificate authorities.
             config = replace(config, ssl_context=default_context())
         pool = open_pool(
             origin,
@@ -134,8 +134,8 @@ class GCSService(XMLService):
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
         if response.status == 416:
-            past = size_from_unsatisfied(response.headers, start=request.start)
-            return None if past is None else self._body(request.key, response, b"", past)
+            size = size_from_unsatisfied(response.headers, start=request.start)
+            return None if size is None else self._body(request.key, response, b"", size)
         size = reading.object_size(request, response)
         return self._body(request.key, response, response.body, size)
 
@@ -149,7 +149,7 @@ class GCSService(XMLService):
             data,
             size,
             wire.generation_of(headers),
-            # The checksum of an empty object is known even if the response, a 416, has none.
+            # A 416 response for an empty object has no checksum, but the crc32c of no bytes is 0.
             0 if crc32c is None and not size else crc32c,
             lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
         )
@@ -188,8 +188,8 @@ class GCSService(XMLService):
         return self._written_meta(request, response, memoryview(data).nbytes)
 
     async def delete(self, key: str, *, generation: str = "") -> None:
-        # On the data plane: aiohttp sends a DELETE again by itself if its connection was lost, and
-        # the response to the second one would be "not found".
+        # Not by `GCSControl`: aiohttp itself sends a DELETE again after a lost connection, and the
+        # response to the second DELETE would be "not found".
         headers = wire.precondition_headers(Precondition(if_generation_match=generation or None))
         response = await self._sender.send(
             b"DELETE", self._path(key), "delete", key, headers=headers
@@ -201,7 +201,7 @@ class GCSService(XMLService):
         prefix, glob = request.prefix, request.match_glob
         query = {
             "fields": listing.LIST_FIELDS,
-            "prettyPrint": "false",  # by default a third of a response is spaces
+            "prettyPrint": "false",  # by default, a third of a response is spaces
             "maxResults": str(request.page_size or self.capabilities.page_size),
             "prefix": self._prefix + prefix,
             "startOffset": request.start_offset and self._prefix + request.start_offset,
@@ -234,10 +234,10 @@ class GCSService(XMLService):
             objects = listing.listing_of(page.items, prefix=self._prefix, root=self.uri())
         except ValueError as exc:
             raise self._malformed_response(prefix, exc) from exc
-        cut = len(self._prefix)
+        num_cut = len(self._prefix)
         return Page(
             objects=objects,
-            prefixes=[name[cut:] for name in page.prefixes],
+            prefixes=[name[num_cut:] for name in page.prefixes],
             next_token=page.next_page_token,
         )
 
@@ -304,7 +304,7 @@ class GCSService(XMLService):
         return b"%b/%b" % (self._bucket_path, name.encode())
 
     def _fields(self, response: Response, name: str, action: str, key: str) -> Mapping[str, str]:
-        # The response to a completion can be 200 with an error in its body, as on S3.
+        # Like S3, the service can return status 200 with an error in the body.
         try:
             fields = multipart.parse_fields(response.body)
             fields[name]
@@ -312,8 +312,9 @@ class GCSService(XMLService):
             response.discard_connection()
             code, detail = multipart.parse_error(response.body)
             uri = self.uri(key)
+            why = f" ({code} {detail})" if code else ""
             raise TransientError(
-                f"could not upload {uri}: the response has no {name} ({code} {detail})",
+                f"could not upload {uri}: the response has no {name}{why}",
                 uri=uri,
                 status=response.status,
                 maybe_done=True,

@@ -1,4 +1,4 @@
-"""Encodings of Google Cloud Storage: JSON resources, `x-goog-` headers. No I/O.
+"""Encodings of Google Cloud Storage: JSON resources and `x-goog-` headers. No I/O.
 
 Sources: cloud.google.com/storage/docs/json_api/v1/objects and
 cloud.google.com/storage/docs/xml-api/reference-headers.
@@ -49,7 +49,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 class ObjectResource(msgspec.Struct, rename="camel"):
-    """The fields of a JSON object resource that become an ObjectMeta."""
+    """JSON resource of an object, with the fields that `ObjectMeta` has."""
 
     name: str
     size: str = "0"
@@ -64,7 +64,7 @@ class ObjectResource(msgspec.Struct, rename="camel"):
 
 
 class _Permissions(msgspec.Struct):
-    """The response of `buckets.testIamPermissions`."""
+    """Response of `buckets.testIamPermissions`."""
 
     kind: str = ""
     permissions: list[str] = []
@@ -75,7 +75,7 @@ class _ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of a JSON error."""
+    """Body of a JSON error response."""
 
     error: _ErrorDetail = msgspec.field(default_factory=_ErrorDetail)
 
@@ -86,13 +86,16 @@ _permissions_decoder = msgspec.json.Decoder(_Permissions)
 
 
 def resolve_endpoint(endpoint_url: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the endpoint, and whether it is an emulator: requests to it have no credentials.
+    """Return the endpoint, and whether it is an emulator, which needs no credentials.
+
+    An `endpoint_url` is an emulator if it begins with http://. The endpoint in the environment is
+    always an emulator.
 
     Environment:
         STORAGE_EMULATOR_HOST: Default endpoint, a url or host:port, as for Google's own clients.
 
     Raises:
-        ValueError: It is not the url of a server.
+        ValueError: The endpoint is not the url of a server.
     """
     if endpoint_url is not None:
         is_emulator = endpoint_url.strip().lower().startswith("http://")
@@ -107,16 +110,16 @@ def decode_resource(data: bytes | bytearray | memoryview) -> ObjectResource:
     """Parse an object resource.
 
     Raises:
-        ValueError: It is malformed.
+        ValueError: The resource is malformed.
     """
     return _resource_decoder.decode(data)
 
 
 def decode_permissions(data: bytes | bytearray | memoryview) -> list[str]:
-    """Parse the granted permissions; none are if the response lists none.
+    """Parse the granted permissions; an empty list if the response has none.
 
     Raises:
-        ValueError: It is not such a response.
+        ValueError: The response is not a list of permissions.
     """
     response = _permissions_decoder.decode(data)
     if response.kind != _PERMISSIONS:
@@ -125,7 +128,7 @@ def decode_permissions(data: bytes | bytearray | memoryview) -> list[str]:
 
 
 def decode_error(data: bytes | bytearray | memoryview) -> str:
-    """Return the message of a JSON error body; empty if it is malformed."""
+    """Return the message in a JSON error body; empty if the body is malformed."""
     try:
         return _error_decoder.decode(data).error.message
     except msgspec.DecodeError:
@@ -133,7 +136,7 @@ def decode_error(data: bytes | bytearray | memoryview) -> str:
 
 
 def generation_of(headers: Mapping[bytes, bytes]) -> str:
-    """Return the generation of a response; empty if it has none."""
+    """Return the generation in the headers of a response; empty if they have none."""
     return (headers.get(b"x-goog-generation") or b"").decode("latin-1")
 
 
@@ -143,18 +146,18 @@ def object_headers(
     """Return content type and metadata as headers of the XML API.
 
     Raises:
-        ValueError: A header cannot hold it.
+        ValueError: A header cannot represent the metadata.
     """
     for name, value in (metadata or {}).items():
         if _HEADER_NAME.fullmatch(name) is None:
             raise ValueError(
-                f"metadata cannot have the name {name!r}: it is sent as a header, whose name is "
-                "ASCII letters, digits and -_.!#$%&'*+^`|~"
+                f"metadata cannot have the name {name!r}: it is sent as a header, so use ASCII "
+                "letters, digits and -_.!#$%&'*+^`|~"
             )
         if value != value.strip() or not value.replace("\t", " ").isprintable():
             raise ValueError(
-                f"metadata {name!r} cannot have the value {value!r}: it is sent as a header, which "
-                "has no line ends or control characters, and no space around it"
+                f"metadata {name!r} cannot have the value {value!r}: it is sent as a header, so it "
+                "cannot have line ends, unprintable characters, or space at either end"
             )
     headers = [(b"Content-Type", (content_type or DEFAULT_TYPE).encode())]
     headers += [
@@ -164,40 +167,44 @@ def object_headers(
 
 
 def hash_headers(crc32c: int | None) -> list[tuple[bytes, bytes]]:
-    """Return the header by which the service checks the bytes that it receives."""
+    """Return the header with the crc32c of the body, which the service compares; [] for None."""
     if crc32c is None:
         return []
     return [(b"x-goog-hash", f"crc32c={encode_crc32c(crc32c)}".encode())]
 
 
 def quote_key(key: str) -> str:
-    """Percent-encode a key for one segment of a JSON path; slashes too."""
+    """Percent-encode a key, including slashes, for one segment of a path of the JSON API."""
     return quote(key, safe="")
 
 
 def hash_crc32c(header: bytes | None) -> int | None:
-    """Return the crc32c in an `x-goog-hash` header (`crc32c=...,md5=...`), or None.
+    """Return the crc32c from the header `x-goog-hash`; None if the header or the crc32c is missing.
+
+    The value of the header is `crc32c=...,md5=...`.
 
     Raises:
-        ValueError: It is malformed.
+        ValueError: The crc32c is malformed.
     """
     if not header:
         return None
     if header.startswith(b"crc32c=") and header[15:16] in b",":
         return decode_crc32c(header[7:15])
-    at = header.find(b"crc32c=")
-    return None if at < 0 else decode_crc32c(header[at + 7 :].partition(b",")[0].strip())
+    _, name, rest = header.partition(b"crc32c=")
+    return decode_crc32c(rest.partition(b",")[0].strip()) if name else None
 
 
 def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> ObjectMeta:
     """Build the metadata of an object from its JSON resource.
 
     Raises:
-        ValueError: Its size or crc32c is malformed.
+        ValueError: The size or the crc32c is malformed.
     """
     size = int(resource.size)
     if not 0 <= size <= MAX_SIZE_BYTES:
-        raise ValueError(f"its size is {size}")
+        raise ValueError(
+            f"the size of the object is {size}, and not from 0 to {MAX_SIZE_BYTES} bytes"
+        )
     return ObjectMeta(
         key=key,
         uri=uri,
@@ -245,9 +252,9 @@ def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]
     """Return a precondition as headers of the XML API.
 
     Raises:
-        ValueError: It is not a generation of this service.
+        ValueError: The generation of the precondition is not a number.
     """
-    expected = _expected(precondition)
+    expected = _expected_generation(precondition)
     return [] if expected is None else [(b"x-goog-if-generation-match", expected.encode())]
 
 
@@ -255,13 +262,13 @@ def precondition_params(precondition: Precondition) -> Mapping[str, str]:
     """Return a precondition as query parameters of the JSON API.
 
     Raises:
-        ValueError: It is not a generation of this service.
+        ValueError: The generation of the precondition is not a number.
     """
-    expected = _expected(precondition)
+    expected = _expected_generation(precondition)
     return {} if expected is None else {"ifGenerationMatch": expected}
 
 
-def _expected(precondition: Precondition) -> str | None:
+def _expected_generation(precondition: Precondition) -> str | None:
     expected = "0" if precondition.if_absent else precondition.if_generation_match
     if expected is not None and not (expected.isascii() and expected.isdigit()):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Errors of the file system, mapped to those of `errors.py`."""
+"""Map of file system errors to the errors of `aioflux.errors`."""
 
 from __future__ import annotations
 
@@ -11,35 +11,39 @@ from aioflux.errors import NotFoundError, PermissionDeniedError, StorageError, T
 __all__ = ["error_from_os"]
 
 _TRANSIENT_ERRNOS = frozenset({errno.ESTALE, errno.ETIMEDOUT})
-"""Errors of NFS for a file that was removed while open, and for a server that does not respond, if
-it is mounted `soft`. They are retried."""
+"""Errors of NFS that are retried: ESTALE for a file that was removed while it was open, ETIMEDOUT
+for a server that does not respond, with the mount option `soft`."""
 
 
-def error_from_os(error: OSError, what: str, uri: str, *, reading: bool) -> StorageError:
-    """Map an error of the file system to an error of this package."""
-    said = error.strerror or str(error)
+def error_from_os(error: OSError, failure: str, uri: str, *, reading: bool) -> StorageError:
+    """Map an error of the file system to an error of this package.
+
+    `failure` begins the message: "could not read <uri>". `reading` is true for an operation that
+    needs an existing object: a file in the place of a directory then means a missing object.
+    """
+    reason = error.strerror or str(error)
     if isinstance(error, FileNotFoundError) or (
         reading and error.errno in {errno.ENOTDIR, errno.EISDIR}
     ):
-        return NotFoundError(f"{what}: there is no such object ({said})", uri=uri)
+        return NotFoundError(f"{failure}: there is no such object ({reason})", uri=uri)
     if isinstance(error, NotADirectoryError | IsADirectoryError):
         return StorageError(
-            f"{what}: it is below an object, or objects are below it ({said})", uri=uri
+            f"{failure}: a part of its path is an object, or it is a directory ({reason})", uri=uri
         )
     if isinstance(error, PermissionError):
         directory, name = os.path.split(error.filename or "")
-        where = directory if is_temporary(name) else error.filename or ""
+        denied_path = directory if is_temporary(name) else error.filename or ""
         return PermissionDeniedError(
-            f"{what}: {said}; check who may use the directory {where}".rstrip(),
+            f"{failure}: {reason}; check the permissions of {denied_path}".rstrip(),
             uri=uri,
         )
     if error.errno in _TRANSIENT_ERRNOS:
         return TransientError(
-            f"{what}: {said}; another machine replaced or removed it, or the file server did not "
-            "answer",
+            f"{failure}: {reason}; another machine replaced or removed the file, or the file "
+            "server did not respond",
             uri=uri,
             maybe_done=not reading,
         )
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return StorageError(f"{what}: {said}; nothing was stored, free some space first", uri=uri)
-    return StorageError(f"{what}: {said}", uri=uri)
+        return StorageError(f"{failure}: {reason}; nothing was stored, free some space", uri=uri)
+    return StorageError(f"{failure}: {reason}", uri=uri)

@@ -1,16 +1,20 @@
 """Objects as files below one directory: `file:///dir`.
 
-A write goes to a temporary name beside its target, is synced, and becomes visible by a rename, or
-by a link if it must be new; both are atomic on local file systems and on NFS. Writers of one object
-hold a lock for that step, in all processes, so that its preconditions hold. User metadata and
-content types are not stored.
+A write creates a temporary file in the directory of the object, syncs it, and publishes it by a
+rename, or by a link if the object must not exist yet. Both are atomic on local file systems and on
+NFS. A lock excludes other writers of the object, in all processes, while its precondition is
+checked and the file is published. On a file system without locks, writes with a generation as
+precondition fail, and other writes are not locked. Content types are not stored, and writes with
+user metadata are rejected.
 
-A key whose parent is an object cannot be written: `a` and `a/b` are not both files. See `walk` for
-other entries of the directory and for symbolic links, and `write` for NFS.
+`a` and `a/b` cannot both be objects, because `a` would be a file and a directory. See `walk` for
+symbolic links and for files that are not objects, and `write` for NFS.
 
-Generations are made of modification time, inode and size. Objects written here have their crc32c in
-an extended attribute (`checksums`), which reads of the whole object compare; reads of other files
-are not verified.
+The generation is made of modification time, inode and size. A write stores the crc32c in an
+extended attribute (`checksums`), and reads of the whole object compare it. Files of other programs
+have no such attribute, and are not verified.
+
+Over 500 lines because it is one class with a method for each operation of the contract.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from aioflux._services.local.walk import (
     locate,
     modified,
     status_of,
-    temporaries,
+    temporary_files,
 )
 from aioflux._services.local.write import (
     finish,
@@ -73,7 +77,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalService"]
 
 _MAX_WALKS = 16
-"""Listings that are kept between two of their pages; others search for the next key."""
+"""Maximum number of listings whose `Walk` is kept for the next page; others start a new walk."""
 
 
 def generation_of(status: os.stat_result) -> str:
@@ -81,14 +85,14 @@ def generation_of(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
 
 
-def _memory_for(into: Into | None, num_bytes: int) -> memoryview:
-    """Return the caller's memory for a number of bytes."""
+def _memory_of_caller(into: Into | None, num_bytes: int) -> memoryview:
+    """Return the memory that the caller passed, or that the caller's function allocates."""
     assert into is not None
     return into(num_bytes) if callable(into) else into
 
 
 class LocalService(Service):
-    """One directory."""
+    """One directory as a bucket."""
 
     capabilities = Capabilities(
         conditional_complete=True,
@@ -111,12 +115,12 @@ class LocalService(Service):
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         check_key(key)
 
-        def look(_: Stop) -> ObjectMeta:
+        def read_metadata(_: Stop) -> ObjectMeta:
             with self._mapped_errors("read the metadata of", key, reading=True):
                 path, status = self._status(key)
                 return self._meta(key, status, generation, read_checksum(path, status))
 
-        return await in_thread(look)
+        return await in_thread(read_metadata)
 
     def _status(self, key: str) -> tuple[str, os.stat_result]:
         return status_of(str(self._root), key)
@@ -127,13 +131,13 @@ class LocalService(Service):
 
         def read(stop: Stop) -> Body:
             with self._opened(key, generation) as (descriptor, meta):
-                wanted = max(0, (meta.size if end is None else min(end, meta.size)) - start)
-                own = BytesBuffer(wanted) if into is None else None
-                view = own.view if own is not None else _memory_for(into, wanted)
-                done = _fill(descriptor, view[:wanted], start, stop)
-                self._require_unchanged(key, os.fstat(descriptor), meta, done, wanted)
+                num_bytes = max(0, (meta.size if end is None else min(end, meta.size)) - start)
+                buffer = BytesBuffer(num_bytes) if into is None else None
+                view = buffer.view if buffer is not None else _memory_of_caller(into, num_bytes)
+                num_read = _read_into(descriptor, view[:num_bytes], start, stop)
+                self._require_unchanged(key, os.fstat(descriptor), meta, num_read, num_bytes)
                 return Body(
-                    data=own.finish() if own is not None else view[:done],
+                    data=buffer.finish() if buffer is not None else view[:num_read],
                     size=meta.size,
                     generation=meta.generation,
                     crc32c=meta.crc32c,
@@ -144,10 +148,10 @@ class LocalService(Service):
 
     @contextmanager
     def _opened(self, key: str, generation: str) -> Iterator[tuple[int, ObjectMeta]]:
-        """Open an object and read its metadata, in one generation if it is given."""
+        """Open an object; yield its descriptor and metadata. Raise if it has another generation."""
         with self._mapped_errors("read", key, reading=True):
             path, _ = self._status(key)
-            # If it is replaced by a pipe now, open does not wait for a writer.
+            # O_NONBLOCK: if a pipe has replaced the file, do not wait for a writer of the pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 status = os.fstat(descriptor)
@@ -157,13 +161,13 @@ class LocalService(Service):
                 os.close(descriptor)
 
     def _require_unchanged(
-        self, key: str, status: os.stat_result, meta: ObjectMeta, done: int, wanted: int
+        self, key: str, status: os.stat_result, meta: ObjectMeta, num_read: int, num_bytes: int
     ) -> None:
-        """Raise if a file was changed in place while it was read; no store does that."""
-        if (generation_of(status), done) != (meta.generation, wanted):
+        """Raise if another program changed a file in place while it was read."""
+        if (generation_of(status), num_read) != (meta.generation, num_bytes):
             uri = self.uri(key)
             raise TransientError(
-                f"could not read {uri}: it was changed in place meanwhile", uri=uri
+                f"could not read {uri}: another program changed it during the read", uri=uri
             )
 
     async def put(
@@ -177,7 +181,7 @@ class LocalService(Service):
             with self._mapped_errors("write", key), self._temporary(key) as (path, temporary):
                 with temporary.open("r+b", buffering=0) as file:
                     checksum = write_all(file.fileno(), data, 0, stop)
-                    self._compare(key, checksum, crc32c)
+                    self._check_crc32c(key, checksum, crc32c)
                     meta = self._finish(file.fileno(), key, checksum)
                 return self._publish(temporary, path, meta, request.precondition, stop)
 
@@ -193,9 +197,9 @@ class LocalService(Service):
                 with locked(path, stop):
                     _, status = self._status(key)
                     if generation and generation_of(status) != generation:
-                        raise self._changed(key, generation_of(status), generation)
+                        raise self._replaced_error(key, generation_of(status), generation)
                     stop.check()
-                    # It exists, under the lock: NFS repeats a delete whose response was lost.
+                    # The file exists, but NFS may send a delete twice, after a lost response.
                     path.unlink(missing_ok=True)
             prune(path, self._root)
 
@@ -205,34 +209,34 @@ class LocalService(Service):
         prefix = request.prefix
         listing = replace(request, page_token="", page_size=None)
         _, _, next_key = request.page_token.partition("/")
-        before, walk = self._walks.pop(request.page_token, (None, None))
+        previous, previous_walk = self._walks.pop(request.page_token, (None, None))
         limit = request.page_size or self.capabilities.page_size
 
         def read(_: Stop) -> tuple[Page, Walk]:
-            if walk is not None and before == listing:
-                current = walk
+            if previous_walk is not None and previous == listing:
+                walk = previous_walk
             else:
                 start = max(prefix, request.start_offset, next_key)
-                current = Walk(str(self._root), prefix, start)
-            found, prefixes, follows = current.read_page(
+                walk = Walk(str(self._root), prefix, start)
+            files, prefixes, following_key = walk.read_page(
                 limit, end=request.end_offset, delimiter=request.delimiter
             )
-            metas = [self._meta(key, status, "", None) for key, status in found]
-            token = f"{next(self._tokens)}/{follows}" if follows else ""
-            return Page(metas, prefixes, token), current
+            metas = [self._meta(key, status, "", None) for key, status in files]
+            token = f"{next(self._tokens)}/{following_key}" if following_key else ""
+            return Page(metas, prefixes, token), walk
 
         with self._mapped_errors("list", prefix):
-            page, current = await in_thread(read)
+            page, walk = await in_thread(read)
         if page.next_token:
-            self._walks[page.next_token] = (listing, current)
+            self._walks[page.next_token] = (listing, walk)
         while len(self._walks) > _MAX_WALKS:
             del self._walks[next(iter(self._walks))]
         return page
 
     async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
         key = request.key
-        for each in (key, *(source.key for source in sources)):
-            check_key(each)
+        for used_key in (key, *(source.key for source in sources)):
+            check_key(used_key)
         self._reject_metadata(request)
 
         def concatenate(stop: Stop) -> ObjectMeta:
@@ -240,8 +244,8 @@ class LocalService(Service):
                 with temporary.open("r+b", buffering=0) as target:
                     size = checksum = 0
                     for source in sources:
-                        num_bytes, own = self._append(target.fileno(), source, size, stop)
-                        checksum = combine_crc32c(checksum, own, num_bytes)
+                        num_bytes, crc32c = self._append(target.fileno(), source, size, stop)
+                        checksum = combine_crc32c(checksum, crc32c, num_bytes)
                         size += num_bytes
                     meta = self._finish(target.fileno(), key, checksum)
                 return self._publish(temporary, path, meta, request.precondition, stop)
@@ -249,23 +253,25 @@ class LocalService(Service):
         return await in_thread(concatenate)
 
     def _append(self, target: int, source: Source, offset: int, stop: Stop) -> tuple[int, int]:
-        """Write a source at `offset` and return its size and crc32c.
+        """Write the bytes of a source at `offset`; return its size and crc32c.
 
         Raises:
             ChecksumError: The source is damaged.
         """
         with self._opened(source.key, source.generation) as (descriptor, meta):
-            done = checksum = 0
+            num_copied = checksum = 0
             block = memoryview(bytearray(min(BLOCK_BYTES, meta.size)))
-            while num_read := _fill(descriptor, block[: meta.size - done], done, stop):
-                checksum = write_all(target, block[:num_read], offset + done, stop, checksum)
-                done += num_read
-            self._require_unchanged(source.key, os.fstat(descriptor), meta, done, meta.size)
-            self._compare(source.key, checksum, meta.crc32c)
-            return done, checksum
+            while num_read := _read_into(
+                descriptor, block[: meta.size - num_copied], num_copied, stop
+            ):
+                checksum = write_all(target, block[:num_read], offset + num_copied, stop, checksum)
+                num_copied += num_read
+            self._require_unchanged(source.key, os.fstat(descriptor), meta, num_copied, meta.size)
+            self._check_crc32c(source.key, checksum, meta.crc32c)
+            return num_copied, checksum
 
-    def _compare(self, key: str, actual: int, expected: int | None) -> None:
-        """Compare the crc32c of bytes with the expected one, if that is known."""
+    def _check_crc32c(self, key: str, actual: int, expected: int | None) -> None:
+        """Raise ChecksumError if the crc32c differs from `expected`, which is None if unknown."""
         if expected not in {None, actual}:
             uri = self.uri(key)
             raise ChecksumError(
@@ -273,7 +279,7 @@ class LocalService(Service):
             )
 
     def _finish(self, descriptor: int, key: str, checksum: int | None) -> ObjectMeta:
-        """Finish a file, and return the metadata of its object."""
+        """Sync a file with its checksum (see `finish`), and return the metadata of its object."""
         status = finish(descriptor, checksum)
         return self._meta(key, status, "", read_checksum(descriptor, status))
 
@@ -285,17 +291,17 @@ class LocalService(Service):
         check_key(key)
         self._reject_metadata(request)
 
-        def begin(_: Stop) -> Path:
+        def create(_: Stop) -> Path:
             with self._mapped_errors("write", key):
                 return new_temporary(Path(locate(str(self._root), key)), self._root)
 
-        temporary = await in_thread(begin)
+        temporary = await in_thread(create)
         self._uploads[temporary.name] = (key, temporary)
         return temporary.name
 
     def _upload(self, key: str, upload_id: str) -> Path:
-        held, path = self._uploads.get(upload_id, ("", self._root))
-        if held != key:
+        upload_key, path = self._uploads.get(upload_id, ("", self._root))
+        if upload_key != key:
             uri = self.uri(key)
             raise NotFoundError(f"there is no upload {upload_id} of {uri}", uri=uri, status=404)
         return path
@@ -313,13 +319,13 @@ class LocalService(Service):
         path = self._upload(key, upload_id)
 
         def write(stop: Stop) -> UploadedPart:
-            at, checksum = offset, 0
+            end, checksum = offset, 0
             with self._mapped_errors("write", key), path.open("r+b", buffering=0) as file:
                 for piece in pieces:
-                    checksum = write_all(file.fileno(), piece, at, stop, checksum)
-                    at += memoryview(piece).nbytes
-                self._compare(key, checksum, crc32c)
-            return UploadedPart(number, f"{offset}", at - offset, checksum)
+                    checksum = write_all(file.fileno(), piece, end, stop, checksum)
+                    end += memoryview(piece).nbytes
+                self._check_crc32c(key, checksum, crc32c)
+            return UploadedPart(number, f"{offset}", end - offset, checksum)
 
         return await in_thread(write)
 
@@ -336,7 +342,11 @@ class LocalService(Service):
                     meta = self._finish(file.fileno(), key, combined_crc32c(parts))
                 if meta.size != expected:
                     uri = self.uri(key)
-                    raise ChecksumError(f"{uri} has {meta.size} bytes, not {expected}", uri=uri)
+                    raise ChecksumError(
+                        f"could not write {uri}: its temporary file has {meta.size} bytes, and its "
+                        f"parts have {expected}",
+                        uri=uri,
+                    )
                 path = temporary.with_name(key.rpartition("/")[2])
                 self._publish(temporary, path, meta, request.precondition, stop)
                 temporary.unlink(missing_ok=True)
@@ -347,40 +357,43 @@ class LocalService(Service):
         return meta
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        """See base class. Uploads of other processes, too: the id is the temporary name."""
+        """Abort an upload of any process: the upload id is the name of the temporary file."""
         if not is_temporary(upload_id):
             return
 
-        def drop(_: Stop) -> None:
+        def remove(_: Stop) -> None:
             with (
                 self._mapped_errors("abort the upload of", key),
                 suppress(FileNotFoundError, NotADirectoryError),
             ):
                 target = f"{key.rpartition('/')[0]}/x".lstrip("/")
-                self._drop(Path(locate(str(self._root), target)).with_name(upload_id))
+                self._remove_temporary(Path(locate(str(self._root), target)).with_name(upload_id))
 
-        await in_thread(drop)
+        await in_thread(remove)
         self._uploads.pop(upload_id, None)
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
-        """See base class. Uploads of other processes are listed, too."""
-        own = dict(self._uploads)
+        """Return open uploads, and single writes that are in progress or were killed.
 
-        def find(_: Stop) -> list[OpenUpload]:
-            found: list[OpenUpload] = []
-            for path, status in temporaries(str(self._root)):
+        The key of an upload that another process has started is the path of its temporary file.
+        """
+        started_here = dict(self._uploads)
+
+        def list_files(_: Stop) -> list[OpenUpload]:
+            uploads: list[OpenUpload] = []
+            for path, status in temporary_files(str(self._root)):
                 upload_id = path.rpartition("/")[2]
-                key = own[upload_id][0] if upload_id in own else path
+                key = started_here[upload_id][0] if upload_id in started_here else path
                 if key.startswith(prefix):
                     initiated = modified(status)
-                    found.append(OpenUpload(key=key, upload_id=upload_id, initiated=initiated))
-            return sorted(found, key=lambda upload: (upload.key, upload.upload_id))
+                    uploads.append(OpenUpload(key=key, upload_id=upload_id, initiated=initiated))
+            return sorted(uploads, key=lambda upload: (upload.key, upload.upload_id))
 
         with self._mapped_errors("list", prefix):
-            return await in_thread(find)
+            return await in_thread(list_files)
 
     async def aclose(self) -> None:
-        """Forget the listings in progress: no file is kept open."""
+        """Drop the listings in progress; no file is open between two calls."""
         self._walks.clear()
 
     def _meta(
@@ -390,7 +403,7 @@ class LocalService(Service):
         if generation not in {"", actual}:
             uri = self.uri(key)
             raise NotFoundError(
-                f"{uri} is no longer in generation {generation}: it was replaced; list again",
+                f"{uri} no longer has generation {generation}: it was replaced; list it again",
                 uri=uri,
             )
         return ObjectMeta(
@@ -403,14 +416,22 @@ class LocalService(Service):
             updated=modified(status),
         )
 
-    def _changed(self, key: str, actual: str | None, expected: str) -> PreconditionFailedError:
+    def _replaced_error(
+        self, key: str, actual: str | None, expected: str
+    ) -> PreconditionFailedError:
         uri = self.uri(key)
-        return PreconditionFailedError(f"{uri} has generation {actual}, not {expected}", uri=uri)
+        state = "does not exist" if actual is None else f"has generation {actual}"
+        return PreconditionFailedError(
+            f"{uri} {state}, but the request requires generation {expected}", uri=uri
+        )
 
     def _reject_metadata(self, request: WriteRequest) -> None:
         if request.metadata:
             uri = self.uri(request.key)
-            raise UnsupportedError(f"{uri} cannot carry metadata: files keep none", uri=uri)
+            raise UnsupportedError(
+                f"could not write {uri}: file:// stores no metadata; write it without metadata",
+                uri=uri,
+            )
 
     def _publish(
         self,
@@ -420,7 +441,11 @@ class LocalService(Service):
         precondition: Precondition,
         stop: Stop,
     ) -> ObjectMeta:
-        """Make a finished file visible as an object, and return its metadata."""
+        """Publish a finished file as an object, and return its metadata.
+
+        Raises:
+            PreconditionFailedError: The precondition does not hold.
+        """
         key = meta.key
         expected = precondition.if_generation_match
         with locked(path, stop, required=expected is not None):
@@ -429,14 +454,16 @@ class LocalService(Service):
                 try:
                     link_new(temporary, path)
                 except FileExistsError as exc:
-                    raise self._changed(key, "already", "absent") from exc
+                    uri = self.uri(key)
+                    why = f"{uri} exists already, but the write may only create it"
+                    raise PreconditionFailedError(why, uri=uri) from exc
             else:
-                if expected is not None and (actual := self._current(key)) != expected:
-                    raise self._changed(key, actual, expected)
+                if expected is not None and (actual := self._current_generation(key)) != expected:
+                    raise self._replaced_error(key, actual, expected)
                 replace_file(temporary, path)
         return meta
 
-    def _current(self, key: str) -> str | None:
+    def _current_generation(self, key: str) -> str | None:
         """Return the generation of an object, or None if there is no object."""
         try:
             return generation_of(self._status(key)[1])
@@ -445,23 +472,24 @@ class LocalService(Service):
 
     @contextmanager
     def _temporary(self, key: str) -> Iterator[tuple[Path, Path]]:
-        """Create a file for the bytes of an object; yield the object's path and the file's."""
+        """Create a temporary file for an object; yield the paths of the object and of the file."""
         path = Path(locate(str(self._root), key))
         temporary = new_temporary(path, self._root)
         try:
             yield path, temporary
         finally:
-            self._drop(temporary)
+            self._remove_temporary(temporary)
 
-    def _drop(self, temporary: Path) -> None:
+    def _remove_temporary(self, temporary: Path) -> None:
         temporary.unlink(missing_ok=True)
         prune(temporary, self._root)
 
     @contextmanager
     def _mapped_errors(self, action: str, key: str, *, reading: bool = False) -> Iterator[None]:
-        """Map OSError to a class of `errors.py`, naming the object.
+        """Map OSError to an error of `errors.py` that names the object.
 
-        With an object `a/b`, reads of `a` or `a/b/c` find nothing, and writes of them fail.
+        If `a/b` is an object, reads of `a` and of `a/b/c` raise NotFoundError (`reading`), and
+        writes of them raise StorageError.
         """
         uri = self.uri(key)
         try:
@@ -472,13 +500,14 @@ class LocalService(Service):
             raise error_from_os(exc, f"could not {action} {uri}", uri, reading=reading) from exc
 
 
-def _fill(descriptor: int, view: memoryview, start: int, stop: Stop) -> int:
-    """Read the bytes from `start` on and return how many there were."""
-    done = 0
-    while done < len(view):
+def _read_into(descriptor: int, view: memoryview, start: int, stop: Stop) -> int:
+    """Read bytes from `start` on until the view is full or the file ends; return their number."""
+    num_filled = 0
+    while num_filled < len(view):
         stop.check()
-        num_read = os.preadv(descriptor, [view[done : done + BLOCK_BYTES]], start + done)
+        block = view[num_filled : num_filled + BLOCK_BYTES]
+        num_read = os.preadv(descriptor, [block], start + num_filled)
         if num_read == 0:
             break
-        done += num_read
-    return done
+        num_filled += num_read
+    return num_filled

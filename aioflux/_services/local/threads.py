@@ -1,4 +1,4 @@
-"""Blocking work on files, in a thread, that ends soon after a cancellation."""
+"""Blocking file operations in threads, which stop soon after a cancellation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["BLOCK_BYTES", "Stop", "in_thread"]
 T = TypeVar("T")
 
 BLOCK_BYTES = 16 * 1024 * 1024
-"""Bytes between two checks for a cancellation: 2 to 10 ms."""
+"""Largest number of bytes read or written between two calls of `Stop.check`: 2 to 10 ms."""
 
 
 class Stop:
-    """A flag by which the event loop ends work in a thread."""
+    """Flag that the event loop sets to stop work in a thread."""
 
     def __init__(self) -> None:
         self._is_set = False
 
     def set(self) -> None:
-        """Make the next `check` raise; from any thread."""
+        """Make the next `check` raise; may be called from any thread."""
         self._is_set = True
 
     def check(self) -> None:
@@ -35,17 +35,18 @@ class Stop:
 
 
 async def in_thread(work: Callable[[Stop], T], *, into_callers_memory: bool = False) -> T:
-    """Run blocking work in a thread; cancelled, it ends at its next `Stop.check`.
+    """Run blocking work in a thread; after a cancellation it stops at its next `Stop.check`.
 
     Args:
-        work: Called with the `Stop`, which it checks now and then.
-        into_callers_memory: A cancellation waits for the end, since the memory is the caller's.
+        work: Called with a `Stop`, which it must check regularly.
+        into_callers_memory: The work writes into memory of the caller, so that a cancellation waits
+            until the work has stopped.
     """
     stop = Stop()
     try:
         future = asyncio.get_running_loop().run_in_executor(None, work, stop)
     except RuntimeError:
-        return work(stop)  # the interpreter is ending and starts no more threads
+        return work(stop)  # at interpreter exit, no new thread can be started
     try:
         return await (asyncio.shield(future) if into_callers_memory else future)
     except asyncio.CancelledError:
@@ -54,5 +55,5 @@ async def in_thread(work: Callable[[Stop], T], *, into_callers_memory: bool = Fa
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
         if into_callers_memory and not future.cancelled():
-            future.exception()  # seen, so that the loop does not report it
+            future.exception()  # retrieve it, so that the loop does not log it
         raise

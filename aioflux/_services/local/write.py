@@ -1,17 +1,21 @@
-"""Files that become visible whole, on local file systems and on NFS.
+"""Atomic writes of files, on local file systems and on NFS.
 
-    temporary name beside the target -> bytes -> fsync -> lock -> link or rename -> fsync directory
+    create temporary file -> write -> fsync -> lock -> link or rename -> fsync of the directory
 
-A killed writer leaves its temporary file, or an empty lock, under a name that no listing shows.
+A killed writer may leave a temporary file, or an empty lock file; listings do not show them.
 
-On NFS all of this holds between machines that mount with the defaults. A read by name may return
-the old bytes, whole, of an object that another machine replaced up to `acregmax` seconds ago (60 by
-default). A file that is removed during a read is a stale handle (ESTALE): it is read again, and is
-a NotFoundError if the read has a generation. The lock of a conditional write creates a file in the
-directory of the object, which refreshes the cached directory; with the mount options `nolock` or
-`local_lock`, the lock has no effect between machines. Links, renames and deletes that NFS repeats
-after a lost response are recognized. A full server reports it at fsync, before anything is visible.
-Names that NFS clients give to files deleted while open (`.nfs` and digits) are not keys.
+On NFS with the default mount options, writes are atomic between machines, too. Details of NFS:
+
+- For `acregmax` seconds (60 by default) after another machine replaced an object, a read by key may
+  return the old object as a whole.
+- If a file is removed during a read, the read fails with ESTALE and is retried. The retry raises
+  NotFoundError if it is pinned to a generation.
+- A conditional write creates its lock file in the directory of the object, which makes the NFS
+  client read the directory again. With the mount options `nolock` or `local_lock`, locks have no
+  effect between machines.
+- The NFS client may send a link, rename or delete again after a lost response. The error of the
+  second request is ignored if the first request had succeeded.
+- If the disk of the server is full, the fsync fails, before the object is published.
 """
 
 from __future__ import annotations
@@ -48,17 +52,17 @@ __all__ = [
 ]
 
 _MAX_DIRECTORY_RACES = 100
+"""Maximum number of attempts to create a file while deletes remove its empty directory."""
 _LOCK_SECONDS = 0.0005
-"""Interval of polling a lock that another writer holds, doubled each time; it is held for one
-rename and one sync of a directory."""
-
+"""First interval of polling a lock. A writer holds the lock for one rename and one fsync."""
 _MAX_LOCK_SECONDS = 0.02
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+"""Longest interval of polling a lock; the interval doubles after each poll."""
+_NO_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_NO_LINK_ERRNOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 def new_temporary(path: Path, root: Path) -> Path:
-    """Create an empty file beside a path, and the directories above it, durably."""
+    """Create an empty temporary file in the directory of a path, and missing directories."""
     temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
     try:
         for attempt in range(_MAX_DIRECTORY_RACES):
@@ -67,8 +71,8 @@ def new_temporary(path: Path, root: Path) -> Path:
                 temporary.touch(exist_ok=False)
                 break
             except (FileNotFoundError, FileExistsError):
-                # A delete of the last object in a directory removes it, maybe just now.
-                if attempt == _MAX_DIRECTORY_RACES - 1 or _is_blocked(path.parent):
+                # A delete of the last object may have removed the directory since it was created.
+                if attempt == _MAX_DIRECTORY_RACES - 1 or _has_file_above(path.parent):
                     raise
     except OSError:
         prune(temporary, root)
@@ -76,39 +80,39 @@ def new_temporary(path: Path, root: Path) -> Path:
     return temporary
 
 
-def _is_blocked(directory: Path) -> bool:
-    """Return whether a file is in the place of one of the directories."""
-    for each in (directory, *directory.parents):
+def _has_file_above(directory: Path) -> bool:
+    """Return whether a file or a broken link is in the path of a directory."""
+    for ancestor in (directory, *directory.parents):
         try:
-            if not stat.S_ISDIR(each.stat().st_mode):
+            if not stat.S_ISDIR(ancestor.stat().st_mode):
                 return True
         except FileNotFoundError:
-            if each.is_symlink():
+            if ancestor.is_symlink():
                 return True
     return False
 
 
 def _make_directories(directory: Path) -> None:
     missing: list[Path] = []
-    for each in (directory, *directory.parents):
-        if each.is_dir():
+    for ancestor in (directory, *directory.parents):
+        if ancestor.is_dir():
             break
-        missing.append(each)
-    for each in reversed(missing):
+        missing.append(ancestor)
+    for ancestor in reversed(missing):
         with suppress(FileExistsError):
-            each.mkdir()
-            sync_directory(each.parent)
+            ancestor.mkdir()
+            sync_directory(ancestor.parent)
 
 
 def prune(path: Path, root: Path) -> None:
-    """Remove the directories above a path that are empty: a bucket has no directories."""
+    """Remove the empty directories above a path, since a bucket has no empty directories."""
     for parent in path.parents:
         if parent == root or not parent.is_relative_to(root):
             break
         try:
             parent.rmdir()
         except OSError as exc:
-            # Never created, or removed: its parent may be empty, too.
+            # A directory that does not exist may have an empty parent.
             if exc.errno not in {errno.ENOENT, errno.ENAMETOOLONG}:
                 break
 
@@ -116,26 +120,23 @@ def prune(path: Path, root: Path) -> None:
 def write_all(
     descriptor: int, data: bytes | memoryview, offset: int, stop: Stop, checksum: int = 0
 ) -> int:
-    """Write all of `data` at `offset`, and return its crc32c, continued from `checksum`."""
+    """Write all of `data` at `offset`; return its crc32c, continued from `checksum`."""
     view = memoryview(data).cast("B")
-    done = 0
-    while done < view.nbytes:
+    start = 0
+    while start < view.nbytes:
         stop.check()
-        num_written = os.pwrite(descriptor, view[done : done + BLOCK_BYTES], offset + done)
-        checksum = crc32c(view[done : done + num_written], checksum)
-        done += num_written
+        num_written = os.pwrite(descriptor, view[start : start + BLOCK_BYTES], offset + start)
+        checksum = crc32c(view[start : start + num_written], checksum)
+        start += num_written
     return checksum
 
 
 def finish(descriptor: int, checksum: int | None) -> os.stat_result:
-    """Set the time of a file, sync it, and return its status.
+    """Set the modification time of a file, record its checksum, sync it, and return its status.
 
-    The kernel's own timestamps change every 4 ms: an inode that is reused within that time would
-    repeat a generation.
-
-    Args:
-        descriptor: The file, open for writing.
-        checksum: CRC32C of its content, which is recorded with it; None if it is not known.
+    The time is set because the kernel's clock for files advances only every 4 ms: a new file with a
+    reused inode could get the generation of the old file. `checksum` is the crc32c of the content,
+    or None if it is not known.
     """
     now = time.time_ns()
     os.utime(descriptor, ns=(now, now))
@@ -146,12 +147,12 @@ def finish(descriptor: int, checksum: int | None) -> os.stat_result:
 
 
 def sync_directory(path: Path) -> None:
-    """Make a rename durable, which fsync of the file does not."""
+    """Make renames in a directory durable, since fsync of a file does not."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as exc:
-        if exc.errno != errno.EINVAL:  # a file system without sync of directories
+        if exc.errno != errno.EINVAL:  # the file system cannot sync a directory
             raise
     finally:
         os.close(descriptor)
@@ -159,15 +160,15 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, stop: Stop, *, required: bool = False) -> Iterator[None]:
-    """Hold the lock of an object, in all processes of all machines.
+    """Hold the lock of an object, which excludes other processes on all machines.
 
-    The kernel releases the lock of a killed process. A suspended process keeps it, so `stop` ends
-    the wait.
+    The kernel releases the lock of a killed process, but not that of a suspended process. So the
+    wait must be cancellable.
 
     Args:
-        path: Path of the object; its directory exists.
-        stop: Ends the wait.
-        required: Raise on a file system without locks, rather than continue without.
+        path: Path of the object, whose directory must exist.
+        stop: Cancels the wait.
+        required: Raise OSError on a file system without locks; if False, continue without a lock.
     """
     name = hashlib.blake2b(os.fsencode(path.name), digest_size=16).hexdigest()
     lock = path.with_name(f"{TEMPORARY}lock-{name}")
@@ -176,9 +177,10 @@ def locked(path: Path, stop: Stop, *, required: bool = False) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
-            # Removed first, so that a waiting writer opens the new file.
+            # Remove the file before unlocking it. A waiting writer then acquires the lock of a
+            # removed file, which `_lock` detects, and opens a new file.
             lock.unlink(missing_ok=True)
-            # Not by `close` alone: a child that was forked meanwhile has it open, too.
+            # `close` alone would not unlock it while a forked child also has the file open.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -187,14 +189,14 @@ def _lock(lock: Path, stop: Stop, *, required: bool) -> int | None:
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            _wait_for(descriptor, stop)
+            _acquire(descriptor, stop)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), lock.stat()):
                     return descriptor
         except OSError as exc:
             os.close(descriptor)
-            if exc.errno not in _NO_LOCKS:
-                raise  # the file stays: another writer may hold the lock
+            if exc.errno not in _NO_LOCK_ERRNOS:
+                raise  # do not remove the file: another writer may hold the lock
             lock.unlink(missing_ok=True)
             if required:
                 raise
@@ -202,8 +204,8 @@ def _lock(lock: Path, stop: Stop, *, required: bool) -> int | None:
         os.close(descriptor)
 
 
-def _wait_for(descriptor: int, stop: Stop) -> None:
-    """Acquire a lock by polling, since the kernel's wait could not be cancelled."""
+def _acquire(descriptor: int, stop: Stop) -> None:
+    """Acquire a lock by polling, since a blocking `flock` could not be cancelled."""
     seconds = _LOCK_SECONDS
     while True:
         try:
@@ -217,7 +219,7 @@ def _wait_for(descriptor: int, stop: Stop) -> None:
 
 
 def link_new(temporary: Path, path: Path) -> None:
-    """Link a file to a new name.
+    """Publish a file under a name that must not exist.
 
     Raises:
         FileExistsError: The name exists.
@@ -225,13 +227,13 @@ def link_new(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        # NFS repeats a link after a lost response.
+        # NFS may repeat a link after a lost response: then `path` already is this file.
         if not _is_same(temporary.stat(), path):
             raise
     except OSError as exc:
-        if exc.errno not in _NO_LINKS:
+        if exc.errno not in _NO_LINK_ERRNOS:
             raise
-        # A file system without links: writers are excluded by the lock alone.
+        # Hard links are not possible here. The lock excludes other writers of this package.
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from exc
         temporary.replace(path)
@@ -239,20 +241,20 @@ def link_new(temporary: Path, path: Path) -> None:
 
 
 def replace_file(temporary: Path, path: Path) -> None:
-    """Rename a file, replacing the object of that name.
+    """Publish a file under a name, replacing the object of that name.
 
     Raises:
-        IsADirectoryError: The name is a directory, or something else that is not an object.
+        IsADirectoryError: The name is a directory, or another file that cannot be an object.
     """
     with suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-            raise IsADirectoryError(errno.EISDIR, "the name is not that of an object", path)
+            raise IsADirectoryError(errno.EISDIR, "the path is not a regular file", path)
     status = temporary.stat()
     try:
         temporary.replace(path)
     except FileNotFoundError:
-        # NFS repeats a rename after a lost response.
+        # NFS may repeat a rename after a lost response: then `path` already is this file.
         if not _is_same(status, path):
             raise
     sync_directory(path.parent)

@@ -1,1 +1,1 @@
-"""Amazon S3 and the servers that speak its API."""
+"""Amazon S3, and other servers with its API."""

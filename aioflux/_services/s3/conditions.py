@@ -1,7 +1,7 @@
-"""Conditions of writes on S3 servers that differ from AWS: known servers, errors and warnings.
+"""Preconditions of writes on S3 servers that handle them differently from AWS.
 
-Ceph radosgw 18.2 and DigitalOcean Spaces compare the ETag of `If-Match` without its quotes; some
-gateways to other storage ignore conditions of writes altogether.
+Ceph radosgw 18.2 and DigitalOcean Spaces accept `If-Match` only without quotes around the ETag.
+Some gateways to other storage ignore preconditions of writes.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ from aioflux.errors import UnsupportedError
 if TYPE_CHECKING:
     from aioflux._services.base import Precondition
 
-__all__ = ["refuse_ignored", "unquoted_endpoints"]
+__all__ = ["reject_ignored_condition", "unquoted_endpoints"]
 
 unquoted_endpoints: set[str] = set()
-"""Endpoints that accept the ETag of `If-Match` only without quotes."""
+"""Endpoints that accept `If-Match` only without quotes around the ETag."""
 
 _warned: set[str] = set()
-"""Servers, by endpoint and bucket, that a warning was issued for."""
+"""Servers, by endpoint and bucket, for which `reject_ignored_condition` issued a warning."""
 
 
-def refuse_ignored(
+def reject_ignored_condition(
     precondition: Precondition, *, uri: str, server: str, is_required: bool, warns: bool
 ) -> None:
-    """Raise for a write whose condition the server ignores, or warn once if that is allowed.
+    """Raise for a write whose precondition the server ignores, if `is_required`.
 
-    Raises:
-        UnsupportedError: It is required.
+    Otherwise issue a warning, once for each server (endpoint and bucket), if `warns`.
     """
     if precondition.if_absent:
-        header, lost = "If-None-Match", 'mode="create" would replace an object that exists'
+        header, effect = "If-None-Match", 'mode="create" would replace an object that exists'
     else:
-        header, lost = "If-Match", "if_generation_match would replace an object that changed"
+        header, effect = "If-Match", "if_generation_match would replace an object that changed"
     if is_required:
         raise UnsupportedError(
             f"could not write {uri}: {server} does not compare {header} when it writes, so that "
-            f"{lost}; write to a server that does, or, if no two writers write an object at the "
-            "same time, allow it with S3Access(require_conditions=False)",
+            f"{effect}; use a server that compares it, or, if an object never has two writers at "
+            "the same time, allow the write with S3Access(require_conditions=False)",
             uri=uri,
         )
     if warns and server not in _warned:

@@ -1,4 +1,4 @@
-"""Copies on S3: the headers that name a source, and copies of large objects by parts."""
+"""Copies on S3: headers that name the source, and multipart copies of large objects."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["MAX_COPY_BYTES", "copy_by_parts", "copy_headers", "plan_copy"]
 
 MAX_COPY_BYTES = 5 * 1024**3
-"""Largest object of one copy request
+"""Largest object that one CopyObject request copies
 (docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html)."""
 
 _PART_BYTES: Final = 512 * 1024**2
 _MAX_IN_FLIGHT: Final = 8
-"""Parts of one copy under way at once."""
+"""Largest number of concurrent requests of one multipart copy."""
 
 
 def copy_headers(bucket: str, name: str, pin: Pin) -> list[tuple[bytes, bytes]]:
@@ -42,7 +42,7 @@ def copy_headers(bucket: str, name: str, pin: Pin) -> list[tuple[bytes, bytes]]:
 
 def plan_copy(size: int, part_bytes: int = _PART_BYTES) -> list[tuple[int, int]]:
     """Cut `[0, size)` into the ranges of the parts."""
-    return [(at, min(at + part_bytes, size)) for at in range(0, size, part_bytes)]
+    return [(start, min(start + part_bytes, size)) for start in range(0, size, part_bytes)]
 
 
 async def copy_by_parts(
@@ -51,12 +51,12 @@ async def copy_by_parts(
     size: int,
     source_headers: Sequence[tuple[bytes, bytes]],
 ) -> ObjectMeta:
-    """Copy an object by parts; if that fails, nothing is left."""
+    """Copy an object of `size` bytes by a multipart upload; abort the upload on failure."""
     key = request.key
     upload_id = await service.initiate_upload(request)
     slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
 
-    async def part(number: int, start: int, end: int) -> UploadedPart:
+    async def copy_part(number: int, start: int, end: int) -> UploadedPart:
         headers = [*source_headers, (b"x-amz-copy-source-range", b"bytes=%d-%d" % (start, end - 1))]
         async with slots:
             etag = await service.put_part_copy(key, upload_id, number, headers)
@@ -65,7 +65,7 @@ async def copy_by_parts(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(part(number, start, end))
+                group.create_task(copy_part(number, start, end))
                 for number, (start, end) in enumerate(plan_copy(size), 1)
             ]
         parts = [task.result() for task in tasks]
@@ -74,8 +74,10 @@ async def copy_by_parts(
         failure = exc.exceptions[0] if isinstance(exc, BaseExceptionGroup) else exc
         try:
             await asyncio.shield(service.abort_upload(key, upload_id))
-        except StorageError as other:
-            failure.add_note(f"the upload is still open, `Store.clean` ends it: {other}")
+        except StorageError as abort_error:
+            failure.add_note(
+                f"the upload could not be aborted ({abort_error}); `Store.clean` aborts it later"
+            )
         if failure is exc:
             raise
         raise failure from None

@@ -1,4 +1,4 @@
-"""Deletes of many objects with one request of S3 (DeleteObjects).
+"""Deletes of many S3 objects by one DeleteObjects request.
 
 Source: docs.aws.amazon.com/AmazonS3/latest/API/API_DeleteObjects.html.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aioflux._services.s3.sender import S3Sender
     from aioflux._services.s3.wire import Pin
 
-__all__ = ["can_be_xml", "delete_body", "delete_many", "digest_header", "parse_deletions"]
+__all__ = ["delete_body", "delete_many", "digest_header", "fits_xml", "parse_deletions"]
 
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
@@ -29,7 +29,11 @@ _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 async def delete_many(
     sender: S3Sender, rows: Sequence[tuple[str, Pin]], *, uri: str
 ) -> Mapping[str, tuple[str, str]]:
-    """Delete names, which XML can hold; return code and message of each that was not deleted."""
+    """Delete objects, and return the error code and message of each one that was not deleted.
+
+    The result is keyed by full name. `rows` has the full name and the pin of each object;
+    `fits_xml` must be true for each name.
+    """
     action = "delete objects of"
     body = delete_body(rows)
     response = await sender.send(
@@ -44,40 +48,44 @@ async def delete_many(
     try:
         return parse_deletions(response.body)
     except ValueError as exc:
-        raise malformed_response(action, uri, f"the response cannot be read ({exc})") from exc
+        raise malformed_response(action, uri, f"the response is malformed ({exc})") from exc
 
 
 def delete_body(objects: Iterable[tuple[str, Pin]]) -> bytes:
-    """Return the body of the request; in the quiet mode the response has only the failures."""
+    """Return the body of the request, in quiet mode: the response contains only the failures."""
     rows: list[str] = []
     for name, pin in objects:
         tag = f"<ETag>{escape(pin.etag)}</ETag>" if pin.etag else ""
-        # Line ends and tabs would otherwise be normalized.
+        # XML parsers may change line ends and tabs that are not escaped.
         key = escape(name, {"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
         rows.append(f"<Object><Key>{key}</Key>{tag}</Object>")
     return f"<Delete><Quiet>true</Quiet>{''.join(rows)}</Delete>".encode()
 
 
 def digest_header(body: bytes) -> tuple[bytes, bytes]:
-    """Return the MD5 header, which S3 requires; all servers accept it."""
+    """Return the MD5 header. S3 requires a checksum of the body, and all servers accept MD5."""
     digest = hashlib.md5(body, usedforsecurity=False).digest()
     return b"Content-MD5", base64.b64encode(digest)
 
 
-def can_be_xml(name: str) -> bool:
-    """Return whether XML can hold a name: no control characters, nor two others."""
+def fits_xml(name: str) -> bool:
+    """Return whether XML 1.0 can represent a name.
+
+    It cannot represent U+FFFE, U+FFFF, and characters below U+0020 except tab, line feed and
+    carriage return.
+    """
     return _NOT_XML.search(name) is None
 
 
 def parse_deletions(data: bytes | bytearray | memoryview) -> dict[str, tuple[str, str]]:
-    """Return code and message of each name that was not deleted.
+    """Return the error code and message of each object that was not deleted, by full name.
 
     Raises:
-        ValueError: The body is not a response to this request.
+        ValueError: The body is not a response of DeleteObjects.
     """
     root = parse_xml(data)
     if local_name(root) != "DeleteResult":
-        raise ValueError(f"it is <{local_name(root)}>")
+        raise ValueError(f"the root element is <{local_name(root)}>")
     failed: dict[str, tuple[str, str]] = {}
     for child in root:
         if local_name(child) == "Error":

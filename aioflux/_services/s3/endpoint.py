@@ -1,4 +1,4 @@
-"""Endpoints of S3: host, region, and whether the bucket is in the path. No I/O."""
+"""Endpoints of S3: server, region, and the bucket in the host name or in the path. No I/O."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ __all__ = [
 ]
 
 DEFAULT_REGION = "us-east-1"
-"""Default region of servers at an `endpoint_url`, and the one that returns the regions of buckets
-on AWS."""
+"""Region if none is set: for servers at an `endpoint_url`, and on AWS for the request that finds
+the region of a bucket."""
 
 _HOST_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-"""Buckets whose name is one label of a host: with a dot in it, no certificate would cover it."""
+"""Bucket names that can be part of a host name. Names with a dot cannot: the wildcard certificate
+of AWS covers only one label."""
 _REGION = re.compile(r"[a-z0-9-]{3,40}")
 _EXPRESS = "--x-s3"
 
@@ -35,15 +36,15 @@ class Endpoint:
     """Address of one bucket."""
 
     origin: Origin
-    """The server."""
+    """Scheme, host and port of the server."""
     root: bytes
-    """Path of the bucket; empty if its name is in the host."""
+    """Path of the bucket; empty if the host name contains the bucket."""
     region: str
-    """Region that requests are signed for."""
+    """Region in the signature of requests."""
 
 
 def is_amazon(endpoint_url: str) -> bool:
-    """Return whether a url is one of AWS; an empty url is."""
+    """Return whether an endpoint is of AWS; an empty url means AWS."""
     host = urlsplit(endpoint_url).hostname or ""
     suffixes = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
     return not endpoint_url or f".{host}".endswith(suffixes)
@@ -61,34 +62,35 @@ def endpoint_of(
     """Return the endpoint of a bucket.
 
     Args:
-        bucket: Its name.
-        region: Its region.
-        endpoint_url: Url of another server than AWS, without a path; empty for AWS.
-        addressing: "path", "virtual", or "auto".
-        use_fips: Use a FIPS 140 endpoint of AWS; without effect at another server.
-        use_dualstack: Use an endpoint of AWS with IPv6; without effect at another server.
+        bucket: Name of the bucket.
+        region: Region of the bucket.
+        endpoint_url: Url of a server, without a path; empty for AWS.
+        addressing: "path" or "virtual": the bucket in the path or in the host name. "auto": in the
+            host name if it is one of AWS and the bucket can be part of it.
+        use_fips: Use a FIPS 140 endpoint of AWS; no effect with an `endpoint_url`.
+        use_dualstack: Use an endpoint of AWS with IPv6; no effect with an `endpoint_url`.
 
     Raises:
-        ValueError: The name, the region or the url is not valid.
+        ValueError: The bucket, the region or the url is not valid, or AWS has no such endpoint.
     """
     if _REGION.fullmatch(region) is None:
         raise ValueError(f"{region!r} is not the name of a region, such as 'eu-central-1'")
     if bucket.endswith(_EXPRESS):
         raise ValueError(
             f"s3://{bucket} is a directory bucket (S3 Express One Zone), which is not supported: "
-            "its listings are not sorted, and its requests are signed in another way"
+            "its listings are not sorted, and its requests have another signature"
         )
     can_be_host = _HOST_NAME.fullmatch(bucket) is not None
     if addressing == "virtual" and not can_be_host:
         raise ValueError(
-            f"the name of s3://{bucket} cannot be a part of a host name; use addressing='path'"
+            f"the name of s3://{bucket} cannot be part of a host name; use addressing='path'"
         )
     if not endpoint_url:
         is_china = region.startswith("cn-")
         if use_fips and is_china:
             raise ValueError(
                 f"AWS_USE_FIPS_ENDPOINT, or use_fips_endpoint of the profile, is set, but {region} "
-                "has no FIPS endpoints"
+                "has no FIPS endpoint; unset it"
             )
         suffix = "amazonaws.com.cn" if is_china else "amazonaws.com"
         host = ("s3-fips" if use_fips else "s3") + (".dualstack" if use_dualstack else "")
@@ -103,6 +105,6 @@ def endpoint_of(
 
 
 def region_from_response(headers: Mapping[bytes, bytes], fields: Mapping[str, str]) -> str:
-    """Return the region of the bucket from an error response; empty if it has none."""
+    """Return the region of the bucket from a response; empty if the response has no region."""
     region = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or fields.get("Region", "")
     return region if _REGION.fullmatch(region) else ""

@@ -1,8 +1,9 @@
-"""One page of ListObjectsV2, from XML into columns. No I/O.
+"""One page of ListObjectsV2, parsed from XML into columns. No I/O.
 
-Keys are percent-encoded (`encoding-type=url`), since XML cannot hold all of them. Objects are
-parsed by a regular expression in 1.5 ms for a page of 1,000; a page in another form by an XML
-parser, in four times that. Source: docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html.
+Requests ask for percent-encoded keys (`encoding-type=url`), since XML cannot represent some
+characters. A regular expression parses the objects, in 1.5 ms for a page of 1,000. If it does not
+match all objects, an XML parser parses the page, in 6 ms.
+Source: docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 
 __all__ = [
     "BucketPage",
-    "after",
-    "cut",
+    "cut_to_range",
     "decode_page",
     "is_sorted",
     "list_query",
     "listing_of",
     "sort",
+    "start_after",
 ]
 
 _OBJECT = re.compile(
@@ -37,16 +38,17 @@ _OBJECT = re.compile(
     r"(?:<StorageClass>([^<]*)</StorageClass>)?</Contents>"
 )
 _FIELDS = ("Key", "LastModified", "ETag", "Size", "StorageClass")
-AFTER = "aioflux:after:"
-"""Prefix of the tokens of pages that are sorted here; the name before the page follows."""
-_LAST = "\U0010fffd"
+SORTED_PREFIX = "aioflux:after:"
+"""Prefix of page tokens of a listing that is sorted here. The last name of the previous page
+follows it."""
+_LAST = "\U0010fffd"  # the last character that XML can represent
 _MAX_KEY_BYTES = 1024
 _SURROGATES = range(0xD800, 0xE000)
 
 
 @dataclass(slots=True)
 class BucketPage:
-    """One page as columns, with whole names."""
+    """One page of a listing as columns, with full object names."""
 
     names: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -61,26 +63,26 @@ class BucketPage:
         for name in ("names", "sizes", "etags", "updated", "classes", "prefixes"):
             getattr(self, name).extend(getattr(other, name))
 
-    def split(self, at: int) -> BucketPage:
-        """Keep the first `at` objects, with all prefixes, and return the others."""
+    def split(self, num_objects: int) -> BucketPage:
+        """Keep the first `num_objects` objects and all prefixes; return the other objects."""
         rest = BucketPage()
         for name in ("names", "sizes", "etags", "updated", "classes"):
             column = getattr(self, name)
-            setattr(rest, name, column[at:])
-            setattr(self, name, column[:at])
+            setattr(rest, name, column[num_objects:])
+            setattr(self, name, column[:num_objects])
         return rest
 
     def pick(self, indices: list[int]) -> None:
-        """Keep the objects at these indices, in this order."""
+        """Keep only the objects at these indices, in this order."""
         for name in ("names", "sizes", "etags", "updated", "classes"):
             column = getattr(self, name)
-            setattr(self, name, [column[at] for at in indices])
+            setattr(self, name, [column[index] for index in indices])
 
 
 def list_query(
     *, prefix: str, start_after: str = "", delimiter: str = "", token: str = "", size: int = 1000
 ) -> bytes:
-    """Return the query of one page, its pairs sorted as they are signed."""
+    """Return the query of one page, with its parameters sorted as the signature requires."""
     pairs = {
         "continuation-token": token,
         "delimiter": delimiter,
@@ -95,32 +97,34 @@ def list_query(
     ).encode()
 
 
-def after(name: str) -> str:
-    """Return a `start-after`, which S3 excludes, for all names from `name` on.
+def start_after(name: str) -> str:
+    """Return a value of `start-after` for a listing that starts at `name`.
 
-    A few names before `name` may be listed, too.
+    S3 lists the names after that value, without the value itself. Some names before `name` may be
+    listed, too.
     """
     if not name:
         return ""
-    last = ord(name[-1]) - 1
-    if last in _SURROGATES:
-        last = _SURROGATES.start - 1
-    # Some servers repeat the text in XML as it is, which cannot hold all characters.
-    text = name[:-1] + (chr(last) + _LAST if last > 0x20 and last & 0xFFFE != 0xFFFE else "")
-    # Not longer than a name may be; the names between it and the shorter text are few then.
-    return text if len(text.encode()) <= _MAX_KEY_BYTES else name[:-1]
+    previous = ord(name[-1]) - 1
+    if previous in _SURROGATES:
+        previous = _SURROGATES.start - 1
+    # Some servers copy the value into the XML of the response, so it must have only XML characters.
+    is_xml = previous > 0x20 and previous & 0xFFFE != 0xFFFE
+    value = name[:-1] + (chr(previous) + _LAST if is_xml else "")
+    # The value may not be longer than a name.
+    return value if len(value.encode()) <= _MAX_KEY_BYTES else name[:-1]
 
 
 def decode_page(data: bytes | bytearray | memoryview) -> BucketPage:
     """Parse a page of a listing.
 
     Raises:
-        ValueError: It is malformed.
+        ValueError: The page is malformed.
     """
     text = bytes(data).decode()
     start = text.find("<ListBucketResult", 0, 200)
     if start < 0 or not text.rstrip().endswith("</ListBucketResult>"):
-        raise ValueError(f"it begins with {text[:60]!r}")
+        raise ValueError(f"it begins with {text[:60]!r} and ends with {text[-30:]!r}")
     rows = _OBJECT.findall(text)
     rest = _OBJECT.sub("", text) if rows else text
     root = parse_xml(rest)
@@ -129,10 +133,10 @@ def decode_page(data: bytes | bytearray | memoryview) -> BucketPage:
     for child in root:
         tag = local_name(child)
         if tag == "Contents":
-            # In another form: the regular expression may have missed some.
-            return _decode_slowly(text)
+            # The regular expression does not match all objects.
+            return _decode_by_parser(text)
         if tag == "CommonPrefixes":
-            prefixes += [each.text or "" for each in child]
+            prefixes += [element.text or "" for element in child]
         else:
             fields[tag] = child.text or ""
     page = BucketPage(prefixes=prefixes)
@@ -147,18 +151,18 @@ def decode_page(data: bytes | bytearray | memoryview) -> BucketPage:
     return _finish(page, fields)
 
 
-def _decode_slowly(text: str) -> BucketPage:
+def _decode_by_parser(text: str) -> BucketPage:
     page = BucketPage()
     fields: dict[str, str] = {}
     for child in parse_xml(text):
         tag = local_name(child)
         if tag == "CommonPrefixes":
-            page.prefixes += [each.text or "" for each in child]
+            page.prefixes += [element.text or "" for element in child]
         elif tag != "Contents":
             fields[tag] = child.text or ""
         else:
             values = texts_of(child)
-            name, updated, etag, size, storage_class = (values.get(each, "") for each in _FIELDS)
+            name, updated, etag, size, storage_class = (values.get(tag, "") for tag in _FIELDS)
             page.names.append(name)
             page.updated.append(updated)
             page.etags.append(etag.strip('"'))
@@ -169,49 +173,49 @@ def _decode_slowly(text: str) -> BucketPage:
 
 def _finish(page: BucketPage, fields: dict[str, str]) -> BucketPage:
     if page.sizes and max(page.sizes) > MAX_SIZE_BYTES:
-        raise ValueError(f"an object has {max(page.sizes)} bytes")
+        raise ValueError(f"an object has {max(page.sizes)} bytes, more than {MAX_SIZE_BYTES}")
     if fields.get("EncodingType") == "url":
-        page.names = [_decoded(name) for name in page.names]
-        page.prefixes = [_decoded(name) for name in page.prefixes]
+        page.names = [_decode_name(name) for name in page.names]
+        page.prefixes = [_decode_name(name) for name in page.prefixes]
     if fields.get("IsTruncated", "").lower() == "true":
         page.next_token = fields.get("NextContinuationToken", "")
         if not page.next_token:
-            raise ValueError("it is truncated, and has no token of the next page")
+            raise ValueError("the page is truncated, but has no token for the next page")
     return page
 
 
-def _decoded(name: str) -> str:
+def _decode_name(name: str) -> str:
     return unquote_plus(name, errors="strict") if "%" in name or "+" in name else name
 
 
 def is_sorted(page: BucketPage) -> bool:
-    """Return whether names and prefixes are in the order of their bytes, none of them twice."""
+    """Return whether names and prefixes are sorted and unique."""
     return all(all(map(lt, names, names[1:])) for names in (page.names, page.prefixes))
 
 
 def sort(page: BucketPage) -> None:
-    """Sort a page by its names' bytes."""
+    """Sort a page by name."""
     names = page.names
     page.pick(sorted(range(len(names)), key=names.__getitem__))
     page.prefixes = sorted(set(page.prefixes))
 
 
-def cut(page: BucketPage, *, start: str, end: str) -> None:
-    """Remove names outside of `[start, end)`; a page that reaches the end is the last one."""
+def cut_to_range(page: BucketPage, *, start: str, end: str) -> None:
+    """Remove names outside of `[start, end)`, and the page token if the page reaches `end`."""
     names = page.names
-    first, behind = 0, len(names)
-    while first < behind and names[first] < start:
+    first, stop = 0, len(names)
+    while first < stop and names[first] < start:
         first += 1
     if end and (names[-1:] >= [end] or page.prefixes[-1:] >= [end]):
         page.next_token = ""
-        while behind > first and names[behind - 1] >= end:
-            behind -= 1
-    if (first, behind) != (0, len(names)):
-        page.pick(list(range(first, behind)))
+        while stop > first and names[stop - 1] >= end:
+            stop -= 1
+    if (first, stop) != (0, len(names)):
+        page.pick(list(range(first, stop)))
     page.prefixes = [
-        each
-        for each in page.prefixes
-        if (each >= start or start.startswith(each)) and (not end or each < end)
+        prefix
+        for prefix in page.prefixes
+        if (prefix >= start or start.startswith(prefix)) and (not end or prefix < end)
     ]
 
 
@@ -219,27 +223,27 @@ def listing_of(page: BucketPage, *, prefix: str, root: str) -> Listing:
     """Return the objects of a page as columns.
 
     Raises:
-        ValueError: A name has another prefix, or a time is malformed.
+        ValueError: A name does not begin with `prefix`, or a time is malformed.
     """
     listing = Listing()
     if not page.names:
         return listing
-    # In a sorted list, all between two names with a prefix have it too.
+    # Names are sorted: if the first and the last one begin with the prefix, all of them do.
     for name in (page.names[0], page.names[-1]):
         if not name.startswith(prefix):
             raise ValueError(f"{name!r} is not below {prefix!r}")
-    skipped = len(prefix)
-    kinds: list[Kind] = [("", "", each, ()) for each in page.classes]
-    is_one = len(set(page.classes)) == 1
+    num_cut = len(prefix)
+    kinds: list[Kind] = [("", "", storage_class, ()) for storage_class in page.classes]
+    has_one_kind = len(set(page.classes)) == 1
     listing.extend_columns(
         root,
-        keys=[name[skipped:] for name in page.names] if skipped else page.names,
+        keys=[name[num_cut:] for name in page.names] if num_cut else page.names,
         sizes=page.sizes,
         etags=page.etags,
         generations=list(map(generation_of, page.etags, page.sizes)),
         crc32c=array("q", [-1]) * len(page.names),
         updated=_times(page.updated),
-        kinds=None if is_one else kinds,
+        kinds=None if has_one_kind else kinds,
         kind=kinds[0],
     )
     return listing

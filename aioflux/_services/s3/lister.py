@@ -1,4 +1,4 @@
-"""Listings of one bucket of S3: pages in the order of keys, whatever the order of the server."""
+"""Listings of one bucket of S3, sorted here if the server does not sort them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["S3Lister"]
 
 _UNSORTED_SERVERS: Final = (b"SeaweedFS",)
-"""Servers that list what lies below a name before names that only begin with it."""
-_MAX_SORTED: Final = 4
-"""Listings sorted here that are kept for their next page."""
+"""Servers that list "a/b" before "a-b", by the beginning of their Server header."""
+_MAX_REMAINDERS: Final = 4
+"""Maximum number of sorted listings whose remaining objects are cached."""
 
 
 class S3Lister:
-    """Reads pages below a prefix; listings of servers that do not sort are sorted here."""
+    """Reader of sorted pages below the prefix of a store.
+
+    If the server does not sort, the whole listing is read and sorted for its first page.
+    """
 
     def __init__(
         self,
@@ -34,49 +37,47 @@ class S3Lister:
         uri: Callable[[str], str],
         note_unsorted: Callable[[], None],
     ) -> None:
-        """Initialize.
+        """Initialize; `prefix` is the prefix of the store, `uri` returns the uri of a key.
 
-        Args:
-            sender: Sends requests.
-            prefix: Prefix of the store, cut off from keys.
-            uri: Returns the whole uri of a key.
-            note_unsorted: Called when the server turns out not to sort: each range of keys would
-                need a whole listing.
+        `note_unsorted` is called when the server does not sort. A listing should not be split into
+        ranges then, since each range would read the whole listing.
         """
         self._sender = sender
         self._prefix = prefix
         self._uri = uri
         self._note_unsorted = note_unsorted
-        # Listings of the server are unsorted: they are read whole, and sorted here.
         self._is_unsorted = False
-        # The remainders of such listings, by the tokens of their next pages.
-        self._sorted: dict[str, listing.BucketPage] = {}
+        # The remaining objects of sorted listings, by the token of the next page.
+        self._remainders: dict[str, listing.BucketPage] = {}
 
     async def page(self, request: ListRequest, size: int) -> Page:
-        """Read one page of `size` objects at most; see `Service.list_page`."""
+        """Read one page of at most `size` objects; see `Service.list_page`.
+
+        With a delimiter, a listing that the server does not sort is one page of all its objects.
+        """
         prefix, page_token = request.prefix, request.page_token
         start = request.start_offset and self._prefix + request.start_offset
         end = request.end_offset and self._prefix + request.end_offset
         request_page = partial(self._request_page, prefix, request.delimiter, size)
-        page = self._sorted.pop(page_token, None)
+        page = self._remainders.pop(page_token, None)
         if page is None and not self._is_unsorted:
             page = await request_page(start, page_token)
         if page is None or self._is_unsorted or not listing.is_sorted(page):
             self._is_unsorted = True
             self._note_unsorted()
-            most = 0 if request.delimiter else size
-            page = await self._sorted_page(request_page, page, prefix, page_token, start, most)
+            limit = 0 if request.delimiter else size
+            page = await self._page_of_sorted(request_page, page, prefix, page_token, start, limit)
         if page_token and page.next_token == page_token:
-            raise unexpected_page(self._uri(prefix), "the next page is the same one again")
-        listing.cut(page, start=start, end=end)
+            raise unexpected_page(self._uri(prefix), "its next page is the same page again")
+        listing.cut_to_range(page, start=start, end=end)
         try:
             objects = listing.listing_of(page, prefix=self._prefix, root=self._uri(""))
         except ValueError as exc:
             raise unexpected_page(self._uri(prefix), exc) from exc
-        skipped = len(self._prefix)
+        num_cut = len(self._prefix)
         return Page(
             objects=objects,
-            prefixes=[name[skipped:] for name in page.prefixes],
+            prefixes=[name[num_cut:] for name in page.prefixes],
             next_token=page.next_token,
         )
 
@@ -85,17 +86,12 @@ class S3Lister:
     ) -> listing.BucketPage:
         query = listing.list_query(
             prefix=self._prefix + prefix,
-            start_after=listing.after(start),
+            start_after=listing.start_after(start),
             delimiter=delimiter,
             token=token,
             size=size,
         )
-        response = await self._sender.send(
-            b"GET",
-            b"?" + query,
-            "list",
-            prefix,
-        )
+        response = await self._sender.send(b"GET", b"?" + query, "list", prefix)
         if response.headers.get(b"server", b"").startswith(_UNSORTED_SERVERS):
             self._is_unsorted = True
         try:
@@ -104,49 +100,50 @@ class S3Lister:
             response.discard_connection()
             raise malformed_page(self._uri(prefix), exc) from exc
 
-    async def _sorted_page(
+    async def _page_of_sorted(
         self,
         request_page: Any,
         page: listing.BucketPage | None,
         prefix: str,
         token: str,
         start: str,
-        most: int,
+        limit: int,
     ) -> listing.BucketPage:
-        """Return a page of a listing that the server does not sort.
+        """Return one page of a listing that the server does not sort.
 
         Args:
-            request_page: Requests a page, by its start and its token.
-            page: The sorted remainder of the listing, or a page of the server, or None.
-            prefix: Prefix of the listing, for errors.
-            token: Token of the page.
-            start: First name of the page.
-            most: Objects of a page; 0 for all.
+            request_page: Requests one page of the server, given its start and its token.
+            page: Cached rest of the sorted listing, or None. A page of the server may be passed,
+                and is ignored if `token` is not a token for a sorted listing.
+            prefix: Prefix of the listing, for error messages.
+            token: Token of the page to return; empty for the first page.
+            start: Smallest name to return.
+            limit: Largest number of objects in the page; 0 for all.
 
         Raises:
-            StorageError: The server returns a page again.
+            StorageError: The server returns the same page token twice, or too many empty pages.
         """
-        if page is None or not token.startswith(listing.AFTER):
+        if page is None or not token.startswith(listing.SORTED_PREFIX):
             page = await request_page("", "")
-            tokens: set[str] = set()
-            empty = EmptyPageCounter(self._uri(prefix))
+            seen_tokens: set[str] = set()
+            empty_pages = EmptyPageCounter(self._uri(prefix))
             while page.next_token:
-                if page.next_token in tokens:
-                    raise unexpected_page(self._uri(prefix), "the next page is one that was before")
-                tokens.add(page.next_token)
-                other = await request_page("", page.next_token)
-                empty.count(len(other.names) + len(other.prefixes))
-                page.extend(other)
-                page.next_token = other.next_token
+                if page.next_token in seen_tokens:
+                    raise unexpected_page(self._uri(prefix), "its next page is a previous page")
+                seen_tokens.add(page.next_token)
+                next_page = await request_page("", page.next_token)
+                empty_pages.count(len(next_page.names) + len(next_page.prefixes))
+                page.extend(next_page)
+                page.next_token = next_page.next_token
             listing.sort(page)
-            if token.startswith(listing.AFTER):
-                # The remainder is no longer cached.
-                start = max(start, token.removeprefix(listing.AFTER) + "\0")
-            listing.cut(page, start=start, end="")
-        if most and len(page.names) > most:
-            rest = page.split(most)
-            page.next_token = listing.AFTER + page.names[-1]
-            self._sorted[page.next_token] = rest
-            while len(self._sorted) > _MAX_SORTED:
-                del self._sorted[next(iter(self._sorted))]
+            if token.startswith(listing.SORTED_PREFIX):
+                # The remaining objects are no longer cached.
+                start = max(start, token.removeprefix(listing.SORTED_PREFIX) + "\0")
+            listing.cut_to_range(page, start=start, end="")
+        if limit and len(page.names) > limit:
+            remainder = page.split(limit)
+            page.next_token = listing.SORTED_PREFIX + page.names[-1]
+            self._remainders[page.next_token] = remainder
+            while len(self._remainders) > _MAX_REMAINDERS:
+                del self._remainders[next(iter(self._remainders))]
         return page

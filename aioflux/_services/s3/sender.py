@@ -1,7 +1,7 @@
-"""Requests to one bucket of S3: endpoint, access keys, headers, signature.
+"""Sender of the requests to one bucket of S3: endpoint, access keys, headers, signature.
 
-A request is sent again if the bucket is in another region, the access keys have expired or the
-clock is wrong, once for each; it was not carried out before.
+A request is sent again if the bucket is in another region, if the access keys have expired, or if
+the local clock is wrong; S3 rejects such a request before it changes an object.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aioflux._auth.aws import NOT_READY, AWSSource, Settings
 from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
@@ -28,9 +28,9 @@ from aioflux._services.sender import (
     ErrorResponse,
     RequestKind,
     Sender,
-    as_read,
+    as_read_error,
     hash_body,
-    name_errors,
+    resolve_credentials,
 )
 from aioflux._values.uri import check_endpoint
 from aioflux.errors import TransientError
@@ -46,22 +46,46 @@ if TYPE_CHECKING:
     from aioflux.errors import StorageError
     from aioflux.options import S3Access
 
-__all__ = ["S3Sender"]
+__all__ = ["RequestSigner", "S3Sender"]
 
 _UNSIGNED_HEADERS: Final = FixedHeaders([USER_AGENT])
-"""Headers of every request that are not signed; `Signer` adds those that are."""
+"""The headers that every request has in addition to those that `Signer.sign` returns."""
 _MIN_SKEW_SECONDS: Final = 60.0
+"""Smallest change of the measured clock skew that justifies another send."""
+
+
+class RequestSigner(Protocol):
+    """Signer of requests with one set of access keys, such as `Signer` of `_auth/sigv4.py`.
+
+    Attributes:
+        keys: The access keys.
+        skew_seconds: Time by which the clock of the service is ahead of this machine's clock.
+    """
+
+    keys: Keys
+    skew_seconds: float
+
+    def sign(
+        self,
+        method: bytes,
+        path: bytes,
+        query: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        payload: bytes,
+    ) -> Sequence[tuple[bytes, bytes]]:
+        """Return the headers to send. `payload` is the SHA-256 of the body, or `UNSIGNED`."""
 
 
 class S3Sender(Sender):
-    """Requests to one bucket.
+    """Sender of the requests to one bucket.
 
     Attributes:
-        is_guarded: Requests go over TLS.
+        is_guarded: Whether requests use TLS. Before the first request it is False, unless an
+            `endpoint_url` with https was passed.
         endpoint: Endpoint of the bucket; None before the first request.
     """
 
-    _num_sends = 4
+    _max_sends = 4  # one, and one more for each of the three reasons in the module docstring
 
     def __init__(
         self,
@@ -71,27 +95,27 @@ class S3Sender(Sender):
         uri: Callable[[str], str],
         on_endpoint: Callable[[], None],
     ) -> None:
-        """Initialize; settings of the environment and the profile are read by the first request.
+        """Initialize; the first request reads the settings of the environment and the profile.
 
         Args:
-            config: Settings of the service.
-            access: Settings of S3 alone.
-            uri: Returns the whole uri of a key, for errors.
-            on_endpoint: Called once the endpoint is found.
+            config: Settings that all services have.
+            access: Settings that only S3 has.
+            uri: Returns the uri of a key, for error messages.
+            on_endpoint: Called when the endpoint is found.
         """
         super().__init__(uri)
         self._config = config
         self._bucket = config.location.bucket
         self._access = access
-        # A profile may name another endpoint.
+        # Empty for AWS. `_find_endpoint` sets it if the environment or the profile has an endpoint.
         self._endpoint_url = check_endpoint(config.endpoint_url) if config.endpoint_url else ""
         self.endpoint: Endpoint | None = None
         self.is_guarded = self._endpoint_url.startswith("https://")
         self._on_endpoint = on_endpoint
         self._source = AWSSource(access)
-        self._signer: Signer | None = None
+        self._signer: RequestSigner | None = None
         self._skew_seconds = 0.0
-        self._opening: asyncio.Lock | None = None
+        self._endpoint_lock: asyncio.Lock | None = None
         self._addressing: str = access.addressing
         self._settings = Settings()
         self._is_closed = False
@@ -107,7 +131,7 @@ class S3Sender(Sender):
         kind: RequestKind,
     ) -> AuthorizedRequest:
         payload = EMPTY_HASH
-        endpoint = self.endpoint or await self._open(action, key)
+        endpoint = self.endpoint or await self._open_endpoint(action, key)
         if body is not None and not self._access.anonymous:
             payload = (
                 UNSIGNED
@@ -117,7 +141,7 @@ class S3Sender(Sender):
         signer = self._signer
         if signer is None or signer.keys is not self._source.get_nowait():
             signer = await self._find_signer(endpoint, action, key)
-        return _signed(method, target, headers, payload, endpoint, signer)
+        return _sign_request(method, target, headers, payload, endpoint, signer)
 
     def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
@@ -127,17 +151,17 @@ class S3Sender(Sender):
             return None
         if (signer.keys if signer is not None else None) is not keys:
             return None
-        return _signed(b"GET", target, headers, EMPTY_HASH, endpoint, signer)
+        return _sign_request(b"GET", target, headers, EMPTY_HASH, endpoint, signer)
 
     def should_resend(
-        self, response: Response, credentials: tuple[Endpoint, Signer | None]
+        self, response: Response, credentials: tuple[Endpoint, RequestSigner | None]
     ) -> bool:
         endpoint, signer = credentials
         fields = _fields(response)
         code = fields.get("Code", "")
         region = region_from_response(response.headers, fields)
         if region and region != endpoint.region and response.status in {301, 307, 400, 403}:
-            self._move(region)
+            self._set_region(region)
             return True
         if signer is None:
             return False
@@ -145,7 +169,7 @@ class S3Sender(Sender):
             self._source.invalidate(signer.keys)
             return True
         if code == SKEWED_CODE:
-            skew = _seconds_ahead(response.headers.get(b"date", b"").decode("latin-1"))
+            skew = _clock_skew(response.headers.get(b"date", b"").decode("latin-1"))
             if skew is not None and abs(skew - signer.skew_seconds) > _MIN_SKEW_SECONDS:
                 self._skew_seconds = skew
                 self._signer = None
@@ -178,9 +202,9 @@ class S3Sender(Sender):
         )
 
     async def endpoint_url(self) -> str:
-        """Return the url of the endpoint, empty if it is that of AWS. Sends nothing."""
+        """Return the url of the endpoint; empty for AWS. Sends no request."""
         if self.endpoint is None and not self._endpoint_url:
-            settings = await name_errors(
+            settings = await resolve_credentials(
                 self._source.settings(), "find the endpoint of", self._uri("")
             )
             return str(settings.endpoint_url)
@@ -192,11 +216,11 @@ class S3Sender(Sender):
             await self.pool.aclose()
         await self._source.close()
 
-    async def _open(self, action: str, key: str) -> Endpoint:
+    async def _open_endpoint(self, action: str, key: str) -> Endpoint:
         """Find the endpoint of the bucket, once."""
-        if self._opening is None:
-            self._opening = asyncio.Lock()
-        async with self._opening:
+        if self._endpoint_lock is None:
+            self._endpoint_lock = asyncio.Lock()
+        async with self._endpoint_lock:
             if self.endpoint is None:
                 if self._is_closed:
                     raise self.transport_error(RuntimeError(), action, key)
@@ -206,16 +230,18 @@ class S3Sender(Sender):
         return self.endpoint
 
     async def _find_endpoint(self, action: str, key: str) -> Endpoint:
-        found = self._settings = await name_errors(self._source.settings(), action, self._uri(key))
+        settings = self._settings = await resolve_credentials(
+            self._source.settings(), action, self._uri(key)
+        )
         endpoint_url = self._endpoint_url
-        if not endpoint_url and found.endpoint_url:
-            endpoint_url = self._endpoint_url = check_endpoint(found.endpoint_url)
-        region = self._access.region or found.region
-        if self._access.addressing == "auto" and found.addressing:
-            self._addressing = found.addressing
+        if not endpoint_url and settings.endpoint_url:
+            endpoint_url = self._endpoint_url = check_endpoint(settings.endpoint_url)
+        region = self._access.region or settings.region
+        if self._access.addressing == "auto" and settings.addressing:
+            self._addressing = settings.addressing
         else:
             self._addressing = self._access.addressing
-        is_unknown = not region and not endpoint_url
+        is_region_unknown = not region and not endpoint_url
         endpoint = self.endpoint_in(region or DEFAULT_REGION)
         if self.pool is None:
             config = self._config
@@ -223,11 +249,11 @@ class S3Sender(Sender):
                 endpoint.origin,
                 max_connections=config.max_connections,
                 timeouts=config.timeouts,
-                ssl_context=config.ssl_context or _context_of(found.ca_bundle),
+                ssl_context=config.ssl_context or _context_of(settings.ca_bundle),
             )
         return (
-            self.endpoint_in(await self._discover(endpoint, action, key))
-            if is_unknown
+            self.endpoint_in(await self._find_region(endpoint, action, key))
+            if is_region_unknown
             else endpoint
         )
 
@@ -242,46 +268,53 @@ class S3Sender(Sender):
             use_dualstack=self._settings.use_dualstack,
         )
 
-    async def _discover(self, endpoint: Endpoint, action: str, key: str) -> str:
-        """Return the region of the bucket, from AWS; the request needs no credentials."""
+    async def _find_region(self, endpoint: Endpoint, action: str, key: str) -> str:
+        """Return the region of the bucket, from a request to AWS without credentials.
+
+        If the response names no region, this is the default region.
+        """
         assert self.pool is not None
         try:
             response = await self.pool.request(
                 endpoint.origin, b"HEAD", endpoint.root + b"/", [], fixed=_UNSIGNED_HEADERS
             )
         except (RuntimeError, TransportError) as exc:
-            raise as_read(self.transport_error(exc, action, key)) from exc
+            raise as_read_error(self.transport_error(exc, action, key)) from exc
         region = region_from_response(response.headers, {})
         if region:
             return region
         if response.status == 404:
             raise service_error(404, action=action, uri=self._uri(key), code="NoSuchBucket")
-        error = as_read(self.response_error(response, action, key))
+        error = as_read_error(self.response_error(response, action, key))
         if isinstance(error, TransientError) or response.status >= 500:
             raise error
         return DEFAULT_REGION
 
-    def _move(self, region: str) -> None:
+    def _set_region(self, region: str) -> None:
         """Send requests to another region from now on."""
         self.endpoint = self.endpoint_in(region)
         self._signer = None
 
-    async def _find_signer(self, endpoint: Endpoint, action: str, key: str) -> Signer | None:
+    async def _find_signer(self, endpoint: Endpoint, action: str, key: str) -> RequestSigner | None:
         """Return the signer of the current keys; None if requests are not signed."""
         keys = self._source.get_nowait()
         if keys is NOT_READY:
-            keys = await name_errors(self._source.get(), action, self._uri(key))
+            keys = await resolve_credentials(self._source.get(), action, self._uri(key))
         if keys is None:
             return None
         signer = self._signer
         if signer is None or signer.keys is not keys:
             signer = self.new_signer(keys, endpoint)
-            if endpoint is self.endpoint:  # else the bucket was found in another region meanwhile
+            # `_set_region` may have replaced the endpoint during the await.
+            if endpoint is self.endpoint:
                 self._signer = signer
         return signer
 
-    def new_signer(self, keys: Keys, endpoint: Endpoint) -> Signer:
-        """Return what signs requests; a service with another signature returns another."""
+    def new_signer(self, keys: Keys, endpoint: Endpoint) -> RequestSigner:
+        """Return a signer of requests. Override it for a service with another signature.
+
+        `self._skew_seconds` is the time by which the clock of the service is ahead.
+        """
         return Signer(
             keys,
             region=endpoint.region,
@@ -291,34 +324,34 @@ class S3Sender(Sender):
         )
 
 
-def _signed(
+def _sign_request(
     method: bytes,
     target: bytes,
     headers: Sequence[tuple[bytes, bytes]],
     payload: bytes,
     endpoint: Endpoint,
-    signer: Signer | None,
+    signer: RequestSigner | None,
 ) -> AuthorizedRequest:
-    """Return a request as it is sent, signed if there are keys; `target` is that in the bucket."""
+    """Return a request, signed if there is a signer; `target` is relative to the bucket."""
     path, _, query = target.partition(b"?")
-    path = whole = endpoint.root + path or b"/"
+    path = full_target = endpoint.root + path or b"/"
     if query:
         query = canonical_query(query)
-        whole = b"%b?%b" % (path, query)
+        full_target = b"%b?%b" % (path, query)
     if signer is not None:
         headers = signer.sign(method, path, query, headers, payload)
-    return endpoint.origin, whole, headers, _UNSIGNED_HEADERS, (endpoint, signer)
+    return endpoint.origin, full_target, headers, _UNSIGNED_HEADERS, (endpoint, signer)
 
 
 def _context_of(ca_bundle: str) -> ssl.SSLContext | None:
-    """Return TLS settings that trust the authorities of a file; None if there is no file."""
+    """Return TLS settings with the certificate authorities of a file; None without a file."""
     if not ca_bundle:
         return None
     try:
         return default_context(ca_bundle)
-    except OSError as exc:  # ssl.SSLError is one
+    except OSError as exc:  # or its subclass ssl.SSLError
         raise ValueError(
-            f"AWS_CA_BUNDLE, or ca_bundle of the profile, names {ca_bundle!r}, which cannot be "
+            f"AWS_CA_BUNDLE, or ca_bundle of the profile, names {ca_bundle!r}, but it could not be "
             f"read as certificates: {exc}"
         ) from exc
 
@@ -330,8 +363,8 @@ def _fields(response: ErrorResponse) -> Mapping[str, str]:
         return {}
 
 
-def _seconds_ahead(date: str) -> float | None:
-    """Return the seconds by which a date is ahead of the local clock; None if it is malformed."""
+def _clock_skew(date: str) -> float | None:
+    """Return the seconds that a date is ahead of the local clock; None if it is malformed."""
     try:
         return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):

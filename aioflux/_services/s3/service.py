@@ -1,6 +1,6 @@
-"""S3 and servers with its API.
+"""Amazon S3, and other servers with its API.
 
-    operation -> `sender`: endpoint, keys, signature, HTTP request -> decoded response
+    operation -> `sender`: endpoint, access keys, signature, HTTP request -> decoded response
 
 Over 500 lines because it is one class with a method for each operation of the contract.
 """
@@ -17,9 +17,9 @@ from aioflux._services.headers import DEFAULT_TYPE
 from aioflux._services.http import COMPLETE_SECONDS
 from aioflux._services.s3 import read as reading
 from aioflux._services.s3 import wire
-from aioflux._services.s3.conditions import refuse_ignored, unquoted_endpoints
+from aioflux._services.s3.conditions import reject_ignored_condition, unquoted_endpoints
 from aioflux._services.s3.copy import MAX_COPY_BYTES, copy_by_parts, copy_headers
-from aioflux._services.s3.delete import can_be_xml, delete_many
+from aioflux._services.s3.delete import delete_many, fits_xml
 from aioflux._services.s3.endpoint import is_amazon
 from aioflux._services.s3.errors import deletion_error, error_in_success
 from aioflux._services.s3.lister import S3Lister
@@ -28,12 +28,7 @@ from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind
 from aioflux._services.xml_uploads import XMLService
 from aioflux._values.checksums import crc32c as crc32c_of
 from aioflux._values.meta import ObjectMeta
-from aioflux.errors import (
-    NotFoundError,
-    PreconditionFailedError,
-    StorageError,
-    TransientError,
-)
+from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
 from aioflux.options import S3Access
 
 if TYPE_CHECKING:
@@ -64,21 +59,22 @@ class S3Service(XMLService):
         page_size=1000,
     )
     _service_name = "S3"
-    _no_compose = (
+    _compose_advice = (
         "S3 does not concatenate objects; read the sources and write their bytes with open_writer, "
-        "or keep them as they are"
+        "or use the sources as they are"
     )
     _encodes_keys = True
     sender_class: ClassVar[type[S3Sender]] = S3Sender
-    """Sends requests; a subclass may sign them differently, by its own `S3Sender.new_signer`."""
+    """Class of the sender. For another signature, set a class that overrides `new_signer`."""
     _sender: S3Sender
     _lister: S3Lister
 
     def __init__(self, config: ServiceConfig) -> None:
         bucket, prefix = config.location.bucket, config.location.key
         super().__init__(root_uri=f"{config.location.scheme}://{bucket}/", prefix=prefix)
-        given = config.credentials
-        access = given if isinstance(given, S3Access) else S3Access(credentials=given)
+        access = config.credentials
+        if not isinstance(access, S3Access):
+            access = S3Access(credentials=access)
         self._bucket = bucket
         self._has_checksums = access.checksums
         self._requires_conditions = access.require_conditions
@@ -122,8 +118,8 @@ class S3Service(XMLService):
         )
         self.conditions_known = True
 
-    def refuse_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
-        refuse_ignored(
+    def reject_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
+        reject_ignored_condition(
             precondition,
             uri=self.uri(key),
             server=self._server,
@@ -131,38 +127,40 @@ class S3Service(XMLService):
             warns=warns,
         )
 
-    async def compares_deletes(self, *, in_pages: bool = False) -> bool:
+    async def has_conditional_delete(self, *, in_pages: bool = False) -> bool:
         await self.unprobed_server()
-        # A probe tries only single deletes.
+        # The probe tries only deletes of one object, not those of a page.
         is_probed = self.conditions_known and not in_pages
         return self._is_amazon or (is_probed and self.capabilities.conditional_delete)
 
-    def _is_compared(self, precondition: Precondition) -> bool:
-        """Return whether the server is known to enforce a precondition."""
-        can = self.capabilities
-        return can.conditional_create if precondition.if_absent else can.conditional_replace
+    def _server_compares(self, precondition: Precondition) -> bool:
+        """Return whether the server compares a precondition; True before a probe."""
+        if precondition.if_absent:
+            return self.capabilities.conditional_create
+        return self.capabilities.conditional_replace
 
-    async def _compared(self, key: str, precondition: Precondition) -> Precondition:
-        """Return the precondition to send; one that the server ignores is checked here instead.
+    async def _precondition_to_send(self, key: str, precondition: Precondition) -> Precondition:
+        """Return the precondition to send; check it here and return an empty one if it is ignored.
 
         Raises:
-            PreconditionFailedError: It does not hold.
+            PreconditionFailedError: The precondition was checked here, and does not hold.
         """
-        if not precondition or self._is_compared(precondition):
+        if not precondition or self._server_compares(precondition):
             return precondition
-        await self._check(key, precondition)
+        await self._check_precondition(key, precondition)
         return Precondition()
 
     async def _send_matching(
         self, key: str, generation: str, send: Callable[[bool], Awaitable[Response]]
     ) -> Response:
-        """Send a request with `If-Match`, its ETag quoted or not, as the endpoint expects it.
+        """Send a request with `If-Match`, and find out if the server wants quotes around the ETag.
 
-        If the endpoint rejects the ETag of the object, the other form is tried, and remembered if
-        it is accepted. The argument of `send` is whether the ETag has quotes.
+        Some servers accept only one of the two forms. If the endpoint rejects the current ETag of
+        the object, the other form is sent, and used for later requests if the endpoint accepts it.
+        The argument of `send` is whether the ETag has quotes.
 
         Raises:
-            PreconditionFailedError: The object has another generation, or there is none.
+            PreconditionFailedError: The object has another generation, or does not exist.
         """
         endpoint = await self._sender.endpoint_url()
         is_quoted = endpoint not in unquoted_endpoints
@@ -172,13 +170,13 @@ class S3Service(XMLService):
             if exc.status != 412 or is_amazon(endpoint):
                 raise
             try:
-                found = (await self.head(key)).generation
+                current = (await self.head(key)).generation
             except NotFoundError:
-                found = ""
+                current = ""
             except TransientError as failure:
-                failure.maybe_done = False  # the request itself was rejected
+                failure.maybe_done = False  # the server rejected the request that `send` sent
                 raise
-            if not wire.is_same_generation(generation, found):
+            if not wire.is_same_generation(generation, current):
                 raise
         response = await send(not is_quoted)
         if is_quoted:
@@ -202,7 +200,7 @@ class S3Service(XMLService):
         if not wire.etag_of(headers) or not length.isdigit():
             raise self._not_from_service("read the metadata of", key, response)
         if pin.etag and wire.etag_of(headers) != pin.etag:
-            # A server that ignores `If-Match`.
+            # The server ignores `If-Match`.
             uri = self.uri(key)
             raise NotFoundError(
                 f"could not read the metadata of {uri}: it was replaced since it was listed; list "
@@ -223,7 +221,7 @@ class S3Service(XMLService):
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
         generation, start, end = request.generation, request.start, request.end
         pin = wire.parse_pin(generation)
-        is_guess = not generation and start == 0 and self._guesses.reads_all(end)
+        is_guess = not generation and start == 0 and self._guesses.omits_range(end)
         byte_range = b"" if is_guess else reading.byte_range(start, end, pin)
         headers = wire.read_headers(pin, byte_range)
         return self._target(request.key, pin), headers, bool(byte_range), is_guess
@@ -235,17 +233,18 @@ class S3Service(XMLService):
         key, headers = request.key, response.headers
         etag = wire.etag_of(headers)
         if response.status == 416:
-            past = reading.size_past_the_end(headers, response.body, start=request.start)
-            return None if past is None else self._body(key, headers, etag, b"", past, None)
+            size = reading.size_past_the_end(headers, response.body, start=request.start)
+            return None if size is None else self._body(key, headers, etag, b"", size, None)
         size = reading.object_size(request, response, etag)
         is_whole = response.num_bytes == size
         checksum = self._checksum_of_whole(key, response) if is_whole else None
         return self._body(key, headers, etag, response.body, size, checksum)
 
     def _checksum_of_whole(self, key: str, response: Response) -> int | None:
-        """Return the crc32c of a whole object: that of the response, or computed.
+        """Return the crc32c of a whole object, from its response.
 
-        It is computed if the bytes match another checksum of the response; None without one.
+        If the response has no crc32c but another checksum, compare the bytes with that, and compute
+        the crc32c. None if the response has no checksum, or none that is worth comparing.
 
         Raises:
             TransientError: The bytes do not match the other checksum.
@@ -257,9 +256,9 @@ class S3Service(XMLService):
             raise self._malformed_response(key, exc) from exc
         if checksum is not None or not self._verify:
             return checksum
-        # Over TLS bytes cannot change without an error, and an MD5 may cost more than the read.
+        # Over TLS, bytes cannot change without an error, and an MD5 may cost more than the read.
         is_same = reading.is_same_content(
-            headers, response.body, takes_md5=not self._sender.is_guarded
+            headers, response.body, uses_md5=not self._sender.is_guarded
         )
         if is_same is None:
             return None
@@ -298,7 +297,7 @@ class S3Service(XMLService):
         headers = wire.object_headers(request.content_type, request.metadata)
         if self._has_checksums:
             headers += wire.hash_headers(crc32c)
-        condition = await self._compared(key, request.precondition)
+        condition = await self._precondition_to_send(key, request.precondition)
 
         async def send(is_quoted: bool) -> Response:
             conditions = wire.precondition_headers(condition, is_quoted=is_quoted)
@@ -326,7 +325,7 @@ class S3Service(XMLService):
     async def delete(self, key: str, *, generation: str = "") -> None:
         pin = wire.parse_pin(generation)
         if not generation:
-            # The response of S3 is the same for a missing object.
+            # S3 also returns success for a missing object.
             await self.head(key)
 
         async def send(is_quoted: bool) -> Response:
@@ -345,7 +344,7 @@ class S3Service(XMLService):
                 self._send_matching(key, generation, send) if pin.etag else send(True)
             )
         except PreconditionFailedError:
-            # S3 returns 412 for a missing object, too.
+            # S3 also returns 412 for a missing object.
             await self.head(key)
             raise
         if response.num_bytes:
@@ -353,12 +352,12 @@ class S3Service(XMLService):
 
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
         failed: dict[str, StorageError] = {}
-        names: dict[str, str] = {}
+        key_by_name: dict[str, str] = {}
         rows: list[tuple[str, wire.Pin]] = []
         for source in sources:
             name = self._name(source.key)
-            if can_be_xml(name):
-                names[name] = source.key
+            if fits_xml(name):
+                key_by_name[name] = source.key
                 rows.append((name, wire.parse_pin(source.generation)))
             else:
                 try:
@@ -369,13 +368,13 @@ class S3Service(XMLService):
             return failed
         rejected = await delete_many(self._sender, rows, uri=self.uri())
         for name, (code, detail) in rejected.items():
-            key = names.get(name)
+            key = key_by_name.get(name)
             if key is None:
-                # It may be about an object that would otherwise count as deleted.
+                # The error may belong to one of the requested objects, so none counts as deleted.
                 uri = self.uri()
                 raise TransientError(
                     f"could not delete objects of {uri}: the service returned {code} for {name!r}, "
-                    "which was not in the request",
+                    "which is not in the request",
                     uri=uri,
                     maybe_done=True,
                 )
@@ -387,11 +386,11 @@ class S3Service(XMLService):
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         original = await self.head(source.key, generation=source.generation)
-        await self._check(key, precondition)
+        await self._check_precondition(key, precondition)
         pin = wire.parse_pin(source.generation or original.generation)
         source_headers = copy_headers(self._bucket, self._name(source.key), pin)
         action = "copy to"
-        condition = precondition if self._is_compared(precondition) else Precondition()
+        condition = precondition if self._server_compares(precondition) else Precondition()
         try:
             if original.size > MAX_COPY_BYTES:
                 request = WriteRequest(key, precondition, original.content_type, original.metadata)
@@ -406,9 +405,9 @@ class S3Service(XMLService):
                 kind=CONDITIONAL if condition else PLAIN,
             )
         except PreconditionFailedError:
-            # The precondition of the source failed, or that of the destination.
+            # S3 returns 412 for the precondition of the source, and for that of the destination.
             pinned = f"version:{pin.version}" if pin.version else original.generation
-            await self._require_source(source, pinned)
+            await self._check_source(source, pinned)
             raise
         fields = self._fields(response, "ETag", action, key)
         etag = fields["ETag"].strip('"')
@@ -424,13 +423,13 @@ class S3Service(XMLService):
             storage_class="",
         )
 
-    async def _require_source(self, source: Source, generation: str) -> None:
-        """Check that the source of a copy has not been replaced.
+    async def _check_source(self, source: Source, generation: str) -> None:
+        """Check that the source of a copy was not replaced or deleted.
 
         Raises:
-            NotFoundError: It was replaced, and the caller pinned its generation.
-            TransientError: It was replaced, and the caller did not pin it: the next attempt copies
-                the new object.
+            NotFoundError: The source has changed, and the caller pinned its generation.
+            TransientError: The source has changed, and the caller did not pin its generation: the
+                next attempt copies the new object, if there is one.
         """
         try:
             await self.head(source.key, generation=generation)
@@ -439,25 +438,25 @@ class S3Service(XMLService):
                 raise
             uri = self.uri(source.key)
             raise TransientError(
-                f"could not copy {uri}: it was replaced meanwhile", uri=uri
+                f"could not copy {uri}: it was replaced or deleted during the copy", uri=uri
             ) from exc
 
-    async def _check(self, key: str, precondition: Precondition) -> None:
-        """Check a condition by reading the metadata, for servers that ignore it.
+    async def _check_precondition(self, key: str, precondition: Precondition) -> None:
+        """Compare a precondition with the object's metadata, since the server may ignore it.
 
         Raises:
-            PreconditionFailedError: It does not hold.
+            PreconditionFailedError: The precondition does not hold.
         """
         if not precondition:
             return
-        found = ""
+        current = ""
         try:
-            found = (await self.head(key)).generation
+            current = (await self.head(key)).generation
         except NotFoundError:
             if precondition.if_absent:
                 return
         expected = precondition.if_generation_match
-        if precondition.if_absent or not wire.is_same_generation(expected or "", found):
+        if precondition.if_absent or not wire.is_same_generation(expected or "", current):
             uri = self.uri(key)
             raise PreconditionFailedError(
                 f"could not write {uri}: its generation is not the expected one",
@@ -478,13 +477,13 @@ class S3Service(XMLService):
 
     def _part_crc32c(self, response: Response, crc32c: int | None) -> int | None:
         checksum = self._checksum_from_headers(response.headers)
-        # A response without a checksum: the service has compared the one of the request.
+        # If the response has no checksum, the service has compared the checksum of the request.
         return crc32c if checksum is None else checksum
 
     async def put_part_copy(
         self, key: str, upload_id: str, number: int, headers: Sequence[tuple[bytes, bytes]]
     ) -> str:
-        """Copy one part from an object, and return its entity tag."""
+        """Copy the bytes of one part from an object; return the ETag of the part."""
         action = f"copy part {number} of"
         response = await self._sender.send(
             b"PUT",
@@ -500,14 +499,14 @@ class S3Service(XMLService):
         self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]
     ) -> ObjectMeta:
         key, precondition = request.key, request.precondition
-        await self._check(key, precondition)
+        await self._check_precondition(key, precondition)
         size = sum(part.size for part in parts)
-        condition = precondition if self._is_compared(precondition) else Precondition()
+        condition = precondition if self._server_compares(precondition) else Precondition()
         headers = [(b"Content-Type", b"application/xml")]
         headers += wire.precondition_headers(condition)
-        whole = multipart.combined_crc32c(parts) if self._has_checksums else None
-        if whole is not None:
-            headers += [*wire.hash_headers(whole), (b"x-amz-checksum-type", b"FULL_OBJECT")]
+        checksum = multipart.combined_crc32c(parts) if self._has_checksums else None
+        if checksum is not None:
+            headers += [*wire.hash_headers(checksum), (b"x-amz-checksum-type", b"FULL_OBJECT")]
         action = "complete the upload of"
         response = await self._sender.send(
             b"POST",
@@ -546,10 +545,10 @@ class S3Service(XMLService):
         raise error_in_success(fields, action=action, uri=self.uri(key))
 
     def _checksum_from_headers(self, headers: Mapping[bytes, bytes]) -> int | None:
-        """Return the crc32c of a whole object, unless `S3Access.checksums` is off.
+        """Return the crc32c of a whole object; None if missing, or if `S3Access.checksums` is off.
 
         Raises:
-            ValueError: It is malformed.
+            ValueError: The header is malformed.
         """
         if not self._has_checksums:
             return None

@@ -1,5 +1,5 @@
-"""The bytes of a checkpoint: commit objects, frames, pickles, metadata.
+"""Formats of stored checkpoints: commit objects, compressed frames, pickles, metadata.
 
-Without torch and without I/O: `streams` reads and writes files of its caller, and `codec` runs the
-functions of `frames` on threads, which saves, loads and `compression` share.
+No module here imports torch or does I/O of its own. `streams` reads and writes files that its
+caller opened, and `codec` runs the functions of `frames` on threads.
 """

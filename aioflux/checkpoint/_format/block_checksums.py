@@ -1,7 +1,7 @@
-"""The CRC32C of each block of an object, and of the whole. Pure.
+"""The CRC32C of each block of an object, and of the whole object. Pure.
 
-Services have checksums of whole objects only. To verify ranges, the commit holds the crc32c of each
-block of 64 KiB or more.
+Services store a checksum of the whole object only. To verify ranges, the commit stores the crc32c
+of each block. A block has 64 KiB or more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RangeChecksum(NamedTuple):
 
 
 class BlockDigest:
-    """CRC32C of each block of a stream of bytes, and of the whole."""
+    """CRC32C of each block of a stream of bytes, and of the whole stream."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -36,11 +36,10 @@ class BlockDigest:
         self._current = 0
 
     def update(self, view: memoryview) -> None:
-        """Add the bytes of `view`."""
         if num_pending := self.size % self.block_size:
             head = view[: self.block_size - num_pending]
             self._current = crc32c(head, self._current)
-            self._end_range(head.nbytes)
+            self._advance(head.nbytes)
             view = view[head.nbytes :]
         if not view.nbytes:
             return
@@ -50,18 +49,18 @@ class BlockDigest:
             self._current = self._crcs.pop()
 
     def add(self, checksum: RangeChecksum) -> None:
-        """Add bytes that do not go beyond a block, by their checksum."""
+        """Add the checksum of bytes that do not cross the end of the current block."""
         self._current = combine_crc32c(self._current, checksum.crc32c, checksum.size)
-        self._end_range(checksum.size)
+        self._advance(checksum.size)
 
-    def _end_range(self, size: int) -> None:
+    def _advance(self, size: int) -> None:
         self.size += size
         if self.size % self.block_size == 0:
             self._crcs.append(self._current)
             self._current = 0
 
     def finish(self) -> tuple[int, bytes]:
-        """Return the crc32c of all bytes, and `StoredObject.block_crcs`."""
+        """Return the crc32c of all bytes, and the bytes for `StoredObject.block_crcs`."""
         crcs = list(self._crcs)
         if self.size % self.block_size:
             crcs.append(self._current)
@@ -70,22 +69,25 @@ class BlockDigest:
 
 
 def checksum_ranges(view: memoryview, *, offset: int, block_size: int) -> Iterator[RangeChecksum]:
-    """Yield the checksums of bytes that begin at `offset` of an object, block by block."""
-    at = 0
-    while at < view.nbytes:
-        num_left = block_size - (offset + at) % block_size
-        piece = view[at : at + num_left]
+    """Yield the checksum of each piece of `view`, which is cut at the ends of blocks.
+
+    `view` begins at byte `offset` of its object.
+    """
+    start = 0
+    while start < view.nbytes:
+        num_in_block = block_size - (offset + start) % block_size
+        piece = view[start : start + num_in_block]
         yield RangeChecksum(crc32c(piece), piece.nbytes)
-        at += piece.nbytes
+        start += piece.nbytes
 
 
 def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | None:
     """Return the index of the first block whose checksum does not match, or None.
 
-    The view begins with a block of the object, at `start`, and ends with one.
+    `view` holds whole blocks of the object; the first block begins at byte `start` of the object.
     """
     first = start // stored.block_size
-    found = crc32c_blocks(view, stored.block_size)
-    expected = struct.unpack_from(f">{len(found)}I", stored.block_crcs, 4 * first)
-    pairs = enumerate(zip(found, expected, strict=True), first)
-    return next((index for index, (one, other) in pairs if one != other), None)
+    actual = crc32c_blocks(view, stored.block_size)
+    expected = struct.unpack_from(f">{len(actual)}I", stored.block_crcs, 4 * first)
+    pairs = enumerate(zip(actual, expected, strict=True), first)
+    return next((index for index, (crc, saved) in pairs if crc != saved), None)

@@ -1,11 +1,11 @@
-"""Codec: frames of large memory on several threads, in order, a bounded number at a time.
+"""Codec: encoder and decoder of frames on several threads, with the results in order.
 
     with Codec(level=1, threads=2) as codec:
         item = codec.encode_item(before, memory, after, element_size=2)
         async for _, segment in codec.encode_items([item]): ...
-        table = item.stored(offset)         # a StoredItem, after the last segment
+        stored_item = item.stored(offset)   # a StoredItem, known after the last segment
 
-zstandard and numpy release the GIL, so threads are enough. Nothing here does I/O.
+zstandard and numpy release the GIL, so threads are enough. A codec does no I/O.
 """
 
 from __future__ import annotations
@@ -54,23 +54,24 @@ __all__ = ["Codec", "EncodedFrames"]
 T = TypeVar("T")
 _Buffer: TypeAlias = "bytes | bytearray | memoryview"
 _EncodedFrame: TypeAlias = "tuple[EncodedFrames, bytes, bytes | bytearray, bytes]"
-"""An item, the bytes before a frame of it, the frame, and the bytes after it."""
+"""An item, then three segments of it: bytes before a frame, the frame, bytes after the frame."""
 
-_RUN_FRAMES = 64
-"""Frames with the same methods: the data of a tensor may change from its begin to its end."""
+_GROUP_FRAMES = 64
+"""Consecutive frames that are compressed by the same methods. The next frames may need other
+methods, since values may change along a tensor."""
 
-_DECODED_FRAMES = 4
-"""Frames that one call decodes: 2 ms, much longer than a call of a thread takes."""
+_DECODE_BATCH_FRAMES = 4
+"""Frames that one call on a thread decodes in 2 ms, much longer than its hand-off takes."""
 
-_TRIED_BYTES = 64 * 1024
-"""Shorter memory is compressed without samples, which would be as much work."""
+_MAX_UNSAMPLED_BYTES = 64 * 1024
+"""Memory up to this size is not sampled: sampling would cost as much as compressing."""
 
 
 class Codec:
-    """Compresses and decompresses on its own threads; for one save or load.
+    """Encoder and decoder of frames on its own threads, for one save or one load.
 
-    At most `threads + 2` frames of each encoded item are in memory at a time. The threads end with
-    the context manager or `close`.
+    An encode keeps at most `threads + 2` frames in memory. `close` stops the threads, and so does
+    the end of a `with` block.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Codec:
         self.frame_size = frame_size
         self._level = level
         self._byte_planes = byte_planes
-        self._max_ahead = threads + 2
+        self._max_pending = threads + 2
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="aioflux-frames")
         require_zstandard()
         self._idle = deque[Compressor]()
@@ -96,31 +97,35 @@ class Codec:
         self.close()
 
     def close(self) -> None:
-        """End the threads after their current calls."""
+        """Cancel calls that have not started, and stop the threads after their current calls."""
         self._pool.shutdown(cancel_futures=True)
 
     def plane_size_of(self, element_size: int) -> int:
-        """Return the number of planes of elements of `element_size` bytes."""
+        """Return the number of planes for elements of `element_size` bytes; 1 if not split."""
         return plan_plane_size(element_size) if self._byte_planes else 1
 
     def encode(self, memory: _Buffer, *, element_size: int) -> Generator[bytearray]:
         """Yield the frames of memory, in order.
 
-        The memory must not change until the last frame. The element size is guessed if it is 0.
+        The memory must not change before the last frame is yielded. An element size of 0 means
+        that the size is unknown; the codec then guesses it from samples.
         """
-        return self.in_order(self.calls(memory, element_size))
+        return self.in_order(self.encoders(memory, element_size))
 
     def encode_item(
         self, before: _Buffer, memory: _Buffer, after: _Buffer, *, element_size: int
     ) -> EncodedFrames:
-        """Return a stream of three parts, of which the middle one can be read by ranges."""
+        """Return an item of three parts. Loads can read ranges of the middle part, `memory`."""
         return EncodedFrames(self, before, memory, after, element_size)
 
     async def encode_items(
         self, items: Iterable[EncodedFrames]
     ) -> AsyncGenerator[tuple[EncodedFrames, bytes | bytearray]]:
-        """Yield the segments of items, one item after the other; a few are encoded ahead."""
-        calls = chain.from_iterable(item.calls() for item in items)
+        """Yield the segments of all items in order, each with its item.
+
+        A few frames are encoded before the caller requests them.
+        """
+        calls = chain.from_iterable(item.encoders() for item in items)
         async with aclosing(self.in_order_on_loop(calls)) as frames:
             async for item, before, frame, after in frames:
                 item.add_frame(frame)
@@ -134,27 +139,29 @@ class Codec:
         """Decode frames into `out`.
 
         Args:
-            stored: The bytes from the first slice's `stored_start` to the last's `stored_end`.
-            slices: The slices of the frames, by `plan_slices`.
-            out: The memory of the whole planned range.
-            plane_size: The number of planes that a frame may have, besides 1.
+            stored: The bytes from the first slice's `stored_start` to the last slice's
+                `stored_end`.
+            slices: The result of `plan_slices`.
+            out: Memory for the decoded bytes of the range that `plan_slices` was called with.
+            plane_size: The number of planes that a frame may have. One plane is always allowed.
 
         Raises:
-            CheckpointCorruptError: A frame is damaged; `out` is undefined.
+            CheckpointCorruptError: A frame is damaged; the content of `out` is undefined.
         """
         begin = slices[0].stored_start if slices else 0
         calls = (
-            partial(_decode, stored, begin, group, out, plane_size)
-            for group in (
-                slices[at : at + _DECODED_FRAMES] for at in range(0, len(slices), _DECODED_FRAMES)
-            )
+            partial(_decode, stored, begin, slices[i : i + _DECODE_BATCH_FRAMES], out, plane_size)
+            for i in range(0, len(slices), _DECODE_BATCH_FRAMES)
         )
         async with aclosing(self.in_order_on_loop(calls)) as decoded:
             async for _ in decoded:
                 pass
 
     def in_order(self, calls: Iterator[Callable[[], T]]) -> Generator[T]:
-        """Yield the result of each call, in order; calls run on the threads, a few ahead."""
+        """Yield the result of each call, in order.
+
+        The calls run on the threads; a single call runs on the caller's thread.
+        """
         first, second = next(calls, None), next(calls, None)
         if first is not None and second is None:
             yield first()
@@ -163,7 +170,7 @@ class Codec:
         try:
             for call in chain(filter(None, (first, second)), calls):
                 pending.append(self._pool.submit(call))
-                if len(pending) >= self._max_ahead:
+                if len(pending) >= self._max_pending:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
@@ -171,12 +178,12 @@ class Codec:
             _stop(pending)
 
     async def in_order_on_loop(self, calls: Iterable[Callable[[], T]]) -> AsyncGenerator[T]:
-        """Yield the same without blocking the event loop."""
+        """Yield the result of each call, in order, without blocking the event loop."""
         pending = deque[Future[T]]()
         try:
             for call in calls:
                 pending.append(self._pool.submit(call))
-                if len(pending) >= self._max_ahead:
+                if len(pending) >= self._max_pending:
                     yield await asyncio.wrap_future(pending[0])
                     pending.popleft()
             while pending:
@@ -185,17 +192,17 @@ class Codec:
         finally:
             _stop(pending)
 
-    def calls(self, memory: _Buffer, element_size: int) -> Iterator[Callable[[], bytearray]]:
-        """Yield a call for each frame of memory, which encodes it."""
+    def encoders(self, memory: _Buffer, element_size: int) -> Iterator[Callable[[], bytearray]]:
+        """Yield one function for each frame of memory; the function returns the encoded frame."""
         view = memoryview(memory).cast("B")
-        run_size = _RUN_FRAMES * self.frame_size
-        for run_start, run_end in frame_bounds(len(view), run_size):
-            run = _SameMethods(self, view[run_start:run_end], element_size)
-            for start, end in frame_bounds(run_end - run_start, self.frame_size):
-                yield partial(run.encode, start, end)
+        group_size = _GROUP_FRAMES * self.frame_size
+        for group_start, group_end in frame_bounds(len(view), group_size):
+            group = _FrameGroup(self, view[group_start:group_end], element_size)
+            for start, end in frame_bounds(group_end - group_start, self.frame_size):
+                yield partial(group.encode, start, end)
 
     def plain_frames(self, data: _Buffer) -> bytes:
-        """Return frames of data that is too small to be compressed."""
+        """Return uncompressed frames of data that is too small to compress."""
         view, compressor = memoryview(data), self.acquire_compressor()
         try:
             return b"".join(
@@ -206,19 +213,19 @@ class Codec:
             self.release_compressor(compressor)
 
     def acquire_compressor(self) -> Compressor:
-        """Return a compressor for one thread, until `release_compressor`."""
+        """Return a compressor for one thread. After use, pass it to `release_compressor`."""
         try:
             return self._idle.pop()
         except IndexError:
             return Compressor(self._level)
 
     def release_compressor(self, compressor: Compressor) -> None:
-        """Keep a compressor for another thread."""
+        """Make a compressor available to the next `acquire_compressor`."""
         self._idle.append(compressor)
 
 
 def _stop(pending: deque[Future[T]]) -> None:
-    """Cancel calls, and wait for those that run: they read the caller's memory."""
+    """Cancel calls, and wait for running calls, because they read the caller's memory."""
     for future in pending:
         future.cancel()
     wait(pending)
@@ -236,8 +243,8 @@ def _decode(
         decode_slice(frame, part, out, plane_size=plane_size)
 
 
-class _SameMethods:
-    """Frames of a tensor, or of a large range of it, that are encoded by the same methods."""
+class _FrameGroup:
+    """Consecutive frames of one memory that are encoded by the same methods."""
 
     def __init__(self, codec: Codec, memory: memoryview, element_size: int) -> None:
         self._codec = codec
@@ -246,10 +253,10 @@ class _SameMethods:
         self._methods: tuple[Method, ...] = ()
 
     def encode(self, start: int, end: int) -> bytearray:
-        """Return one frame."""
+        """Return the frame of the bytes `[start, end)` of the group."""
         compressor = self._codec.acquire_compressor()
         try:
-            # Two threads that plan at once get the same result.
+            # Two threads may plan at the same time; both get the same methods.
             methods = self._methods = self._methods or self._plan(compressor)
             return encode_frame(self._memory[start:end], methods, compressor)
         finally:
@@ -258,20 +265,20 @@ class _SameMethods:
     def _plan(self, compressor: Compressor) -> tuple[Method, ...]:
         element_size = self._element_size or plan_planes(self._memory, compressor)
         plane_size = self._codec.plane_size_of(element_size)
-        if plane_size > 1 and len(self._memory) <= _TRIED_BYTES:
+        if plane_size > 1 and len(self._memory) <= _MAX_UNSAMPLED_BYTES:
             return (Method.ENTROPY,) * plane_size
         return plan_methods(self._memory, plane_size, compressor)
 
 
 class EncodedFrames:
-    """One item as a stream of frames, which `Codec.encode_items` encodes once.
+    """One item as a stream of frames. `Codec.encode_items` may encode it once only.
 
     Args:
         codec: The codec.
         before: Bytes of the item before the tensor's memory.
-        memory: Contiguous bytes, which must not change until the last segment.
-        after: Bytes of the item after it.
-        element_size: Bytes of an element of the tensor.
+        memory: Contiguous memory of the tensor; must not change before the last segment is yielded.
+        after: Bytes of the item after the tensor's memory.
+        element_size: Size of one element of the tensor in bytes.
     """
 
     def __init__(
@@ -286,7 +293,7 @@ class EncodedFrames:
 
     @property
     def num_segments(self) -> int:
-        """Number of its segments."""
+        """Number of segments that `Codec.encode_items` yields for the item, at most."""
         return 2 + self._num_frames
 
     @property
@@ -295,18 +302,21 @@ class EncodedFrames:
 
     @property
     def length(self) -> int:
-        """Bytes of the segments, after the last one."""
+        """Size of all segments in bytes; known after the last segment was yielded."""
         frames = self._frame_ends[-1] if self._frame_ends else 0
         return len(self._begin) + frames + len(self._end)
 
     def stored(self, offset: int) -> StoredItem:
-        """Return the item at `offset` of its object, with its frames, after the last segment.
+        """Return the description of the item, at `offset` of its object, for the commit.
 
         Raises:
-            ValueError: Segments are missing.
+            ValueError: Not all segments were yielded yet.
         """
         if len(self._frame_ends) != self._num_frames:
-            raise ValueError("the table of an item is known after its last segment")
+            raise ValueError(
+                "the frame table of an item is known only after its last segment was yielded; "
+                "iterate over encode_items to its end first"
+            )
         return StoredItem(
             offset=offset,
             length=self.length,
@@ -317,20 +327,21 @@ class EncodedFrames:
             plane_size=self._codec.plane_size_of(self._element_size),
         )
 
-    def calls(self) -> Iterator[Callable[[], _EncodedFrame]]:
-        """Yield a call for each frame, which returns it with the bytes around it."""
+    def encoders(self) -> Iterator[Callable[[], _EncodedFrame]]:
+        """Yield one function for each frame; the function returns an `_EncodedFrame`."""
         last = self._num_frames - 1
         if last < 0:
             yield lambda: (self, self._begin, b"", self._end)
-        for index, call in enumerate(self._codec.calls(self._memory, self._element_size)):
+        encoders = self._codec.encoders(self._memory, self._element_size)
+        for index, encode in enumerate(encoders):
             before = self._begin if index == 0 else b""
-            yield partial(self._encode, before, call, self._end if index == last else b"")
+            yield partial(self._encode, before, encode, self._end if index == last else b"")
 
-    def _encode(self, before: bytes, call: Callable[[], bytearray], after: bytes) -> _EncodedFrame:
-        return self, before, call(), after
+    def _encode(self, before: bytes, frame: Callable[[], bytearray], after: bytes) -> _EncodedFrame:
+        return self, before, frame(), after
 
     def add_frame(self, frame: bytes | bytearray) -> None:
-        """Add the next frame to the table."""
+        """Add the size of the next frame to the table that `stored` returns."""
         if frame:
             end = self._frame_ends[-1] if self._frame_ends else 0
             self._frame_ends.append(end + len(frame))

@@ -1,13 +1,13 @@
-"""The commit object, which makes a checkpoint visible and holds its checksums. Pure.
+"""The commit object: it makes a checkpoint visible and stores its checksums. Pure.
 
     pickle of DCP's Metadata | head | JSON of `Commit` | footer: magic, size of the JSON, crc32c
 
-Stock readers of `torch.distributed.checkpoint` stop at the end of the pickle and ignore the rest
-(docs.python.org/3/library/pickle.html: "bytes past the pickled representation are ignored"). So one
-object, written last, serves them and aioflux, and replacing it is atomic for both.
+Stock readers of `torch.distributed.checkpoint` stop at the end of the pickle and ignore the bytes
+after it (docs.python.org/3/library/pickle.html: "bytes past the pickled representation are
+ignored"). So stock readers and aioflux read the same object, and a replacement is atomic for both.
 
-In the layout of safetensors the index of Hugging Face is the commit object, with `Commit` in its
-"metadata" (huggingface.co/docs/transformers/main_classes/model, sharded checkpoints).
+In the safetensors layout the commit object is Hugging Face's index, and its "metadata" contains the
+`Commit` (huggingface.co/docs/transformers/main_classes/model, sharded checkpoints).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ __all__ = [
 FORMAT: Final = 1
 
 COMMIT_KEY: Final = ".metadata"
-"""Key of the commit object below a checkpoint's prefix; the name that stock DCP gives it."""
+"""Key of the commit object below a checkpoint's prefix; stock DCP uses the same name."""
 
 INDEX_KEY: Final = "model.safetensors.index.json"
-"""Key of the commit object in the layout of safetensors; the name that Hugging Face gives it."""
+"""Key of the commit object in the safetensors layout; Hugging Face uses the same name."""
 
 _HEAD = b"\0aioflux-commit\0"
 _FOOTER = struct.Struct(">8sQI")
@@ -62,7 +62,7 @@ _MIN_BLOCK_BYTES = 64 * 1024
 _MAX_BLOCKS = 65_536
 
 _MAX_BLOCK_BYTES = 256 * 1024 * 1024
-"""The block size of objects of 16 TiB, more than any service stores."""
+"""The block size of an object of 16 TiB. A commit with a larger object is rejected as damaged."""
 
 _SAVE_ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]{8}")
 _DATA_KEY = re.compile(
@@ -80,69 +80,65 @@ class StoredItem(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     """First byte of the stored item in the object."""
     length: int
-    """Bytes of the stored item."""
     data_start: int = 0
-    """First byte in the object of the tensor's memory, or of its first frame; or 0."""
+    """First byte of the tensor's memory in the object, or of its first frame; 0 if unknown."""
     data_size: int = 0
-    """Bytes of the tensor's memory, decompressed."""
+    """Size of the tensor's memory in bytes, before compression."""
     frame_size: int = 0
-    """Bytes of memory in each compressed frame but the last; 0 if it is not compressed."""
+    """Bytes of memory in each compressed frame except the last; 0 if the item is not compressed."""
     frame_ends: tuple[int, ...] = ()
-    """One past the last stored byte of each frame, counted from `data_start`."""
+    """End of each stored frame, as the offset one past its last byte, counted from `data_start`."""
     plane_size: int = 1
-    """Bytes of one element if they are stored in planes, or 1."""
+    """Number of planes, equal to the bytes of one element; 1 if the bytes are not split."""
 
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One data object of a checkpoint, as the service reported it after the write."""
+    """One data object of a checkpoint, as the service confirmed its write."""
 
     key: str
     """Name of the object, below the checkpoint's prefix."""
     size: int
-    """Size in bytes."""
     crc32c: int
-    """CRC32C of all of it."""
+    """CRC32C of the whole object."""
     generation: str = ""
-    """Generation of the object; empty if the service has none."""
+    """Generation of the object; empty if the service has no generations."""
     rank: int = 0
-    """Rank that wrote it."""
     block_size: int = _MIN_BLOCK_BYTES
-    """Bytes in each block with a checksum of its own; the last may be shorter."""
+    """Bytes in each block; the last block may be shorter."""
     block_crcs: bytes = b""
     """CRC32C of each block, 4 bytes each, big-endian."""
     items: tuple[StoredItem, ...] = ()
-    """Its items, in order."""
+    """Items in the object, in the order of their offsets."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects of one save; the checkpoint exists when its commit object does."""
+    """The data objects of one save, and facts about the save."""
 
     save_id: str
-    """Name of the save, which the keys of its objects contain."""
+    """Name of the save; part of the keys of its data objects."""
     uri: str
-    """Uri of the checkpoint. A copy elsewhere has other generations, and is verified by sizes and
-    checksums alone."""
+    """Uri that the checkpoint was saved to. A copy made by another program has another uri and
+    other generations; it is verified by sizes and checksums alone."""
     created: float
     """Time of the commit, in seconds since 1970, UTC."""
     world_size: int = 1
-    """Ranks that wrote it."""
+    """Number of ranks that wrote the checkpoint."""
     step: int | None = None
-    """Training step, if it has one."""
+    """Training step; None if the checkpoint has none."""
     layout: str = "dcp"
-    """`dcp` or `safetensors`."""
+    """Layout of the data objects: `dcp` or `safetensors`."""
     objects: tuple[StoredObject, ...] = ()
-    """Every data object."""
     metrics: dict[str, float] = {}
-    """Metrics for retention; those that are not finite are not stored."""
+    """Metrics for retention. NaN and infinity are not stored."""
     extra: dict[str, str] = {}
-    """More data of the layout."""
+    """Further data, such as the containers of the state and the tag."""
     format: int = FORMAT
     """Version of this structure."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all data objects, without the commit object."""
-        return sum(each.size for each in self.objects)
+        return sum(stored.size for stored in self.objects)
 
 
 _encoder = msgspec.json.Encoder()
@@ -150,7 +146,7 @@ _decoder = msgspec.json.Decoder(Commit)
 
 
 def _encode(commit: Commit) -> bytes:
-    """Return a commit as JSON, which has no NaN and no infinity."""
+    """Return a commit as JSON, without metrics that JSON cannot store."""
     metrics = {name: float(value) for name, value in commit.metrics.items()}
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     return _encoder.encode(msgspec.structs.replace(commit, metrics=finite))
@@ -164,30 +160,30 @@ def encode_commit(metadata: bytes, commit: Commit) -> bytes:
 
 
 def decode_commit(data: bytes, *, uri: str) -> tuple[bytes, Commit | None]:
-    """Return the pickle of DCP's metadata and the commit, or None if stock DCP wrote it.
+    """Return the pickle of DCP's metadata, and the commit; None if stock DCP wrote the object.
 
-    An object that was truncated right after its pickle looks like one of stock DCP, except that the
-    keys in the pickle begin with a save id: callers check that.
+    An object that was truncated right after its pickle looks as if stock DCP had written it, except
+    that the keys in the pickle begin with a save id. The caller must check for these keys.
 
     Raises:
-        CheckpointCorruptError: aioflux wrote it, and it is damaged or of a newer format.
+        CheckpointCorruptError: aioflux wrote the object, and it is damaged or of a newer format.
     """
     body, footer = data[: -_FOOTER.size], data[-_FOOTER.size :]
     if len(footer) < _FOOTER.size or footer[: len(_MAGIC)] != _MAGIC:
         if _HEAD[:-1] in data or _MAGIC in footer:
-            raise _corrupt(uri, "its end is missing or damaged")
+            raise _corrupt(uri, "its last bytes are missing or damaged")
         return data, None
     _, size, checksum = _FOOTER.unpack(footer)
     if crc32c(body) != checksum:
         raise _corrupt(uri, "its crc32c does not match")
     head = len(body) - size - len(_HEAD)
     if head < 0 or body[head : head + len(_HEAD)] != _HEAD:
-        raise _corrupt(uri, "its footer does not fit its size")
+        raise _corrupt(uri, "the size in its footer is wrong")
     return body[:head], _decode(body[head + len(_HEAD) :], uri)
 
 
 def encode_index(index: dict[str, Any], commit: Commit) -> bytes:
-    """Return the bytes of an index of Hugging Face that is a commit object."""
+    """Return the bytes of a commit object that is also a Hugging Face index."""
     inner = {**index.get("metadata", {}), _INDEX_FIELD: _encode(commit).decode()}
     whole = {**index, "metadata": inner}
     inner[f"{_INDEX_FIELD}_crc32c"] = f"{crc32c(_canonical(whole)):08x}"
@@ -195,18 +191,18 @@ def encode_index(index: dict[str, Any], commit: Commit) -> bytes:
 
 
 def decode_index(data: bytes, *, uri: str) -> tuple[dict[str, Any], Commit | None]:
-    """Return an index of Hugging Face, and the commit, or None if another program wrote it.
+    """Return a Hugging Face index, and the commit in it; None if another program wrote the index.
 
     Raises:
-        CheckpointCorruptError: It is no index, or aioflux wrote it and it is damaged.
+        CheckpointCorruptError: The bytes are not an index, or are a damaged index of aioflux.
     """
     try:
         index = json.loads(data)
     except (ValueError, RecursionError) as exc:
-        raise _corrupt(uri, f"it is no JSON: {exc}") from exc
+        raise _corrupt(uri, f"it is not JSON: {exc}") from exc
     inner = index.get("metadata", {}) if isinstance(index, dict) else None
     if not isinstance(inner, dict) or not isinstance(index.get("weight_map"), dict):
-        raise _corrupt(uri, "it is no index of safetensors")
+        raise _corrupt(uri, "it is not an index of safetensors")
     is_ours = any(str(name).startswith(_INDEX_FIELD) for name in inner) or b"save_id" in data
     if not is_ours:
         return index, None
@@ -225,34 +221,36 @@ def _decode(text: bytes, uri: str) -> Commit:
     try:
         commit = _decoder.decode(text)
     except msgspec.ValidationError as exc:
-        raise _corrupt(uri, f"its commit does not read: {exc}") from exc
+        raise _corrupt(uri, f"its commit has an invalid field: {exc}") from exc
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise _corrupt(uri, f"its commit is no JSON: {exc}") from exc
+        raise _corrupt(uri, f"its commit is not JSON: {exc}") from exc
     if commit.format > FORMAT:
         raise CheckpointCorruptError(
-            f"{uri} is of format {commit.format}, and this aioflux reads up to {FORMAT}; "
-            "install a newer one"
+            f"{uri} has format {commit.format}, and this aioflux reads formats up to {FORMAT}; "
+            "install a newer aioflux"
         )
-    for each in commit.objects:
-        # An object elsewhere may be of another checkpoint, and would be deleted with this one.
-        if _DATA_KEY.fullmatch(each.key) is None:
-            raise _corrupt(uri, f"{each.key[:200]!r} is no data object of a checkpoint")
-        is_sane = 0 < each.block_size <= _MAX_BLOCK_BYTES
-        num_blocks = -(-each.size // each.block_size) if is_sane else -1
-        if each.size < 0 or len(each.block_crcs) != 4 * num_blocks:
-            raise _corrupt(uri, f"the blocks of {each.key!r} do not fit its size")
+    for stored in commit.objects:
+        # A key outside of the checkpoint may name an object of another checkpoint. A removal of
+        # this checkpoint would delete that object.
+        if _DATA_KEY.fullmatch(stored.key) is None:
+            raise _corrupt(uri, f"{stored.key[:200]!r} is not the key of a data object")
+        is_valid_size = 0 < stored.block_size <= _MAX_BLOCK_BYTES
+        num_blocks = -(-stored.size // stored.block_size) if is_valid_size else -1
+        if stored.size < 0 or len(stored.block_crcs) != 4 * num_blocks:
+            raise _corrupt(uri, f"the blocks of {stored.key!r} do not fit its size")
     return commit
 
 
-def _corrupt(uri: str, what: str) -> CheckpointCorruptError:
-    return CheckpointCorruptError(f"{uri} cannot be read: {what}; load an earlier checkpoint")
+def _corrupt(uri: str, reason: str) -> CheckpointCorruptError:
+    return CheckpointCorruptError(f"{uri} cannot be read: {reason}; load an earlier checkpoint")
 
 
 def plan_block_size(size: int) -> int:
-    """Return the bytes in each block of an object of `size` bytes.
+    """Return the block size of an object of `size` bytes.
 
-    64 KiB, to which a partial read is widened on both sides; larger objects have blocks of a larger
-    power of two, so that there are at most 65,536, with 256 KiB of checksums.
+    A read of a range is widened to whole blocks, so blocks are as small as 64 KiB. Large objects
+    have larger blocks, a power of two, so that no object has more than 65,536 blocks: 256 KiB of
+    checksums.
     """
     block = _MIN_BLOCK_BYTES
     while block * _MAX_BLOCKS < size:
@@ -261,26 +259,25 @@ def plan_block_size(size: int) -> int:
 
 
 def new_save_id(now: datetime, token: str) -> str:
-    """Return the name of a save that began at `now` (in UTC); names sort by time.
+    """Return the save id of a save that starts at `now` (in UTC). Save ids sort by time.
 
-    The token is 8 hexadecimal digits that no other save has.
+    The token is 8 random hexadecimal digits.
     """
     return f"{now:%Y%m%dT%H%M%S}.{now.microsecond // 1000:03d}Z-{token}"
 
 
 def is_save_id(text: str) -> bool:
-    """Return whether `text` is the name of a save."""
     return _SAVE_ID.fullmatch(text) is not None
 
 
 def find_save_id(key: str) -> str:
-    """Return the name of the save in the key of an object, or nothing if there is none."""
+    """Return the save id in the key of a data object; empty if the key has none."""
     name = key.rpartition("/")[2]
-    before = key.split("/")[-2] if "/" in key else ""
-    if is_save_id(before):
-        return before
-    found = re.fullmatch(rf"model-({_SAVE_ID.pattern})-\d+-of-\d+\.safetensors", name)
-    return found[1] if found else ""
+    parent = key.split("/")[-2] if "/" in key else ""
+    if is_save_id(parent):
+        return parent
+    match = re.fullmatch(rf"model-({_SAVE_ID.pattern})-\d+-of-\d+\.safetensors", name)
+    return match[1] if match else ""
 
 
 def data_key(save_id: str, rank: int, number: int) -> str:
@@ -289,12 +286,12 @@ def data_key(save_id: str, rank: int, number: int) -> str:
 
 
 def part_key(save_id: str, name: str) -> str:
-    """Return the key of a data object that holds one named part; no name has a slash."""
+    """Return the key of the data object of one named part. The name must not contain a slash."""
     return f"{save_id}/part-{name}"
 
 
 def step_prefix(step: int) -> str:
-    """Return the prefix of a step's checkpoint, below the root.
+    """Return the prefix of a step's checkpoint, relative to the root.
 
     Raises:
         ValueError: `step` is negative.
@@ -305,8 +302,8 @@ def step_prefix(step: int) -> str:
 
 
 def parse_step(prefix: str) -> int | None:
-    """Return the step of a prefix of `step_prefix`, or None."""
-    found = _STEP.fullmatch(prefix)
-    if found is None or step_prefix(int(found[1])).rstrip("/") != prefix.rstrip("/"):
+    """Return the step whose `step_prefix` is `prefix`; None for other prefixes."""
+    match = _STEP.fullmatch(prefix)
+    if match is None or step_prefix(int(match[1])).rstrip("/") != prefix.rstrip("/"):
         return None
-    return int(found[1])
+    return int(match[1])

@@ -1,10 +1,12 @@
-"""The pickle of DCP's `Metadata`, written without torch. Pure.
+"""The pickle of DCP's `Metadata`, completed by a process without torch. Pure.
 
-    Metadata, {its fields, | "storage_data": {index: _StorageInfo, ...}} | BUILD, STOP
+    `pickle_metadata`    Metadata, {all other fields,
+    `add_storage_data`   "storage_data": {index: _StorageInfo, ...}}, BUILD, STOP
 
-Locations of items are known once the items are uploaded, and the process that uploads should not
-need seconds and 200 MB for torch. So the process that has torch pickles the fields and indices, and
-`add_storage_data` joins them by a few opcodes (docs.python.org/3/library/pickletools.html).
+The process that uploads does not import torch, because the import costs seconds and 200 MB. But
+this process writes the metadata, because the locations of items are known only after their upload.
+So the training process pickles the fields and indices with torch, and the uploading process joins
+them with a few opcodes in `add_storage_data` (docs.python.org/3/library/pickletools.html).
 """
 
 from __future__ import annotations
@@ -26,27 +28,25 @@ __all__ = [
 ]
 
 _PROTOCOL: Final = 2
-"""The newest without frames, to which nothing could be appended."""
+"""A protocol without frames, because opcodes cannot be appended to a frame."""
 
 _START: Final = bytes([0x80, _PROTOCOL])
 _MODULE: Final = b"torch.distributed.checkpoint.metadata\n"
 
 
 class ItemLocation(NamedTuple):
-    """The location of a stored item: a `_StorageInfo` of DCP."""
+    """The location of a stored item, as DCP's class `_StorageInfo` describes it."""
 
     key: str
     """Name of the object, below the checkpoint's prefix."""
     offset: int
-    """First byte of the item."""
     length: int
-    """Bytes of the item."""
     transforms: tuple[str, ...] = ()
-    """Descriptors of the extensions that transformed it."""
+    """Descriptors of the extensions that transformed the item, such as its compression."""
 
 
 def pickle_metadata(metadata: Any) -> bytes:
-    """Return the beginning of the pickle of `metadata`; `add_storage_data` completes it."""
+    """Return the first part of the pickle of `metadata`; `add_storage_data` completes it."""
     kind = type(metadata)
     fields = {name: value for name, value in vars(metadata).items() if name != "storage_data"}
     name = f"{kind.__module__}\n{kind.__qualname__}\n".encode()
@@ -55,10 +55,10 @@ def pickle_metadata(metadata: Any) -> bytes:
 
 
 def pickle_index(index: Any) -> bytes:
-    """Return opcodes that push an object on the stack, at any position in a pickle."""
+    """Return opcodes that push a `MetadataIndex` on the stack, at any position in a pickle."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, protocol=_PROTOCOL, fix_imports=False)
-    pickler.fast = True  # no references to objects pickled before
+    pickler.fast = True  # without the memo: no references to other pickled objects
     pickler.dump(index)
     return buffer.getvalue()[len(_START) : -1]
 
@@ -78,15 +78,16 @@ def add_storage_data(metadata: bytes, locations: Iterable[tuple[bytes, ItemLocat
 
 
 def pickle_metadata_of_parts(parts: Iterable[tuple[str, str, int]]) -> bytes:
-    """Return the pickle of the metadata of a checkpoint of named parts.
+    """Return the pickle of the metadata of a checkpoint that consists of named parts.
 
-    DCP calls such a part bytes: an item that `torch.save` wrote. Stock DCP loads it by its name,
-    and `aioflux ckpt` lists, verifies, copies and cleans up these checkpoints like all others.
+    Each part is described as `BytesStorageMetadata`, DCP's type of items that `torch.save` wrote.
+    So stock DCP loads a part by its name, and `aioflux ckpt` lists, verifies, copies and cleans up
+    these checkpoints like all others.
 
     Args:
-        parts: Name of each part, key of its object and its size in bytes.
+        parts: For each part its name, the key of its object, and its size in bytes.
     """
-    known = list(parts)
+    parts = list(parts)
     start = [
         _START,
         _instance("Metadata"),
@@ -94,10 +95,10 @@ def pickle_metadata_of_parts(parts: Iterable[tuple[str, str, int]]) -> bytes:
         _text("state_dict_metadata"),
         pickle.EMPTY_DICT,
     ]
-    for name, _, _ in known:
+    for name, _, _ in parts:
         start += (_text(name), _instance("BytesStorageMetadata"), pickle.SETITEM)
     start.append(pickle.SETITEM)
-    locations = [(_index(name), ItemLocation(key, 0, size)) for name, key, size in known]
+    locations = [(_index(name), ItemLocation(key, 0, size)) for name, key, size in parts]
     return add_storage_data(b"".join(start), locations)
 
 

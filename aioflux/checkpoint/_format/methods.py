@@ -1,4 +1,4 @@
-"""The compression method of each plane of memory, chosen by samples. Pure."""
+"""Compression methods of byte planes, chosen from samples of the memory. Pure."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ __all__ = [
 ]
 
 MIN_GAIN: Final = 0.03
-"""Share of a plane that compression must save: less is not worth the time to decode it."""
+"""Share of a plane that compression must save, to be worth the time of decompression."""
 
 MIN_PLANE_BYTES: Final = 256
-"""Shorter planes are not compressed: they would save no more than the head of a zstd frame."""
+"""Shorter planes are not compressed: the head of a zstd frame would cost much of the saving."""
 
 _SAMPLE_RANGES: Final = 8
 _PLANE_SAMPLE_BYTES: Final = 8 * 1024
 _GUESS_PLANE_BYTES: Final = 2 * 1024
 
 _WINDOW_LOG: Final = 20
-"""A window of 1 MiB; runs are found anyway."""
+"""A window of 1 MiB. A larger window would find no more runs of equal bytes."""
 
 _Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class Method(Enum):
-    """The method by which one plane is stored."""
+    """Ways to store one plane."""
 
     RAW = "raw"
-    """Not compressed."""
     ENTROPY = "entropy"
-    """zstd that matches only long runs, and Huffman-codes the rest. For exponents that is faster
-    and smaller than any low level, which finds short matches that cost more than they save: 34.0 %
-    at 520 MB/s on those of bf16 weights, level 1 36.8 % at 220, level 3 42.0 % at 80."""
+    """zstd that matches only long runs, and Huffman-codes all other bytes. For the exponents of
+    floats the low levels of zstd are slower and compress less, since they encode short matches that
+    cost more than they save. Measured on bf16 weights: 34.0 % of the size at 520 MB/s, against
+    36.8 % at 220 MB/s with level 1 and 42.0 % at 80 MB/s with level 3."""
     LEVEL = "level"
-    """zstd at the given level: for text and repetitive data."""
+    """zstd at the level of the `Compressor`, for text and repetitive data."""
 
 
 def require_zstandard() -> None:
     """Raise ModuleNotFoundError, with the extra to install, if zstandard is missing."""
     try:
-        import zstandard  # noqa: F401  only to check
+        import zstandard  # noqa: F401  check that the import works
     except ModuleNotFoundError as exc:
         raise ModuleNotFoundError(
             "compressed checkpoints need zstandard: pip install 'aioflux[compression]'",
@@ -62,7 +62,7 @@ def require_zstandard() -> None:
 
 
 class Compressor:
-    """zstd at one level, with memory that is used again; for one thread at a time."""
+    """zstd for both methods, and memory for planes. One thread at a time may use it."""
 
     def __init__(self, level: int) -> None:
         import zstandard
@@ -82,11 +82,11 @@ class Compressor:
         self._memory: Bytes = np.empty(0, np.uint8)
 
     def compress(self, plane: Bytes, method: Method) -> bytes:
-        """Return one zstd frame with the size of the plane."""
+        """Return a plane as one zstd frame that states the size of the plane."""
         return self._by_method[method].compress(plane.data)
 
     def planes(self, plane_size: int, num_elements: int) -> Bytes:
-        """Return memory of shape (plane_size, num_elements), valid until the next call."""
+        """Return memory of shape (plane_size, num_elements), which the next call overwrites."""
         size = plane_size * num_elements
         if len(self._memory) < size:
             self._memory = np.empty(size, np.uint8)
@@ -94,26 +94,28 @@ class Compressor:
 
 
 def plan_methods(raw: _Buffer, plane_size: int, compressor: Compressor) -> tuple[Method, ...]:
-    """Return the best method of each plane, by samples that are spread over the memory."""
+    """Return the best method of each plane, tried on samples from all parts of the memory."""
     planes = _sample_planes(raw, plane_size, plane_size * _PLANE_SAMPLE_BYTES)
     return tuple(_plan_method(plane, compressor) for plane in planes)
 
 
 def plan_planes(raw: _Buffer, compressor: Compressor) -> int:
-    """Return the best plane size for memory of unknown elements.
+    """Return the best number of planes for memory whose element size is unknown.
 
     Repetitive data is not split, so that zstd finds the repetitions.
     """
-    most = PLANE_SIZES[-1]
-    planes = _sample_planes(raw, most, most * _GUESS_PLANE_BYTES)
+    max_planes = PLANE_SIZES[-1]
+    planes = _sample_planes(raw, max_planes, max_planes * _GUESS_PLANE_BYTES)
     if planes.shape[1] < MIN_PLANE_BYTES:
         return 1
-    positions = (np.arange(most) * 256)[:, None]
-    counts = np.bincount((planes + positions).ravel(), minlength=most * 256)
+    positions = (np.arange(max_planes) * 256)[:, None]
+    counts = np.bincount((planes + positions).ravel(), minlength=max_planes * 256)
     shares = {
-        # Bytes of n planes are those of eight whose numbers are alike modulo n. A doubling of
-        # planes must save 1 %: random bytes come out alike.
-        size: _entropy_share(counts.reshape(most // size, size, 256).sum(axis=0)) * 1.01**doublings
+        # The sample has eight planes. If memory is split into n planes, plane k has the bytes of
+        # all sampled planes i with i % n == k. Twice the planes must save 1 %, since random bytes
+        # have the same entropy for every n.
+        size: _entropy_share(counts.reshape(max_planes // size, size, 256).sum(axis=0))
+        * 1.01**doublings
         for doublings, size in enumerate(PLANE_SIZES)
     }
     best = min(shares, key=shares.__getitem__)
@@ -123,9 +125,10 @@ def plan_planes(raw: _Buffer, compressor: Compressor) -> int:
 
 
 def _entropy_share(counts: npt.NDArray[np.int64]) -> float:
-    """Return the compressed share of planes by their entropy, from the counts of their bytes.
+    """Return the compressed size of planes divided by their size, estimated from their entropy.
 
-    The entropy of few bytes is underestimated, which is corrected (Miller 1955).
+    `counts` has the number of bytes of each value for each plane. A small sample underestimates the
+    entropy; the estimate is corrected (Miller 1955).
     """
     total = counts.sum(axis=1)
     share = np.where(counts, counts, 1) / total[:, None]
@@ -135,7 +138,7 @@ def _entropy_share(counts: npt.NDArray[np.int64]) -> float:
 
 
 def _sample_planes(raw: _Buffer, plane_size: int, size: int) -> Bytes:
-    """Return the planes of about `size` bytes of `raw`, from several offsets, or of all of it."""
+    """Return the planes of about `size` bytes from several offsets, or of all bytes if fewer."""
     whole = np.frombuffer(raw, np.uint8)
     sample = _sample(whole[: len(whole) - len(whole) % plane_size], plane_size, size)
     planes = np.empty((plane_size, len(sample) // plane_size), np.uint8)

@@ -1,10 +1,11 @@
-"""Byte planes: byte k of every element, one after the other. Pure.
+"""Byte planes: plane k contains byte k of every element of a tensor. Pure.
 
-The bytes of a float differ in kind: sign and exponent take few values, the mantissa nearly all. In
-planes, the former compress to a third and the latter are found at once not to compress; mixed, zstd
-finds little in either. The idea is that of ZipNN (arXiv 2411.05239).
+The bytes of a float differ in kind: sign and exponent have few values, the mantissa has nearly all.
+A plane of exponents compresses to a third, and zstd detects at once that a plane of mantissas does
+not compress. Elements that are not split compress little. The idea is from ZipNN
+(arXiv 2411.05239).
 
-Planes are counted from the least significant byte, in any byte order of the machine.
+Plane 0 holds the least significant bytes, on machines of any byte order.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["PLANE_SIZES", "Bytes", "join_planes", "plan_plane_size", "split_plan
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 PLANE_SIZES: Final = (1, 2, 4, 8)
-"""Bytes of an element that are split; 1 means none."""
+"""Numbers of planes that elements are split into; 1 means not split."""
 
 _WORDS: Final[dict[int, np.dtype[Any]]] = {
     size: np.dtype(f"<u{size}") for size in PLANE_SIZES if size > 1
@@ -30,9 +31,9 @@ _WORDS: Final[dict[int, np.dtype[Any]]] = {
 
 
 def plan_plane_size(element_size: int) -> int:
-    """Return the number of planes of elements of `element_size` bytes; 1 is none.
+    """Return the number of planes for elements of `element_size` bytes; 1 means not split.
 
-    A complex number is two floats.
+    Elements of 16 bytes are split like two elements of 8: complex numbers are two floats.
     """
     if element_size in PLANE_SIZES:
         return element_size
@@ -40,17 +41,17 @@ def plan_plane_size(element_size: int) -> int:
 
 
 def split_planes(raw: Bytes, planes: Bytes) -> None:
-    """Write the planes of `raw` into `planes`.
+    """Split elements into planes.
 
     Args:
-        raw: `plane_size * n` bytes, contiguous.
-        planes: Of shape (plane_size, n).
+        raw: The elements: `plane_size * n` contiguous bytes.
+        planes: Memory for the result, of shape (plane_size, n).
     """
     plane_size = len(planes)
     if plane_size == 1:
         planes[0] = raw
         return
-    # 10, 6 and 3 GB/s for 2, 4 and 8 planes; with strides it is 3 for each.
+    # 10, 6 and 3 GB/s for 2, 4 and 8 planes. A copy of `raw[index::plane_size]` reaches 3 GB/s.
     word = _WORDS[plane_size]
     words = raw.view(word)
     np.copyto(planes[0], words, casting="unsafe")
@@ -59,7 +60,7 @@ def split_planes(raw: Bytes, planes: Bytes) -> None:
 
 
 def join_planes(planes: Sequence[Bytes], out: Bytes) -> None:
-    """Write the elements of planes into `out`: the inverse of `split_planes`."""
+    """Join planes to elements in `out`: the inverse of `split_planes`."""
     match len(planes):
         case 1:
             out[:] = planes[0]

@@ -1,13 +1,15 @@
-"""An interpreter of pickles that runs no code. Pure.
+"""An interpreter of pickles that runs no code from the pickle. Pure.
 
-A pickle is a program. Here it may build None, bools, numbers, strings, bytes, tuples, lists and
-dictionaries with plain keys, and objects that `AllowedGlobals` knows by module and name; it calls
-nothing else, sets no attribute and resolves no dotted name. Anything else is a `PickleError`.
+A pickle is a program. This interpreter lets it build None, bools, numbers, strings, bytes, tuples,
+lists, dictionaries with plain keys, and the objects that an `AllowedGlobals` permits. A pickle that
+does anything else raises `PickleError`.
 
-Time and memory grow with the bytes of the pickle and not with the numbers in it: no length is
-trusted before the bytes are read, no memo is sized by an index, and no key hashes nested values.
-torch's unpickler cannot read protocol 4, and CPython's has none of these bounds: with a
-`find_class` that refuses every global, a pickle of 9 bytes still allocated 1 GiB.
+Time and memory are bounded by the size of the pickle. A length allocates nothing unless that many
+bytes follow. The memo is a dictionary, so a large index allocates nothing. Tuples are rejected as
+keys: if they nest and share elements, the time to hash them is exponential.
+
+Other unpicklers cannot replace this interpreter. torch's cannot read protocol 4. CPython's has none
+of these bounds: a pickle of 9 bytes allocated 1 GiB, although `find_class` rejected every global.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ __all__ = ["AllowedGlobals", "PickleError", "run_pickle"]
 
 _PLAIN_KEYS: Final = frozenset({str, int, bool, bytes, type(None)})
 _MAX_NAME: Final = 512
-"""Bytes of the name of a module or a global."""
+"""Maximum length of the name of a module or a global in the operation GLOBAL, in bytes, with the
+line end."""
 
 _U16 = struct.Struct("<H")
 _I32 = struct.Struct("<i")
@@ -32,34 +35,34 @@ _F64 = struct.Struct(">d")
 
 
 class PickleError(ValueError):
-    """The pickle is damaged, or uses something that is not allowed."""
+    """The pickle is damaged, or does something that is not allowed."""
 
 
 class AllowedGlobals:
-    """The globals that a pickle may use: none, unless a subclass overrides a method."""
+    """Globals that a pickle may use. This base class rejects all; subclasses override methods."""
 
     def find(self, module: str, name: str) -> Any:
-        """Return the object for a global."""
-        raise PickleError(f"it names {module[:80]}.{name[:80]}, which it may not hold")
+        """Return the object for a global. The other methods receive it as `target`."""
+        raise PickleError(f"the pickle names {module[:80]}.{name[:80]}, which is not allowed")
 
-    def call(self, found: Any, arguments: tuple[Any, ...]) -> Any:
-        """Return the result of a call of a global that was found."""
-        raise PickleError("it calls what may not be called")
+    def call(self, target: Any, arguments: tuple[Any, ...]) -> Any:
+        """Return the result of a call; `target` is an object that `find` returned."""
+        raise PickleError("the pickle calls something that is not allowed")
 
-    def create(self, found: Any, arguments: tuple[Any, ...]) -> Any:
-        """Return an instance, without fields, of a class that was found."""
-        raise PickleError("it creates an instance of something else")
+    def create(self, target: Any, arguments: tuple[Any, ...]) -> Any:
+        """Return an instance without fields; `target` is a class that `find` returned."""
+        raise PickleError("the pickle creates an instance of a class that is not allowed")
 
     def set_state(self, instance: Any, state: Any) -> None:
-        """Set the fields of an instance of `create`."""
-        raise PickleError("it sets fields of something else")
+        """Set the fields of an instance that `create` returned."""
+        raise PickleError("the pickle sets fields of an object, which is not allowed")
 
     def persistent_load(self, persistent_id: Any) -> Any:
         """Return the object for a persistent id."""
-        raise PickleError("it has a persistent id")
+        raise PickleError("the pickle has a persistent id, which is not allowed")
 
     def is_key(self, value: Any) -> bool:
-        """Return whether a value that is not plain may be the key of a dictionary."""
+        """Return whether a value may be the key of a dictionary. Plain keys are always allowed."""
         return False
 
 
@@ -67,29 +70,29 @@ class _Interpreter:
     def __init__(self, data: bytes, allowed: AllowedGlobals) -> None:
         self.data = data
         self.allowed = allowed
-        self.at = 0
+        self.position = 0
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Run up to the STOP and return the value."""
+        """Run the pickle up to its STOP, and return the value."""
         data, memo, operations = self.data, self.memo, _OPERATIONS
         while True:
-            code = data[self.at]
-            self.at += 1
-            # Metadata consists mostly of these five operations.
+            code = data[self.position]
+            self.position += 1
+            # DCP metadata consists mostly of the next five operations.
             if code == 0x94:  # MEMOIZE
                 memo[len(memo)] = self.stack[-1]
             elif code == 0x4B:  # BININT1
-                self.stack.append(data[self.at])
-                self.at += 1
+                self.stack.append(data[self.position])
+                self.position += 1
             elif code == 0x68:  # BINGET
-                self.stack.append(memo[data[self.at]])
-                self.at += 1
+                self.stack.append(memo[data[self.position]])
+                self.position += 1
             elif code == 0x6A:  # LONG_BINGET
-                self.stack.append(memo[_U32.unpack_from(data, self.at)[0]])
-                self.at += 4
+                self.stack.append(memo[_U32.unpack_from(data, self.position)[0]])
+                self.position += 4
             elif code == 0x85:  # TUPLE1
                 self.stack[-1] = (self.stack[-1],)
             elif code == 0x2E:  # STOP
@@ -97,27 +100,31 @@ class _Interpreter:
             else:
                 operation = operations.get(code)
                 if operation is None:
-                    raise PickleError(f"operation {code:#04x} at byte {self.at - 1} is not allowed")
+                    raise PickleError(
+                        f"operation {code:#04x} at byte {self.position - 1} is not allowed"
+                    )
                 operation(self)
 
     def read(self, size: int) -> bytes:
-        end = self.at + size
+        end = self.position + size
         if end > len(self.data):
-            raise PickleError(f"it ends within a value of {size} bytes at byte {self.at}")
-        data = self.data[self.at : end]
-        self.at = end
+            raise PickleError(
+                f"the pickle ends within a value of {size} bytes at byte {self.position}"
+            )
+        data = self.data[self.position : end]
+        self.position = end
         return data
 
     def read_number(self, form: struct.Struct) -> Any:
-        (value,) = form.unpack_from(self.data, self.at)
-        self.at += form.size
+        (value,) = form.unpack_from(self.data, self.position)
+        self.position += form.size
         return value
 
     def read_name(self) -> str:
-        end = self.data.find(b"\n", self.at, self.at + _MAX_NAME)
+        end = self.data.find(b"\n", self.position, self.position + _MAX_NAME)
         if end < 0:
-            raise PickleError(f"a name at byte {self.at} has no end")
-        line = self.read(end + 1 - self.at)[:-1]
+            raise PickleError(f"the name at byte {self.position} is truncated or too long")
+        line = self.read(end + 1 - self.position)[:-1]
         return line.decode("ascii")
 
     def pop_mark(self) -> list[Any]:
@@ -127,7 +134,7 @@ class _Interpreter:
 
     def push_global(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
-            raise PickleError(f"the name of a global at byte {self.at} is no string")
+            raise PickleError(f"the name of a global at byte {self.position} is not a string")
         self.stack.append(self.allowed.find(module, name))
 
 
@@ -135,15 +142,15 @@ def run_pickle(data: bytes, allowed: AllowedGlobals) -> tuple[Any, int]:
     """Return the value of the pickle at the beginning of `data`, and the offset of its end.
 
     Raises:
-        PickleError: It is damaged, or uses a global that is not allowed.
+        PickleError: The pickle is damaged, or does something that is not allowed.
     """
     interpreter = _Interpreter(data, allowed)
     try:
-        return interpreter.run(), interpreter.at
+        return interpreter.run(), interpreter.position
     except PickleError:
         raise
     except (IndexError, KeyError, struct.error, UnicodeError) as exc:
-        raise PickleError(f"it is damaged before byte {interpreter.at}") from exc
+        raise PickleError(f"the pickle is damaged before byte {interpreter.position}") from exc
 
 
 def _mark(self: _Interpreter) -> None:
@@ -179,7 +186,7 @@ def _appends(self: _Interpreter) -> None:
 
 def _list(value: Any) -> list[Any]:
     if type(value) is not list:
-        raise PickleError("it appends to something that is no list")
+        raise PickleError("the pickle appends to something that is not a list")
     return value
 
 
@@ -196,26 +203,28 @@ def _setitems(self: _Interpreter) -> None:
 def _set(self: _Interpreter, pairs: list[Any]) -> None:
     target = self.stack[-1]
     if not isinstance(target, dict):
-        raise PickleError("it sets items of something that is no dictionary")
+        raise PickleError("the pickle sets items of something that is not a dictionary")
     is_key = self.allowed.is_key
+    if len(pairs) % 2:
+        raise PickleError("the pickle sets a key without a value")
     keys = pairs[::2]
     for key in keys:
         if type(key) not in _PLAIN_KEYS and not is_key(key):
-            raise PickleError(f"a {type(key).__name__} is no key of a dictionary")
+            raise PickleError(f"a {type(key).__name__} is not allowed as a key of a dictionary")
     target.update(zip(keys, pairs[1::2], strict=True))
 
 
 def _reduce(self: _Interpreter) -> None:
     arguments = self.stack.pop()
     if type(arguments) is not tuple:
-        raise PickleError("it calls with arguments that are no tuple")
+        raise PickleError("the arguments of a call in the pickle are not a tuple")
     self.stack[-1] = self.allowed.call(self.stack[-1], arguments)
 
 
 def _newobj(self: _Interpreter) -> None:
     arguments = self.stack.pop()
     if type(arguments) is not tuple:
-        raise PickleError("it creates an instance with arguments that are no tuple")
+        raise PickleError("the pickle creates an instance with arguments that are not a tuple")
     self.stack[-1] = self.allowed.create(self.stack[-1], arguments)
 
 
@@ -234,14 +243,14 @@ def _global(self: _Interpreter) -> None:
     self.push_global(module, self.read_name())
 
 
-def _proto(self: _Interpreter) -> None:
+def _protocol(self: _Interpreter) -> None:
     version = self.read(1)[0]
     if version > 5:
-        raise PickleError(f"it is of protocol {version}")
+        raise PickleError(f"the pickle has the unknown protocol {version}")
 
 
 def _frame(self: _Interpreter) -> None:
-    self.read(8)  # its size: a hint for readers of streams
+    self.read(8)  # the size of the frame: a hint for readers of streams
 
 
 def _binput(self: _Interpreter) -> None:
@@ -262,7 +271,7 @@ def _persid(self: _Interpreter) -> None:
 
 def _pushes(value: Callable[[_Interpreter], Any]) -> Callable[[_Interpreter], None]:
     def push(self: _Interpreter) -> None:
-        # Before `self.stack` is read: `value` may replace it.
+        # Call `value` before reading `self.stack`, because `value` may replace the stack.
         result = value(self)
         self.stack.append(result)
 
@@ -280,7 +289,7 @@ def _binary(size: struct.Struct) -> Callable[[_Interpreter], None]:
 _U8 = struct.Struct("<B")
 
 _OPERATIONS: Final[dict[int, Callable[[_Interpreter], None]]] = {
-    0x80: _proto,
+    0x80: _protocol,
     0x95: _frame,
     ord("("): _mark,
     ord("N"): _pushes(lambda _: None),
@@ -315,4 +324,6 @@ _OPERATIONS: Final[dict[int, Callable[[_Interpreter], None]]] = {
     ord("b"): _build,
     ord("Q"): _persid,
 }
-"""The operations of protocols 2 to 5, without extensions, buffers and text forms."""
+"""The allowed opcodes of protocols 2 to 5, except the six that `_Interpreter.run` itself handles.
+All other opcodes are rejected, such as those of sets, extensions, buffers and numbers in text
+form."""

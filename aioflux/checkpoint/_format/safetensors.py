@@ -1,6 +1,6 @@
 """The layout of a safetensors object, without torch. Pure.
 
-    8 bytes: size of the header | header, JSON padded with spaces | tensors, without gaps
+    8 bytes: size of the header | header: JSON, padded with spaces | tensors, without gaps
 
 Source: github.com/huggingface/safetensors, "Format".
 """
@@ -47,9 +47,10 @@ DTYPES: Final[Mapping[str, tuple[str, int]]] = {
     "uint8": ("U8", 1),
     "bool": ("BOOL", 1),
 }
-"""By PyTorch's name of a dtype: its name in safetensors, and bytes of an element.
+"""For each dtype of PyTorch: name of the dtype in safetensors, and bytes of an element.
 
-Every reader of safetensors knows these; tensors of other dtypes are stored like values."""
+Every reader of safetensors supports these dtypes. Tensors of other dtypes are stored as in the
+layout of DCP."""
 
 _METADATA: Final = "metadata"
 
@@ -64,12 +65,10 @@ class TensorSpec(NamedTuple):
 
     @property
     def item_size(self) -> int:
-        """Bytes of an element."""
         return DTYPES[self.dtype][1]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its memory."""
         return math.prod(self.sizes) * self.item_size
 
 
@@ -79,53 +78,53 @@ class ObjectLayout(NamedTuple):
     header: bytes
     """The bytes before the tensors."""
     offsets: Mapping[str, int]
-    """First byte of each tensor in the object, in order."""
+    """First byte of each tensor in the object, by name, in ascending order."""
     size: int
-    """Bytes of the object."""
 
 
 def model_key(save_id: str, number: int, num_objects: int) -> str:
-    """Return the key of an object, below the checkpoint's prefix."""
+    """Return the key of a safetensors object, below the checkpoint's prefix."""
     return f"model-{save_id}-{number:05d}-of-{num_objects:05d}.safetensors"
 
 
 def plan_layout(tensors: Iterable[TensorSpec]) -> ObjectLayout:
-    """Return the layout of an object of these tensors.
+    """Return the layout of an object that contains these tensors.
 
-    Large elements come first, so that all are aligned to their size; empty tensors come last.
+    Tensors with larger elements come first, so that every element is aligned to its size. Empty
+    tensors come last.
     """
-    ordered = sorted(tensors, key=lambda each: (not each.num_bytes, -each.item_size))
+    ordered = sorted(tensors, key=lambda tensor: (not tensor.num_bytes, -tensor.item_size))
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    starts, at = dict[str, int](), 0
-    for each in ordered:
-        starts[each.name] = at
-        at += each.num_bytes
-        entries[each.name] = {
-            "dtype": DTYPES[each.dtype][0],
-            "shape": list(each.sizes),
-            "data_offsets": [starts[each.name], at],
+    starts, end = dict[str, int](), 0
+    for tensor in ordered:
+        starts[tensor.name] = end
+        end += tensor.num_bytes
+        entries[tensor.name] = {
+            "dtype": DTYPES[tensor.dtype][0],
+            "shape": list(tensor.sizes),
+            "data_offsets": [starts[tensor.name], end],
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = struct.pack("<Q", len(text)) + text
     offsets = {name: start + len(header) for name, start in starts.items()}
-    return ObjectLayout(header, offsets, len(header) + at)
+    return ObjectLayout(header, offsets, len(header) + end)
 
 
 def pack_metadata(pickled: bytes) -> dict[str, str]:
-    """Return the `extra` of a commit that holds the pickle of DCP's metadata."""
+    """Return the value of `Commit.extra` that stores the pickle of DCP's metadata."""
     return {_METADATA: base64.b64encode(pickled).decode()}
 
 
 def unpack_metadata(commit: Commit, *, uri: str) -> bytes:
-    """Return the pickle of DCP's metadata from the `extra` of a commit.
+    """Return the pickle of DCP's metadata from `Commit.extra`.
 
     Raises:
-        CheckpointCorruptError: There is none.
+        CheckpointCorruptError: The commit has no metadata.
     """
     try:
         return base64.b64decode(commit.extra[_METADATA], validate=True)
     except (KeyError, ValueError) as exc:
         raise CheckpointCorruptError(
-            f"{uri} is damaged: it holds no metadata of its tensors; load an earlier checkpoint"
+            f"{uri} is damaged: it has no metadata of its tensors; load an earlier checkpoint"
         ) from exc

@@ -1,9 +1,10 @@
-"""Streams of compressed frames without a table: binary files over files.
+"""Compressed streams: binary files that compress into, or decompress from, another file.
 
-    mark | frame | frame | ... | empty frame
+    start of stream | frame | frame | ... | empty frame
 
-Large writes are cut into frames without a copy; small ones are gathered first. The size of the
-elements in a stream is unknown, and guessed by samples.
+Unlike the commit of a checkpoint, a stream has no frame table. Large writes are cut into frames
+without a copy; small writes are gathered first. The size of the elements is unknown, so the codec
+guesses it from samples.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamReader", "StreamWriter"]
 
-_DIRECT_SHARE = 4
-"""Writes of less than this part of a frame are gathered."""
+_GATHERED_SHARE = 4
+"""Writes of less than a fourth of a frame are gathered."""
 
 
 class StreamWriter(io.RawIOBase):
-    """A file that compresses what is written to it into another file.
+    """A file that compresses written bytes into another file, the output.
 
-    `flush` writes a frame of the gathered bytes; `close` ends the stream, and closes the other
-    file. After an error, or without `close`, the stream has no end, and readers reject it. Memory:
-    a few frames.
+    `flush` writes a frame of the gathered bytes. `close` writes the end of the stream, and closes
+    the output. After an error, or without `close`, the end is missing, and readers reject the
+    stream as truncated. A few frames are in memory.
     """
 
     def __init__(self, output: IO[bytes], open_codec: Callable[[], Codec]) -> None:
@@ -52,7 +53,6 @@ class StreamWriter(io.RawIOBase):
         self._is_ended = False
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
@@ -61,13 +61,13 @@ class StreamWriter(io.RawIOBase):
         return self._num_written
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write all bytes of `data`; its memory may change afterwards."""
+        """Write all bytes of `data`. The caller may change `data` after the call."""
         self._require_usable()
         view = memoryview(data)
         if not view.nbytes:
             return 0
         view = view.cast("B")
-        if len(view) * _DIRECT_SHARE >= self._codec.frame_size:
+        if len(view) * _GATHERED_SHARE >= self._codec.frame_size:
             self._encode_gathered()
             self._encode(view)
         else:
@@ -78,9 +78,9 @@ class StreamWriter(io.RawIOBase):
         return len(view)
 
     def flush(self) -> None:
-        """Write all gathered bytes to the other file, and flush it."""
+        """Write a frame of all gathered bytes, and flush the output."""
         if self._is_ended:
-            return  # a file flushes itself when it is closed
+            return  # `io.RawIOBase.close` calls `flush`
         self._require_usable()
         self._encode_gathered()
         try:
@@ -90,10 +90,10 @@ class StreamWriter(io.RawIOBase):
             raise
 
     def close(self) -> None:
-        """End the stream, and close the other file. Closing twice does nothing.
+        """Write the end of the stream, and close the output. A second call does nothing.
 
         Raises:
-            Exception: The error of an earlier write; the stream has no end.
+            Exception: An earlier write failed with this error; the stream stays without its end.
         """
         if self.closed:
             return
@@ -108,11 +108,11 @@ class StreamWriter(io.RawIOBase):
             self._output.close()
 
     def __del__(self) -> None:
-        """Do not close, as files do here: a dropped stream has no end."""
+        """Do not close: a stream that its caller did not close must stay truncated."""
 
     def _require_usable(self) -> None:
         if self.closed:
-            raise ValueError("a compressed stream is written after it was closed")
+            raise ValueError("cannot write to a compressed stream that is closed")
         if self._failure is not None:
             raise self._failure
 
@@ -122,7 +122,7 @@ class StreamWriter(io.RawIOBase):
             self._encode(memoryview(gathered))
 
     def _encode(self, view: memoryview) -> None:
-        """Write frames; after an error no more are, so that a torn stream is not continued."""
+        """Write frames. After an error, all later writes fail: a frame may be incomplete."""
         try:
             for frame in self._codec.encode(view, element_size=0):
                 self._write_output(frame)
@@ -136,82 +136,81 @@ class StreamWriter(io.RawIOBase):
             self._write_output(START_OF_STREAM)
         view = memoryview(data)
         while view:
-            # A raw file may write fewer bytes; a file-like object may return None after all.
+            # A raw file may write fewer bytes. Some file-like objects write all and return None.
             num_written = cast("int | None", self._output.write(view))
             view = view[len(view) if num_written is None else num_written :]
 
 
 class StreamReader(io.RawIOBase):
-    """A file that reads the stream of a `StreamWriter`, from beginning to end.
+    """A file that decompresses the stream of a `StreamWriter`. It cannot seek.
 
-    Memory: a few frames, unless all is read at once. `close` leaves the other file open. Every read
-    raises CheckpointCorruptError if a frame is damaged, or the stream is truncated.
+    A few frames are in memory, unless the caller reads all bytes at once. `close` does not close
+    the source. A read raises CheckpointCorruptError if a frame is damaged, or the stream is
+    truncated.
     """
 
     def __init__(self, source: IO[bytes], open_codec: Callable[[], Codec]) -> None:
         self._source = source
         self._codec = open_codec()
         self._frames: Generator[bytearray] = self._codec.in_order(self._calls())
-        self._rest = memoryview(b"")
+        self._pending = memoryview(b"")
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill `buffer`, and return the number of bytes; fewer only at the end."""
+        """Fill `buffer`, and return the number of bytes: fewer only at the end of the stream."""
         self._require_open()
-        view, at = memoryview(buffer).cast("B"), 0
-        while at < len(view) and self._fill_rest():
-            piece = self._rest[: len(view) - at]
-            view[at : at + len(piece)] = piece
-            self._rest = self._rest[len(piece) :]
-            at += len(piece)
-        return at
+        view, num_read = memoryview(buffer).cast("B"), 0
+        while num_read < len(view) and self._fill_pending():
+            piece = self._pending[: len(view) - num_read]
+            view[num_read : num_read + len(piece)] = piece
+            self._pending = self._pending[len(piece) :]
+            num_read += len(piece)
+        return num_read
 
     def readall(self) -> bytes:
-        """Return all remaining bytes."""
         self._require_open()
-        rest, self._rest = self._rest, memoryview(b"")
-        data = b"".join((rest, *self._frames))
+        pending, self._pending = self._pending, memoryview(b"")
+        data = b"".join((pending, *self._frames))
         self._codec.close()
         return data
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads. The source stays open."""
         if not self.closed:
             super().close()
             self._frames.close()
             self._codec.close()
 
     def __del__(self) -> None:
-        """Do not close, as files do here: that waits for threads, and this may be any thread."""
+        """Do not close: `close` waits for threads, and any thread may run this method."""
 
     def _require_open(self) -> None:
         if self.closed:
-            raise ValueError("a compressed stream is read after it was closed")
+            raise ValueError("cannot read from a compressed stream that is closed")
 
-    def _fill_rest(self) -> bool:
-        """Decode a frame if `_rest` is empty; return whether there are more bytes."""
-        while not self._rest:
+    def _fill_pending(self) -> bool:
+        """Decode a frame if `_pending` is empty. Return False at the end of the stream."""
+        while not self._pending:
             frame = next(self._frames, None)
             if frame is None:
                 self._codec.close()
                 return False
-            self._rest = memoryview(frame)
+            self._pending = memoryview(frame)
         return True
 
     def _calls(self) -> Iterator[Callable[[], bytearray]]:
         if self._read_source(len(START_OF_STREAM)) != START_OF_STREAM:
             raise CheckpointCorruptError(
-                "this is no compressed stream of aioflux, or one of a newer version"
+                "this is not a compressed stream of aioflux, or a newer aioflux wrote it"
             )
         while (data := self._read_source(HEAD_SIZE_BYTES)) != END_OF_STREAM:
             head = parse_head(data)
             yield partial(_decode, data + self._read_source(head.body_size), head.raw_size)
 
     def _read_source(self, size: int) -> bytes:
-        """Return `size` bytes of the other file."""
+        """Return the next `size` bytes of the source."""
         pieces, missing = list[bytes](), size
         while missing:
             piece = self._source.read(missing)

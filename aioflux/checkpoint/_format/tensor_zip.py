@@ -1,11 +1,12 @@
-"""The memory of a tensor in the zip that torch.save wrote, found by its first bytes. Pure.
+"""Location of a tensor's memory in a zip that torch.save wrote, from its first bytes. Pure.
 
     local header | data.pkl | ... | local header of data/0 | the tensor's bytes | ...
                    ^ dtype, shape and strides                ^ `ZippedTensor.start`
 
-torch.save writes headers before it knows the sizes, so that a local header has none, and a
-descriptor follows the bytes (PKWARE's APPNOTE 4.4.4, bit 3). data.pkl ends with its pickle, and the
-other entries before the tensor are short. The pickle is read without running code.
+torch.save writes a local header before it knows the size of the entry. So the header has no size,
+and a descriptor with the size follows the bytes of the entry (PKWARE's APPNOTE 4.4.4, bit 3). The
+entries before the tensor are short, so the first bytes of the zip contain all of them. The pickle
+is read without running code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["HEAD_SIZE_BYTES", "ZippedTensor", "find_tensor", "is_dense"]
 
 HEAD_SIZE_BYTES: Final = 1024
-"""Bytes needed to find the tensor, which torch 2.0 to 2.13 write at byte 640 or 704."""
+"""Number of bytes to read to find the tensor. torch 2.0 to 2.13 write its memory at byte 640 or
+704."""
 
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _DESCRIPTOR = struct.Struct("<4sIII")
@@ -50,11 +52,10 @@ class ZippedTensor(NamedTuple):
     """Dtype, shape and offset of a contiguous tensor in its item."""
 
     dtype: str
-    """Name of its dtype, such as "float32"."""
+    """For example "float32"."""
     shape: tuple[int, ...]
-    """Its sizes."""
     start: int
-    """First byte of its memory in the item."""
+    """First byte of the tensor's memory in the item."""
 
 
 class _StorageRef(NamedTuple):
@@ -74,14 +75,14 @@ class _TensorGlobals(AllowedGlobals):
     def find(self, module: str, name: str) -> Any:
         return module, name
 
-    def call(self, found: Any, arguments: tuple[Any, ...]) -> Any:
-        if found == ("collections", "OrderedDict") and not arguments:
-            return ()  # of hooks: a plain tensor has none
-        if found == ("torch._utils", "_rebuild_tensor_v2") and len(arguments) == 6:
+    def call(self, target: Any, arguments: tuple[Any, ...]) -> Any:
+        if target == ("collections", "OrderedDict") and not arguments:
+            return ()  # the backward hooks, which a plain tensor does not have
+        if target == ("torch._utils", "_rebuild_tensor_v2") and len(arguments) == 6:
             return _pickled_tensor(*arguments[:4], arguments[5])
-        if found == ("torch._utils", "_rebuild_tensor_v3") and len(arguments) == 7:
+        if target == ("torch._utils", "_rebuild_tensor_v3") and len(arguments) == 7:
             return _pickled_tensor(*arguments[:4], arguments[5], arguments[6])
-        return super().call(found, arguments)
+        return super().call(target, arguments)
 
     def persistent_load(self, persistent_id: Any) -> Any:
         if type(persistent_id) is not tuple or len(persistent_id) != 5:
@@ -91,8 +92,10 @@ class _TensorGlobals(AllowedGlobals):
             raise PickleError("it refers to no storage")
         if storage == _UNTYPED:
             return _StorageRef("", key)
-        if type(storage) is tuple and storage[0] == "torch" and storage[1] in _DTYPES:
-            return _StorageRef(_DTYPES[storage[1]], key)
+        if type(storage) is tuple and storage[0] == "torch" and type(storage[1]) is str:
+            dtype = _DTYPES.get(storage[1])
+            if dtype is not None:
+                return _StorageRef(dtype, key)
         raise PickleError("its storage is unusual")
 
 
@@ -102,7 +105,7 @@ def _pickled_tensor(
     if type(storage) is not _StorageRef or offset != 0 or hooks != ():
         raise PickleError("it is a view")
     if not _is_shape(shape) or not _is_shape(stride) or len(shape) != len(stride):
-        raise PickleError("its shape is none")
+        raise PickleError("its shape is invalid")
     if 0 not in shape and not is_dense(shape, stride):
         raise PickleError("it is not contiguous")
     if dtype is None and storage.dtype:
@@ -113,11 +116,11 @@ def _pickled_tensor(
 
 
 def _is_shape(value: Any) -> bool:
-    return type(value) is tuple and all(type(each) is int and each >= 0 for each in value)
+    return type(value) is tuple and all(type(size) is int and size >= 0 for size in value)
 
 
 def is_dense(lengths: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether elements of these strides are contiguous."""
+    """Return whether a tensor of these lengths and strides is contiguous."""
     expected = 1
     for length, stride in zip(reversed(lengths), reversed(strides), strict=True):
         if length != 1 and stride != expected:
@@ -130,8 +133,9 @@ def find_tensor(head: bytes) -> ZippedTensor | None:
     """Return the tensor in an item that begins with `head`.
 
     Returns:
-        None if `head` is too short, or if the item holds something else than one plain contiguous
-        tensor that is not compressed: then `torch.load` must read the whole item.
+        The tensor; None if `head` is too short, if the item is anything but one plain contiguous
+        uncompressed tensor, or on a big-endian machine. For None, `torch.load` must read the whole
+        item.
     """
     tensor: Any = None
     if sys.byteorder != "little":
@@ -151,29 +155,26 @@ def find_tensor(head: bytes) -> ZippedTensor | None:
 
 
 def _entries(head: bytes) -> Iterator[tuple[str, int]]:
-    """Yield name and first byte of the entries, as far as `head` and their headers allow."""
-    at = 0
-    while at + _LOCAL.size <= len(head):
-        fields = _LOCAL.unpack_from(head, at)
-        mark, _, flags, method, _, _, _, size, _, name_size, extra_size = fields
-        begin = at + _LOCAL.size
-        start = begin + name_size + extra_size
-        if mark != b"PK\x03\x04" or method or flags & ~_KNOWN_FLAGS or start > len(head):
+    """Yield the name of each entry, and the offset of its bytes, as far as `head` reaches."""
+    header_start: int | None = 0
+    while header_start is not None and header_start + _LOCAL.size <= len(head):
+        fields = _LOCAL.unpack_from(head, header_start)
+        signature, _, flags, method, _, _, _, size, _, name_size, extra_size = fields
+        name_start = header_start + _LOCAL.size
+        start = name_start + name_size + extra_size
+        if signature != b"PK\x03\x04" or method or flags & ~_KNOWN_FLAGS or start > len(head):
             return
-        yield head[begin : begin + name_size].decode("utf-8", "replace"), start
-        after = _descriptor_end(head, start) if flags & _IS_STREAMED else start + size
-        if after is None:
-            return
-        at = after
+        yield head[name_start : name_start + name_size].decode("utf-8", "replace"), start
+        header_start = _descriptor_end(head, start) if flags & _IS_STREAMED else start + size
 
 
 def _descriptor_end(head: bytes, start: int) -> int | None:
-    """Return the end of the descriptor of the entry whose bytes begin at `start`."""
-    at = head.find(b"PK\x07\x08", start)
-    while at >= 0 and at + _DESCRIPTOR.size <= len(head):
-        if _DESCRIPTOR.unpack_from(head, at)[2] == at - start:
-            end = at + _DESCRIPTOR.size
-            # The sizes of an entry in the form for large files have 8 bytes each.
+    """Return the end of the descriptor of the entry at `start`; None if `head` lacks it."""
+    position = head.find(b"PK\x07\x08", start)
+    while position >= 0 and position + _DESCRIPTOR.size <= len(head):
+        if _DESCRIPTOR.unpack_from(head, position)[2] == position - start:
+            end = position + _DESCRIPTOR.size
+            # In Zip64 form the two sizes have 8 bytes each instead of 4.
             return end if head[end : end + 2] == b"PK" else end + 8
-        at = head.find(b"PK\x07\x08", at + 1)
+        position = head.find(b"PK\x07\x08", position + 1)
     return None

@@ -1,6 +1,6 @@
-"""The entries of a zip archive: stored without compression, and their CRC-32.
+"""Checks of the zip archives that torch.save writes: no compressed entries, right CRC-32.
 
-torch.save writes the CRC-32, and neither torch.load nor torch's C++ reader compares it.
+torch.save writes a CRC-32 for each entry. Neither torch.load nor torch's C++ reader compares it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 4.3.7)."""
 
 _IS_DIRECTORY: Final = 0x10
-"""Attribute of MS-DOS, which torch's reader uses."""
+"""Attribute of MS-DOS; torch's reader reads no bytes of an entry that has it."""
 
 _UNREADABLE: Final = (
     zipfile.BadZipFile,
@@ -34,26 +34,26 @@ _UNREADABLE: Final = (
     struct.error,
     zlib.error,
 )
-"""Errors of a damaged directory, or of an archive that torch cannot read either."""
+"""Errors raised for a damaged directory, or for an archive that torch cannot read either."""
 
 
 def is_stored(file: IO[bytes], size: int) -> bool:
-    """Return whether a zip archive of `size` bytes holds its entries as they are, as torch writes.
+    """Return whether a zip archive of `size` bytes has only uncompressed entries that fit into it.
 
     Raises:
-        ValueError: Its directory is damaged.
-        zipfile.BadZipFile: It is no complete zip.
+        ValueError: The directory of the archive is damaged.
+        zipfile.BadZipFile: The file is not a complete zip archive.
     """
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
-    is_plain = all(each.compress_type == zipfile.ZIP_STORED for each in entries)
-    return is_plain and sum(each.file_size for each in entries) <= size
+    is_plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    return is_plain and sum(entry.file_size for entry in entries) <= size
 
 
 def compare_records(file: mmap.mmap, uri: str) -> None:
-    """Compare the bytes of a zip archive with the CRC-32 of its entries; 1.3 s for each GB.
+    """Compare the bytes of each entry with its CRC-32, in 1.3 s for each GB.
 
-    An archive whose entries have none (0), and a file that is no zip archive, pass.
+    Nothing is compared if the CRC-32 of all entries is 0, or if the file is not a zip archive.
 
     Raises:
         ChecksumError: The bytes of an entry do not match, or the archive cannot be read.
@@ -68,7 +68,7 @@ def compare_records(file: mmap.mmap, uri: str) -> None:
         file.seek(0)
     if problem:
         raise ChecksumError(
-            f"{uri} is damaged: {problem}; load another checkpoint, or a copy of this one", uri=uri
+            f"{uri} is damaged: {problem}; load a copy of it or another checkpoint", uri=uri
         )
 
 
@@ -89,12 +89,12 @@ def _find_problem(file: mmap.mmap) -> str:
 
 
 def _crc32(data: memoryview, entry: zipfile.ZipInfo) -> int | None:
-    """Return the CRC-32 of the content of an entry, or None if its size differs."""
+    """Return the CRC-32 of the content of an entry, or None if its size is wrong."""
     if entry.external_attr & _IS_DIRECTORY and entry.file_size:
-        raise ValueError(f"{entry.filename} is marked as a directory")  # torch reads nothing of it
+        raise ValueError(f"{entry.filename} is marked as a directory")
     if entry.compress_type == zipfile.ZIP_STORED:
         return zlib.crc32(data) if data.nbytes == entry.file_size else None
     if entry.compress_type != zipfile.ZIP_DEFLATED:
-        raise NotImplementedError(f"{entry.filename} is compressed by {entry.compress_type}")
+        raise NotImplementedError(f"{entry.filename} is compressed by method {entry.compress_type}")
     inflated = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, entry.file_size + 1)
     return zlib.crc32(inflated) if len(inflated) == entry.file_size else None

@@ -1,11 +1,11 @@
-"""Loading: reads are planned, fetched and decoded.
+"""Loads of checkpoints: planning, reading and decoding.
 
-load_state (state.py), StorageReader       targets: tensors and values, each with its stored item
-fetch.py           all targets of a load
-copies.py        target -> ranges of its item, and their copies into memory
-plan.py          needed ranges of an object -> reads; pure
-run_reads.py     reads -> event loop: bounded, pinned, verified, frames decoded
-decode.py        whole items: values, and tensors that no range shows
+state.py, StorageReader   make targets: tensors and values to load, each with its stored item
+fetch.py                  loads all targets
+copies.py                 target -> needed ranges of its object, and their copies into memory
+plan.py                   needed ranges -> reads of each object (pure)
+run_reads.py              runs the reads on the event loop: bounded, pinned, verified
+decode.py                 items that must be read whole -> values and tensors
 
-load.py, reader.py                         one object that torch.save wrote
+load.py, reader.py        loads of one object that torch.save wrote
 """

@@ -1,11 +1,11 @@
-"""Copies of a load: a range of stored bytes each, and the memory or the value it becomes.
+"""Copies of a load: each copies one range of stored bytes into a target.
 
     part of a tensor -> boxes -> `_DirectCopy`   contiguous in the target: read straight into it
                               -> `_StridedCopy`  rows with gaps, another dtype, another device
-                              -> `FramesCopy`    compressed: decoded, then as one of the others
-    anything else    -> `ItemCopy`               all bytes of the item, passed to a function
+                              -> `FramesCopy`    compressed: decoded, then one of the two above
+    any other item   -> `ItemCopy`               all bytes of the item, passed to a function
 
-Memory is passed as flat tensors of bytes: torch releases the GIL while it copies these.
+Bytes are passed as flat tensors, because torch releases the GIL while it copies tensors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _MAX_STRIDED_BYTES: Final = MAX_READ_BYTES // 2
-"""Most bytes that one `_StridedCopy` copies."""
+"""Largest `_StridedCopy` in bytes, including gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,20 @@ class TensorTarget:
     name: str
     stored: LocatedItem
     shape: StoredShape
-    """Of the stored tensor."""
+    """Sizes and dtype of the stored tensor."""
     offsets: tuple[int, ...]
-    """First element of the part."""
+    """Position of the part's first element in the stored tensor."""
     tensor: torch.Tensor
-    """Of the sizes of the part; of any dtype, device and strides."""
+    """Has the sizes of the part, and any dtype, device and strides."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Elements of the part in each dimension."""
         return tuple(self.tensor.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class ValueTarget:
-    """A value that is no tensor, and the function that is passed the bytes of its item."""
+    """A value that is not a tensor. The load calls `load` with the bytes of its item."""
 
     name: str
     stored: LocatedItem
@@ -78,39 +77,37 @@ class ValueTarget:
 
 
 class RangeCopy:
-    """A range of stored bytes, and its copy into a target."""
+    """One range of stored bytes that a target needs."""
 
     needed: NeededRange
 
     def memory(self, start: int, end: int) -> memoryview | None:
-        """Return the memory to read bytes `[start, end)` of the object into, if there is any."""
+        """Return the target's memory for bytes `[start, end)`; None if they need a buffer."""
         return None
 
     def finish(self, start: int, data: torch.Tensor) -> None:
-        """Copy bytes of the object from `start` on; called in the thread that loads."""
+        """Copy `data` to the target: the object's bytes from `start` on, decoded if compressed."""
         raise NotImplementedError
 
 
 class _DirectCopy(RangeCopy):
-    """Bytes that are contiguous in the target's memory."""
+    """Bytes that are contiguous in the target's memory and can be read straight into it."""
 
     def __init__(self, start: int, memory: torch.Tensor) -> None:
         self.needed = NeededRange(start, start + memory.numel(), True)
         self._memory = memory
 
     def memory(self, start: int, end: int) -> memoryview:
-        """See base class."""
-        at = self.needed.start
-        return self._memory[start - at : end - at].numpy().data
+        offset = self.needed.start
+        return self._memory[start - offset : end - offset].numpy().data
 
     def finish(self, start: int, data: torch.Tensor) -> None:
-        """See base class."""
-        at = start - self.needed.start
-        self._memory[at : at + data.numel()].copy_(data)
+        offset = start - self.needed.start
+        self._memory[offset : offset + data.numel()].copy_(data)
 
 
 class _StridedCopy(RangeCopy):
-    """Rows with gaps between them, or elements of another dtype or for another device."""
+    """Rows with gaps between them, or elements for another dtype or another device."""
 
     def __init__(self, target: TensorTarget, box: Box) -> None:
         self.needed = NeededRange(box.start, box.end, False)
@@ -118,7 +115,6 @@ class _StridedCopy(RangeCopy):
         self._box = box
 
     def finish(self, start: int, data: torch.Tensor) -> None:
-        """See base class."""
         dtype, sizes = self._target.shape.dtype, self._target.shape.sizes
         elements = as_elements(data, dtype).as_strided(self._box.lengths, dense_strides(sizes))
         narrow(self._target.tensor, self._box.offsets, self._box.lengths).copy_(elements)
@@ -132,40 +128,38 @@ class ItemCopy(RangeCopy):
         self._load = load
 
     def finish(self, start: int, data: torch.Tensor) -> None:
-        """See base class."""
         self._load(data)
 
 
 class FramesCopy(RangeCopy):
-    """Compressed frames, which are decoded before another copy gets their bytes."""
+    """Compressed frames. They are decoded first, and another copy uses the decoded bytes."""
 
     def __init__(
         self, stored: LocatedItem, slices: Sequence[FrameSlice], decoded: RangeCopy
     ) -> None:
         assert stored.item is not None
         self.plane_size = stored.item.plane_size
-        at = stored.item.data_start
-        self.needed = NeededRange(at + slices[0].stored_start, at + slices[-1].stored_end, False)
+        begin = stored.item.data_start
+        first, last = slices[0], slices[-1]
+        self.needed = NeededRange(begin + first.stored_start, begin + last.stored_end, False)
         self.slices = slices
         self._decoded = decoded
 
     @property
     def num_bytes(self) -> int:
-        """Bytes after decoding."""
         return self._decoded.needed.end - self._decoded.needed.start
 
     def decoded_memory(self) -> memoryview | None:
-        """Return the memory to decode into, if there is any."""
+        """Return the target's memory to decode into; None if the decoded bytes need a buffer."""
         needed = self._decoded.needed
         return self._decoded.memory(needed.start, needed.end)
 
     def finish(self, start: int, data: torch.Tensor) -> None:
-        """Copy the decoded bytes."""
         self._decoded.finish(self._decoded.needed.start, data)
 
 
 def _flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return all bytes of the storage of a tensor, or None if they cannot be written directly."""
+    """Return the storage of a tensor as bytes; None if bytes cannot be read straight into it."""
     if (
         type(tensor) is not torch.Tensor
         or tensor.device.type != "cpu"
@@ -178,31 +172,31 @@ def _flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def as_elements(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return bytes as elements of a dtype, copied if they are not aligned for it."""
+    """Return bytes as elements of a dtype. Bytes that are not aligned for the dtype are copied."""
     if data.data_ptr() % dtype.itemsize or data.storage_offset() % dtype.itemsize:
         data = data.clone()
     return data.view(dtype)
 
 
 def narrow(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-    """Return a view of a box of a tensor."""
-    for axis, (at, length) in enumerate(zip(offsets, lengths, strict=True)):
+    """Return a view of the part of a tensor at `offsets` with the sizes `lengths`."""
+    for axis, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
         if length != tensor.shape[axis]:
-            tensor = tensor.narrow(axis, at, length)
+            tensor = tensor.narrow(axis, offset, length)
     return tensor
 
 
 def plan_tensor_copies(target: TensorTarget, data_start: int) -> Iterator[RangeCopy]:
-    """Yield the copies of a part of a tensor whose memory begins at `data_start` in its object.
+    """Yield the copies of a part of a tensor whose bytes begin at `data_start` in its object.
 
     Raises:
-        CheckpointCorruptError: It is compressed, and its table of frames contradicts its size.
+        CheckpointCorruptError: The frames of the compressed tensor do not fit its size.
     """
     item = target.stored.item
     if item is None or not item.frame_size:
         yield from _plan_copies(target, data_start)
         return
-    # Offsets count the tensor's decoded memory here.
+    # The offsets of these copies are offsets in the decoded memory of the tensor.
     for copy in _plan_copies(target, 0, max_gap_bytes=item.frame_size, is_cut=True):
         slices = plan_slices(
             copy.needed.start,
@@ -241,12 +235,12 @@ def _plan_copies(
             if memory is None or not _is_contiguous(box, tensor.stride(), item_size):
                 yield _StridedCopy(target, box)
                 continue
-            first = sum(at * step for at, step in zip(box.offsets, tensor.stride(), strict=True))
-            at = (tensor.storage_offset() + first) * item_size
-            yield _DirectCopy(box.start, memory[at : at + box.end - box.start])
+            first = sum(i * step for i, step in zip(box.offsets, tensor.stride(), strict=True))
+            begin = (tensor.storage_offset() + first) * item_size
+            yield _DirectCopy(box.start, memory[begin : begin + box.end - box.start])
 
 
 def _is_contiguous(box: Box, strides: Sequence[int], item_size: int) -> bool:
-    """Return whether the elements of a box are contiguous, both stored and in the target."""
+    """Return whether the elements of a box are contiguous in the object and in the target."""
     size = item_size * math.prod(box.lengths)
     return size == box.end - box.start and is_dense(box.lengths, strides)

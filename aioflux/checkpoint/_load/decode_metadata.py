@@ -1,8 +1,8 @@
-"""The metadata of a distributed checkpoint, decoded without running code of its pickle.
+"""Decoder of DCP's metadata that runs no code from the pickle.
 
-The metadata of torch 2.0 to 2.13 holds nine classes, torch.Size, dtypes, layouts and plain values.
-They are created here from fields that are checked one by one. A pickle with any other global is
-rejected, and no global is imported or called.
+The metadata of torch 2.0 to 2.13 consists of nine classes, torch.Size, dtypes, layouts and plain
+values. The decoder creates instances of these classes itself, and checks each of their fields. It
+rejects a pickle with any other global, and imports and calls nothing that a pickle names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["decode_metadata"]
 T = TypeVar("T")
 
 _METADATA: Final = "torch.distributed.checkpoint.metadata"
-_OLD: Final = "torch.distributed._shard.sharded_tensor.metadata"
+_OLD_METADATA: Final = "torch.distributed._shard.sharded_tensor.metadata"
 """The module of TensorProperties before torch 2.3."""
 
 _MAX_DIMENSIONS: Final = 64
@@ -46,13 +46,13 @@ _MAX_SIZE: Final = 2**62
 
 
 class _Path:
-    """Replacement for the classes of pathlib, which cannot all be created on every system."""
+    """Replacement for the classes of pathlib: Linux cannot create a WindowsPath, for example."""
 
 
 _CLASSES: Final[dict[tuple[str, str], Any]] = {
     **{
-        (_METADATA, each.__name__): each
-        for each in (
+        (_METADATA, kind.__name__): kind
+        for kind in (
             Metadata,
             MetadataIndex,
             StorageMeta,
@@ -63,8 +63,8 @@ _CLASSES: Final[dict[tuple[str, str], Any]] = {
             _MEM_FORMAT_ENCODING,
         )
     },
-    (_OLD, "TensorProperties"): TensorProperties,
-    (_OLD, "MEM_FORMAT_ENCODING"): _MEM_FORMAT_ENCODING,
+    (_OLD_METADATA, "TensorProperties"): TensorProperties,
+    (_OLD_METADATA, "MEM_FORMAT_ENCODING"): _MEM_FORMAT_ENCODING,
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.layout,
@@ -76,9 +76,9 @@ _CLASSES: Final[dict[tuple[str, str], Any]] = {
     },
 }
 
-_DTYPES: Final = {name: each for name, each in vars(torch).items() if type(each) is torch.dtype}
-_LAYOUTS: Final = {str(each): each for each in vars(torch).values() if type(each) is torch.layout}
-_ENCODINGS: Final = {each.value: each for each in _MEM_FORMAT_ENCODING}
+_DTYPES: Final = {name: value for name, value in vars(torch).items() if type(value) is torch.dtype}
+_LAYOUTS: Final = {str(item): item for item in vars(torch).values() if type(item) is torch.layout}
+_ENCODINGS: Final = {encoding.value: encoding for encoding in _MEM_FORMAT_ENCODING}
 
 _FIELDS: Final[dict[type, dict[str, Collection[type]]]] = {
     Metadata: {
@@ -110,9 +110,10 @@ _FIELDS: Final[dict[type, dict[str, Collection[type]]]] = {
         "transform_descriptors": {list, NoneType},
     },
 }
-"""Classes of the objects that are created, and the types of each field; () is any.
+"""For each class: its fields, and the types that each field may have; () means any type.
 
-Numbers are counts, and lists hold text, except for those of parts of tensors."""
+An int must be a count, 0 or more. A list must contain strings, except for
+`TensorStorageMetadata.chunks`, a list of parts."""
 
 _REQUIRED: Final = {
     MetadataIndex: {"fqn"},
@@ -127,28 +128,28 @@ class _MetadataGlobals(AllowedGlobals):
     """The globals in the pickle of `Metadata`."""
 
     def find(self, module: str, name: str) -> Any:
-        found = _CLASSES.get((module, name))
-        if found is None and module == "torch":
-            found = _DTYPES.get(name)
-        return super().find(module, name) if found is None else found
+        target = _CLASSES.get((module, name))
+        if target is None and module == "torch":
+            target = _DTYPES.get(name)
+        return super().find(module, name) if target is None else target
 
-    def call(self, found: Any, arguments: tuple[Any, ...]) -> Any:
-        if found is torch.Size:
+    def call(self, target: Any, arguments: tuple[Any, ...]) -> Any:
+        if target is torch.Size:
             return _size(*_only(arguments))
-        if found is torch.layout:
+        if target is torch.layout:
             return _lookup(_LAYOUTS, _only(arguments), "layout")
-        if found is _MEM_FORMAT_ENCODING:
+        if target is _MEM_FORMAT_ENCODING:
             return _lookup(_ENCODINGS, _only(arguments), "memory format")
-        if found is OrderedDict and not arguments:
+        if target is OrderedDict and not arguments:
             return OrderedDict()
-        if found is _Path and all(type(part) is str for part in arguments):
+        if target is _Path and all(type(part) is str for part in arguments):
             return _path(arguments)
-        return super().call(found, arguments)
+        return super().call(target, arguments)
 
-    def create(self, found: Any, arguments: tuple[Any, ...]) -> Any:
-        if arguments or type(found) is not type or found not in _FIELDS:
-            return super().create(found, arguments)
-        return object.__new__(found)
+    def create(self, target: Any, arguments: tuple[Any, ...]) -> Any:
+        if arguments or type(target) is not type or target not in _FIELDS:
+            return super().create(target, arguments)
+        return object.__new__(target)
 
     def set_state(self, instance: Any, state: Any) -> None:
         kind = type(instance)
@@ -170,11 +171,11 @@ class _MetadataGlobals(AllowedGlobals):
 
 
 def _is_valid(owner: type, value: Any, kinds: Collection[type]) -> bool:
-    """Return whether a field may have a value."""
+    """Return whether a field of the class `owner` may have this value."""
     if not kinds:
         return True
     if type(value) is list and owner is not TensorStorageMetadata:
-        return list in kinds and all(type(each) is str for each in value)
+        return list in kinds and all(type(text) is str for text in value)
     return type(value) in kinds and (type(value) is not int or _is_count(value))
 
 
@@ -184,19 +185,19 @@ def _is_count(value: Any) -> bool:
 
 def _only(arguments: tuple[Any, ...]) -> tuple[Any]:
     if len(arguments) != 1:
-        raise PickleError(f"it calls with {len(arguments)} arguments instead of one")
+        raise PickleError(f"a call in the pickle has {len(arguments)} arguments instead of one")
     return (arguments[0],)
 
 
 def _size(value: Any) -> torch.Size:
     if type(value) is not tuple or len(value) > _MAX_DIMENSIONS or not all(map(_is_count, value)):
-        raise PickleError("a size is no tuple of counts")
+        raise PickleError("a torch.Size is not a tuple of counts")
     return torch.Size(value)
 
 
-def _lookup(table: dict[Any, T], argument: tuple[Any], what: str) -> T:
+def _lookup(table: dict[Any, T], argument: tuple[Any], kind: str) -> T:
     if type(argument[0]) not in {str, int} or argument[0] not in table:
-        raise PickleError(f"it names an unknown {what}")
+        raise PickleError(f"it names an unknown {kind}")
     return table[argument[0]]
 
 
@@ -213,20 +214,20 @@ def _set_properties(instance: TensorProperties, state: Any) -> None:
 
 
 def decode_metadata(data: bytes, *, uri: str, is_partial: bool = False) -> Metadata:
-    """Return the metadata whose pickle `data` begins with.
+    """Return the metadata from the pickle at the beginning of `data`.
 
-    Metadata of one rank, `is_partial`, may hold only parts of tensors.
+    If `is_partial` is True, it is the metadata of one rank, and may lack parts of tensors.
 
     Raises:
-        CheckpointCorruptError: It is damaged, contradicts itself, or holds more than metadata;
-            no code in it was run.
+        CheckpointCorruptError: The pickle is damaged, contradicts itself, or contains anything but
+            metadata. No code in it was run.
     """
     try:
         metadata, _ = run_pickle(data, _MetadataGlobals())
         _check(metadata, is_partial=is_partial)
     except PickleError as exc:
         raise CheckpointCorruptError(
-            f"{uri} holds no valid metadata: {exc}; nothing was run; load an earlier checkpoint"
+            f"{uri} has no valid metadata: {exc}; no code was run; load an earlier checkpoint"
         ) from exc
     return metadata  # type: ignore[no-any-return]
 
@@ -234,12 +235,13 @@ def decode_metadata(data: bytes, *, uri: str, is_partial: bool = False) -> Metad
 def _check(metadata: Any, *, is_partial: bool) -> None:
     """Raise PickleError if metadata contradicts itself."""
     if type(metadata) is not Metadata or "state_dict_metadata" not in metadata.__dict__:
-        raise PickleError("it is no Metadata")
-    for name, each in metadata.state_dict_metadata.items():
-        if type(name) is not str or type(each) not in {TensorStorageMetadata, BytesStorageMetadata}:
+        raise PickleError("it is not a Metadata")
+    kinds = {TensorStorageMetadata, BytesStorageMetadata}
+    for name, stored in metadata.state_dict_metadata.items():
+        if type(name) is not str or type(stored) not in kinds:
             raise PickleError("an entry of state_dict_metadata is invalid")
-        if type(each) is TensorStorageMetadata:
-            _check_tensor(name, each, is_partial=is_partial)
+        if type(stored) is TensorStorageMetadata:
+            _check_tensor(name, stored, is_partial=is_partial)
     for index, info in (metadata.storage_data or {}).items():
         if type(index) is not MetadataIndex or type(info) is not _StorageInfo or not info.__dict__:
             raise PickleError("an entry of storage_data is invalid")
@@ -252,15 +254,15 @@ def _check_tensor(name: str, tensor: TensorStorageMetadata, *, is_partial: bool)
         raise PickleError("a tensor is incomplete")
     if math.prod(tensor.size) > _MAX_SIZE:
         raise PickleError(f"{name[:200]!r} is too large")
-    for each in tensor.chunks:
-        if type(each) is not ChunkStorageMetadata or not each.__dict__:
+    for chunk in tensor.chunks:
+        if type(chunk) is not ChunkStorageMetadata or not chunk.__dict__:
             raise PickleError("a part of a tensor is invalid")
-        if not len(each.offsets) == len(each.sizes) == len(tensor.size) or any(
+        if not len(chunk.offsets) == len(chunk.sizes) == len(tensor.size) or any(
             offset + size > whole
-            for offset, size, whole in zip(each.offsets, each.sizes, tensor.size, strict=True)
+            for offset, size, whole in zip(chunk.offsets, chunk.sizes, tensor.size, strict=True)
         ):
-            raise PickleError(f"a part of {name[:200]!r} is outside of it")
-    parts = {(tuple(each.offsets), tuple(each.sizes)) for each in tensor.chunks}
+            raise PickleError(f"a part of {name[:200]!r} is outside of the tensor")
+    parts = {(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in tensor.chunks}
     parts = {part for part in parts if math.prod(part[1])}
     if not _are_disjoint(sorted(parts)):
         raise PickleError(f"parts of {name[:200]!r} overlap")
@@ -269,16 +271,16 @@ def _check_tensor(name: str, tensor: TensorStorageMetadata, *, is_partial: bool)
 
 
 def _are_disjoint(parts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Return whether no two parts, sorted by their offsets, share an element.
+    """Return whether no two parts share an element. Each part is (offsets, sizes).
 
-    Compares each with those before it that reach its first row: few if a tensor is sharded by rows,
-    and those of one row of a grid otherwise.
+    The list is sorted. A part is compared with the earlier parts that reach its first row. These
+    are few if the tensor is sharded by rows, and one row of the grid if it is sharded as a grid.
     """
     if parts and not parts[0][0]:
-        return len(parts) == 1  # a number
+        return len(parts) == 1  # a tensor without dimensions
     reaching: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for offsets, sizes in parts:
-        reaching = [each for each in reaching if each[0][0] + each[1][0] > offsets[0]]
+        reaching = [earlier for earlier in reaching if earlier[0][0] + earlier[1][0] > offsets[0]]
         for other_offsets, other_sizes in reaching:
             if all(
                 start < other + length and other < start + size
@@ -295,5 +297,5 @@ _OUTSIDE = re.compile(r"(?:^|[/\\])\.\.?(?:[/\\]|$)|^[/\\]|//|^$|\0")
 
 
 def _is_below(key: str) -> bool:
-    """Return whether a key stays below its prefix, also as a path."""
+    """Return whether a key is below its prefix, as a key and as a path of any system."""
     return _OUTSIDE.search(key) is None

@@ -1,11 +1,12 @@
-"""The fetch of a load: all reads are planned, run in parallel, and copied to their targets.
+"""fetch: parallel reads of all targets of one load.
 
-    targets -> start of each tensor's memory -> copies -> reads of each object
-    event loop           reads ranges, verifies and decodes them (`run_reads`)
-    thread that loads    copies the pieces to their targets, several at a time
+    plan:             targets -> offset of each tensor's memory -> copies -> reads of each object
+    event loop:       reads ranges, verifies and decodes them (`run_reads`)
+    loading thread:   copies the bytes of finished reads to their targets
 
-Contiguous bytes go from the socket into the target's memory; the others through buffers of at most
-`TransferOptions.max_in_flight_bytes` together, which are used again.
+Most bytes that are contiguous in the target are read from the socket into the target's memory. All
+other bytes are read into buffers, whose total size `TransferOptions.max_in_flight_bytes` limits
+(see `run_reads`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["fetch"]
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Items of stock DCP up to this size are read whole: to find the tensor first costs a request."""
+"""Items of stock DCP up to this size are read whole. For larger items, one more request finds the
+offset of the tensor's memory, so that ranges of it can be read."""
 
 
 def fetch(
@@ -51,20 +53,20 @@ def fetch(
     targets: Sequence[TensorTarget | ValueTarget],
     *,
     registry: ExtensionRegistry,
-    done: Callable[[int], None],
+    on_loaded: Callable[[int], None],
     is_verified: bool = True,
 ) -> None:
-    """Load all targets from a store opened by `open_checkpoint`.
+    """Load all targets from a store that `open_checkpoint` opened.
 
-    `done` is called in this thread with the index of each target that is complete.
+    `on_loaded` is called in this thread with the index of each target, once the target is complete.
+    If `is_verified` is True, the bytes are compared with the checksums of the commit.
 
     Raises:
-        CheckpointCorruptError: The bytes are not those that were saved. Targets may be loaded in
-            part.
-        StorageError: They could not be read.
+        CheckpointCorruptError: The stored bytes are damaged. Some targets may be loaded in part.
+        StorageError: The stored bytes could not be read.
     """
     objects = DataObjects(store, checkpoint, is_verified=is_verified)
-    _bridge.run(objects.find(sorted({each.stored.key for each in targets})))
+    _bridge.run(objects.look_up(sorted({target.stored.key for target in targets})))
     for target in targets:
         _check_bounds(objects, target.name, target.stored)
     starts = _find_memories(objects, targets)
@@ -76,27 +78,27 @@ def fetch(
     reads = _plan_object_reads(objects, copies)
     num_missing = Counter(index for read in reads for index, _ in read.copies)
     for index in range(len(targets)):
-        if not num_missing[index]:  # it has no elements
-            done(index)
+        if not num_missing[index]:  # a tensor without elements
+            on_loaded(index)
     for index in _run(objects, reads):
         num_missing[index] -= 1
         if not num_missing[index]:
-            done(index)
+            on_loaded(index)
 
 
 def _check_bounds(objects: DataObjects, name: str, stored: LocatedItem) -> None:
     size, end = objects.size_of(stored.key), stored.offset + stored.length
     if end > size:
         raise CheckpointCorruptError(
-            f"{objects.uri_of(stored.key)} is truncated: it has {size} bytes, and {name!r} in it "
-            f"ends at {end}; load an earlier checkpoint"
+            f"{objects.uri_of(stored.key)} is truncated: it has {size} bytes, and the last byte of "
+            f"{name!r} is byte {end - 1}; load an earlier checkpoint"
         )
 
 
 def _find_memories(
     objects: DataObjects, targets: Sequence[TensorTarget | ValueTarget]
 ) -> dict[int, int]:
-    """Return the first byte of each tensor's memory in its object, by index, if it is known."""
+    """Return the offset of each tensor's memory in its object, if known, by index of the target."""
     starts: dict[int, int] = {}
     unknown: list[tuple[int, TensorTarget]] = []
     for index, target in enumerate(targets):
@@ -113,20 +115,22 @@ def _find_memories(
 
 
 def _known_memory(checkpoint: StoredCheckpoint, target: TensorTarget) -> int:
-    """Return the first byte of a tensor's memory by the commit, or 0."""
+    """Return the offset of a tensor's memory in its object from the commit; 0 if unknown."""
     item = target.stored.item
     assert item is not None
     end = item.data_start + (item.frame_ends or (item.data_size,))[-1]
     is_within = item.offset <= item.data_start <= end <= item.offset + item.length
     if item.data_start and not (is_within and item.data_size == target.shape.num_bytes):
-        raise checkpoint.corrupt_error(f"commit and metadata differ in the size of {target.name!r}")
+        raise checkpoint.corrupt_error(
+            f"commit and metadata differ in the offset or size of {target.name!r}"
+        )
     return item.data_start
 
 
 def _search_memories(
     objects: DataObjects, unknown: Sequence[tuple[int, TensorTarget]], starts: dict[int, int]
 ) -> None:
-    """Add the starts of tensors of stock DCP, from the first bytes of their items."""
+    """Add to `starts` the offsets of tensors of stock DCP, read from the heads of their items."""
 
     def search(index: int, target: TensorTarget, head: torch.Tensor) -> None:
         start = find_memory(head, target, objects.uri_of(target.stored.key))
@@ -153,7 +157,7 @@ def _plan_copies(
     start: int | None,
     registry: ExtensionRegistry,
 ) -> Iterator[RangeCopy]:
-    """Yield the copies of a target whose memory begins at `start`, if that is known."""
+    """Yield the copies of a target. `start` is the offset of its memory; None if unknown."""
     stored, uri = target.stored, objects.uri_of(target.stored.key)
     if isinstance(target, ValueTarget):
         load = target.load
@@ -178,7 +182,7 @@ def _load_transformed(
 def _plan_object_reads(
     objects: DataObjects, copies: Iterable[tuple[str, int, RangeCopy]]
 ) -> list[ObjectRead]:
-    """Return the reads of all copies, each with its key and the index of its target."""
+    """Return the reads for all copies, given as (key, index of the target, copy)."""
     by_key: dict[str, list[tuple[int, RangeCopy]]] = {}
     for key, index, copy in copies:
         by_key.setdefault(key, []).append((index, copy))
@@ -194,7 +198,7 @@ def _plan_object_reads(
 
 
 def _run(objects: DataObjects, reads: Sequence[ObjectRead]) -> Iterator[int]:
-    """Run reads and their copies; yield the index of a target with each copy that is done."""
+    """Run reads and their copies. Yield, for each finished copy, the index of its target."""
     with ExitStack() as stack:
         codec = None
         if any(isinstance(copy, FramesCopy) for read in reads for _, copy in read.copies):

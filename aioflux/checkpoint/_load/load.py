@@ -1,4 +1,4 @@
-"""load: the value of an object that torch.save wrote."""
+"""load: the value in an object that torch.save wrote."""
 
 from __future__ import annotations
 
@@ -36,36 +36,37 @@ def load(
 ) -> Any:
     """Read an object that `torch.save` wrote, verify all of it, and return the saved value.
 
-    Parallel ranges are read straight into the memory that the tensors refer to: 1.0 times the
-    object. An object that is overwritten meanwhile is read again, never a mix of both. All bytes
-    are verified before torch reads them:
+    Parallel ranges are read straight into the memory of the tensors, so that the load needs memory
+    of 1.0 times the size of the object. If the object is overwritten during the read, all of it is
+    read again; the result never mixes two versions. The bytes are verified before torch reads them,
+    unless `transfer` has `verify=False`:
 
-    * by the crc32c of the object, if the service knows it: on `gs://`, on `s3://` for objects that
-      were uploaded with it, and on `file://` for files that aioflux wrote, on a file system with
+    * by the crc32c of the object, if the service stores it: on `gs://`; on `s3://` for objects that
+      were uploaded with it; on `file://` for files that aioflux wrote on a file system with
       extended attributes, and that no other program changed or copied since;
     * otherwise by the CRC-32 of each record, which `torch.save` writes and torch.load does not
       compare (about 1 s for each GB);
-    * otherwise, and in the format before torch 1.6, by the transport alone.
+    * otherwise by the transport alone, for example in the format before torch 1.6.
 
     Args:
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
-        map_location: Where tensors go, as in `torch.load`.
-        weights_only: Load tensors and plain values and reject pickles that would run code, which is
-            safe with objects that others can write. False loads anything that pickles.
-        mmap: Tensors refer to the memory that the bytes were read into. It is writable; a page that
-            is written to is copied, and none is freed before all tensors are. False copies each
-            tensor to memory of its own: 2.0 times the object meanwhile.
+        map_location: Device of the tensors, as in `torch.load`.
+        weights_only: Load tensors and plain values, and reject pickles that would run code. Then
+            objects that others can write are safe to load. False runs any code in the pickle.
+        mmap: Tensors share the memory that the object was read into. The memory is writable, and is
+            freed when the last tensor is freed. With False, each tensor is copied to memory of its
+            own, so that the load needs memory of 2.0 times the size of the object.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
-            as `aioflux.open_store`.
+            as for `aioflux.open_store`.
 
     Raises:
-        NotFoundError: There is no such object.
-        ChecksumError: Its bytes do not match its checksum, three times, or those of a record do not
-            match its CRC-32.
-        PreconditionFailedError: It was replaced in each read until the retry policy ended.
-        pickle.UnpicklingError: `weights_only` is True, and it holds other classes. An object that
-            torch.save did not write raises this or another error of `torch.load`, with a note of
-            the uri.
+        NotFoundError: The object does not exist.
+        ChecksumError: The bytes did not match the crc32c of the object in any of four reads, or a
+            record does not match its CRC-32.
+        PreconditionFailedError: The object was replaced during every attempt to read it.
+        pickle.UnpicklingError: `weights_only` is True, and the pickle contains classes that are not
+            allowed. An object that torch.save did not write raises this or another error of
+            `torch.load`, with a note that names the uri.
         ValueError: The uri names no object, or a setting has no effect with it.
         ModuleNotFoundError: torch is not installed.
     """
@@ -77,19 +78,19 @@ def load(
         if verify and meta.crc32c is None:
             compare_records(memory.mapping, meta.uri)
         if not meta.size:
-            raise EOFError(f"{meta.uri} is empty")  # noqa: TRY301  with the note of all errors
+            raise EOFError(f"{meta.uri} is empty")  # noqa: TRY301  adds the note below
         return _load_mapping(memory.mapping, map_location, weights_only, by_reference=mmap)
     except ChecksumError:
         raise
     except Exception as exc:
-        exc.add_note(f"while {meta.uri} was loaded, whose bytes are as they were stored")
+        exc.add_note(f"while loading {meta.uri}, after all of its bytes were read")
         raise
     finally:
         memory.close()
 
 
 class _UnsupportedByReferenceError(Exception):
-    """The value must be loaded by `torch.load`, or its error raised from there."""
+    """Tensors cannot share the memory: `torch.load` must load the value, or raise its own error."""
 
 
 def _load_mapping(
@@ -101,19 +102,19 @@ def _load_mapping(
         with suppress(_UnsupportedByReferenceError):
             return _load_by_reference(file, map_location, weights_only)
         file.seek(0)
-    # The format before torch 1.6 is no zip archive, and is always copied.
+    # The format before torch 1.6 is not a zip archive, so torch always copies it.
     return torch.load(cast("IO[bytes]", file), map_location=map_location, weights_only=weights_only)
 
 
 def _load_by_reference(file: mmap.mmap, map_location: Any, weights_only: bool) -> Any:
-    """Do what `torch.load(path, mmap=True)` does, for memory that has no path.
+    """Load like `torch.load(path, mmap=True)`, but from memory that has no path.
 
-    torch maps a file there and then reads the mapping by a function that it has had since 2.1;
-    only the mapping differs here.
+    `torch.load` maps the file, and passes the mapping to `torch.serialization._load` (since torch
+    2.1). This function passes the memory instead.
 
     Raises:
-        _UnsupportedByReferenceError: Another version of torch, an archive of another kind or with
-            compressed entries, or an error that `torch.load` words.
+        _UnsupportedByReferenceError: This version of torch has no such function, the archive is
+            TorchScript or compressed, or `torch.load` must raise its own error for the pickle.
     """
     import torch
 
@@ -129,7 +130,7 @@ def _load_by_reference(file: mmap.mmap, map_location: Any, weights_only: bool) -
     forced = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower()
     is_restricted = weights_only or forced in {"1", "y", "yes", "true"}
     unpickler = torch._weights_only_unpickler if is_restricted else pickle  # noqa: SLF001
-    # torch keeps a reference to the object that is passed: to the mapping, by way of a view.
+    # torch keeps a reference to the view, and the view keeps the mapping open.
     whole = torch.frombuffer(memoryview(file), dtype=torch.uint8)
     try:
         with serialization._open_zipfile_reader(file) as archive:  # noqa: SLF001
@@ -145,4 +146,4 @@ def _load_by_reference(file: mmap.mmap, map_location: Any, weights_only: bool) -
     except pickle.UnpicklingError as exc:
         if not is_restricted:
             raise
-        raise _UnsupportedByReferenceError from exc  # no code in it was run
+        raise _UnsupportedByReferenceError from exc  # no code in the pickle was run

@@ -1,13 +1,14 @@
-"""The plan of the reads of a load: ranges of objects, and their copies into memory. Pure.
+"""Read plans of a load: the requests that read the needed ranges of objects. Pure.
 
-    part of a stored tensor            -> boxes: each one run of bytes, or runs with small gaps
+    part of a stored tensor            -> boxes: each is contiguous bytes, or rows with small gaps
     ranges of all boxes in one object  -> reads: straight into the target's memory, or into a
                                           buffer, from which each box is copied
 
-A stored tensor is contiguous, so that rows of its first dimension are one run, and a box that is
-narrower in an inner dimension is many runs with gaps. A gap is read, too, if that costs less than
-another request: up to `MAX_GAP_BYTES`, or up to 4 % of the needed bytes. Reads begin and end at
-blocks, which are verified whole; a block that two boxes share is read once.
+A stored tensor is contiguous. A slice of its rows is contiguous, too, but a slice of its columns
+has gaps between its pieces. Gaps that cost less than another request are read and thrown away: gaps
+up to `MAX_GAP_BYTES`, or up to 4 % of the needed bytes before them. Reads begin and end at the
+bounds of blocks, because only whole blocks can be verified. A block that two boxes share is read
+once if one read can include both.
 """
 
 from __future__ import annotations
@@ -32,29 +33,29 @@ __all__ = [
 ]
 
 MAX_GAP_BYTES: Final = 16 * 1024
-"""Smaller gaps are always read: a fifth of a millisecond at 100 MB/s, less than a request."""
+"""Gaps up to this size are read: that takes 0.16 ms at 100 MB/s, less than a request."""
 
 MAX_READ_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of one request, about, and of one buffer."""
+"""Size of one buffer, and approximate limit of one request."""
 
 _MIN_DIRECT_BYTES: Final = 256 * 1024
-"""Smaller ranges are read together with their neighbours, and copied."""
+"""Smaller ranges are read into a buffer with their neighbours, and copied."""
 
-_GAP_SHARE: Final = 25
-"""Needed bytes for each byte of larger gaps, at least."""
+_NEEDED_PER_GAP_BYTE: Final = 25
+"""Larger gaps are read if there are this many needed bytes for each byte of the gap."""
 
 
 class Box(NamedTuple):
-    """A part of a stored tensor, and the bytes of the object that hold it."""
+    """A part of a stored tensor, and its bytes in the object."""
 
     offsets: tuple[int, ...]
-    """Its first element, counted from that of the needed part."""
+    """Position of the first element, relative to the part that is loaded."""
     lengths: tuple[int, ...]
-    """Its size in each dimension, at least 1."""
+    """Size in each dimension, at least 1."""
     start: int
     """First byte in the object."""
     end: int
-    """One past its last byte; gaps between its rows are included."""
+    """One past the last byte in the object. The range includes the gaps between rows."""
 
 
 class NeededRange(NamedTuple):
@@ -63,14 +64,15 @@ class NeededRange(NamedTuple):
     start: int
     end: int
     is_direct: bool
-    """Copied without change to contiguous memory; otherwise needed in one buffer."""
+    """The range is contiguous in the target's memory, and can be split. Otherwise it must be read
+    into one buffer."""
 
 
 class ReadPart(NamedTuple):
     """Bytes `[start, end)` of an object that belong to a needed range."""
 
     range_index: int
-    """Index of the range in the arguments of `plan_reads`."""
+    """Index of the range in the argument `needed` of `plan_reads`."""
     start: int
     end: int
 
@@ -81,7 +83,8 @@ class PlannedRead(NamedTuple):
     start: int
     end: int
     is_direct: bool
-    """Straight into the memory of its only part; otherwise into a buffer."""
+    """The bytes are read straight into the target's memory of the only part. Otherwise they are
+    read into a buffer."""
     parts: tuple[ReadPart, ...]
 
 
@@ -105,15 +108,21 @@ def plan_boxes(
 ) -> Iterator[Box]:
     """Yield the boxes of a part of a contiguous tensor, in the order of their bytes.
 
-    The part begins at element `offsets` and has `lengths`; the tensor at byte `data_start` of the
-    object. Gaps within a box are at most `max_gap_bytes`.
+    Args:
+        sizes: Sizes of the tensor.
+        offsets: Position of the part's first element in the tensor.
+        lengths: Sizes of the part.
+        item_size: Bytes of an element.
+        data_start: First byte of the tensor in the object.
+        max_gap_bytes: The largest gap within a box.
     """
     if 0 in lengths:
         return
     strides = dense_strides(sizes)
-    first = sum(at * step for at, step in zip(offsets, strides, strict=True))
+    first = sum(i * step for i, step in zip(offsets, strides, strict=True))
     start = data_start + item_size * first
-    # Gaps grow towards the outer dimensions: those before `depth` are walked index by index.
+    # Gaps are larger in outer dimensions. Each index in the dimensions before `depth` has
+    # a box of its own.
     depth = 0
     while depth < len(sizes) and (
         lengths[depth] == 1
@@ -125,33 +134,33 @@ def plan_boxes(
     box_lengths = (*((1,) * depth), *lengths[depth:])
     size = item_size * _span(lengths[depth:], strides[depth:])
     for index in _indices(lengths[:depth]):
-        at = start + item_size * sum(i * step for i, step in zip(index, strides, strict=False))
-        yield Box((*index, *inner), box_lengths, at, at + size)
+        begin = start + item_size * sum(i * step for i, step in zip(index, strides, strict=False))
+        yield Box((*index, *inner), box_lengths, begin, begin + size)
 
 
 def cut_box(
     box: Box, sizes: Sequence[int], *, item_size: int, max_span_bytes: int = MAX_READ_BYTES
 ) -> Iterator[Box]:
-    """Yield a box in slices of at most `max_span_bytes`, as far as there is a dimension to cut."""
+    """Split a box into boxes of at most `max_span_bytes`."""
     strides = dense_strides(sizes)
-    axis = next((at for at, length in enumerate(box.lengths) if length > 1), None)
+    axis = next((i for i, length in enumerate(box.lengths) if length > 1), None)
     if axis is None or box.end - box.start <= max_span_bytes:
         yield box
         return
     inner_bytes = item_size * _span(box.lengths[axis + 1 :], strides[axis + 1 :])
     step_bytes = item_size * strides[axis]
     num_rows = max(1, 1 + (max_span_bytes - inner_bytes) // step_bytes)
-    for at in range(0, box.lengths[axis], num_rows):
-        rows = min(num_rows, box.lengths[axis] - at)
-        start = box.start + at * step_bytes
-        offsets = (*box.offsets[:axis], box.offsets[axis] + at, *box.offsets[axis + 1 :])
+    for first in range(0, box.lengths[axis], num_rows):
+        rows = min(num_rows, box.lengths[axis] - first)
+        start = box.start + first * step_bytes
+        offsets = (*box.offsets[:axis], box.offsets[axis] + first, *box.offsets[axis + 1 :])
         lengths = (*box.lengths[:axis], rows, *box.lengths[axis + 1 :])
         piece = Box(offsets, lengths, start, start + (rows - 1) * step_bytes + inner_bytes)
         yield from cut_box(piece, sizes, item_size=item_size, max_span_bytes=max_span_bytes)
 
 
 def _span(lengths: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the number of elements from the first to the last of a box, gaps included."""
+    """Return the number of elements from the first to the last of a box, including gaps."""
     return 1 + sum((n - 1) * step for n, step in zip(lengths, strides, strict=True))
 
 
@@ -159,8 +168,8 @@ def _indices(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
     for number in range(math.prod(lengths)):
         index, rest = list[int](), number
         for length in reversed(lengths):
-            rest, at = divmod(rest, length)
-            index.append(at)
+            rest, i = divmod(rest, length)
+            index.append(i)
         yield tuple(reversed(index))
 
 
@@ -178,21 +187,23 @@ def plan_reads(
         needed: The ranges; they may overlap.
         size: Size of the object in bytes.
         block_size: Reads begin and end at multiples of this, or at the end of the object.
-        max_gap_bytes: The largest gap that is always read.
-        max_read_bytes: Bytes of one read, at most, unless one range needs more.
+        max_gap_bytes: Gaps up to this size are read, if the read stays within `max_read_bytes`.
+        max_read_bytes: The largest read in bytes. A single block, and a range that must be read
+            into one buffer, may exceed it.
     """
     directs, parts = list[PlannedRead](), list[ReadPart]()
-    for number, each in enumerate(needed):
-        inner = -(-each.start // block_size) * block_size
-        outer = each.end if each.end == size else each.end // block_size * block_size
-        if not each.is_direct or outer - inner < _MIN_DIRECT_BYTES:
-            parts.append(ReadPart(number, each.start, each.end))
+    for number, wanted in enumerate(needed):
+        # The whole blocks of the range are read directly, the rest at both ends into buffers.
+        first = -(-wanted.start // block_size) * block_size
+        last = wanted.end if wanted.end == size else wanted.end // block_size * block_size
+        if not wanted.is_direct or last - first < _MIN_DIRECT_BYTES:
+            parts.append(ReadPart(number, wanted.start, wanted.end))
             continue
         step = max(1, max_read_bytes // block_size) * block_size
-        for at in range(inner, outer, step):
-            end = min(at + step, outer)
-            directs.append(PlannedRead(at, end, True, (ReadPart(number, at, end),)))
-        for start, end in ((each.start, inner), (outer, each.end)):
+        for start in range(first, last, step):
+            end = min(start + step, last)
+            directs.append(PlannedRead(start, end, True, (ReadPart(number, start, end),)))
+        for start, end in ((wanted.start, first), (last, wanted.end)):
             if start < end:
                 parts.append(ReadPart(number, start, end))
     parts.sort(key=lambda part: (part.start, part.end))
@@ -203,13 +214,13 @@ def plan_reads(
 def _group(
     parts: Sequence[ReadPart], size: int, block_size: int, max_gap_bytes: int, max_read_bytes: int
 ) -> Iterator[PlannedRead]:
-    """Yield reads into buffers of parts that are near each other."""
+    """Yield one read for each group of parts that are near each other."""
     group, start, end, num_needed = list[ReadPart](), 0, 0, 0
     for part in parts:
         first = part.start // block_size * block_size
         last = min(size, -(-part.end // block_size) * block_size)
         gap = first - end
-        is_near = gap <= max_gap_bytes or gap * _GAP_SHARE <= num_needed
+        is_near = gap <= max_gap_bytes or gap * _NEEDED_PER_GAP_BYTE <= num_needed
         if group and is_near and max(end, last) - start <= max_read_bytes:
             num_needed += max(0, last - max(end, first))
             end = max(end, last)

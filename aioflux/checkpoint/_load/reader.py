@@ -1,6 +1,6 @@
-"""Readers: one object as a binary file, pinned to its generation when it is opened.
+"""open_reader: one object as a binary file, pinned to its generation at the time of opening.
 
-torch.load(file) -> io.BufferedReader, 1 MiB: thousands of small reads without a crossing each
+torch.load(file) -> io.BufferedReader, 1 MiB: serves thousands of small reads with few crossings
                  -> _RawReader: large reads straight into the caller's memory, one crossing each
                  -> ObjectReader on the event loop: ranges prefetched in parallel, checksums
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointReader", "MappedReader", "open_reader"]
 
 _BUFFER_BYTES = 1024 * 1024
-"""Bytes of one crossing for small reads: it costs 35-125 us, as much as copying 1 MiB."""
+"""Buffer for small reads. A crossing costs 35-125 us, as much as copying 1 MiB."""
 
 
 class _RawReader(io.RawIOBase):
     """The unbuffered file below a `CheckpointReader`."""
 
-    def __init__(self, held: _bridge.Held[ObjectReader]) -> None:
-        self.meta = held.value.meta
-        self._held = held
+    def __init__(self, context: _bridge.OpenContext[ObjectReader]) -> None:
+        self.meta = context.value.meta
+        self._context = context
 
     def readable(self) -> bool:
         return True
@@ -48,33 +48,33 @@ class _RawReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._held.value.tell()
+        return self._context.value.tell()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        return self._held.value.seek(offset, whence)
+        return self._context.value.seek(offset, whence)
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        return _bridge.run(self._held.value.readinto(memoryview(buffer).cast("B")))
+        return _bridge.run(self._context.value.readinto(memoryview(buffer).cast("B")))
 
     def readall(self) -> bytes:
-        return _bridge.run(self._held.value.read())
+        return _bridge.run(self._context.value.read())
 
     def close(self) -> None:
         if not self.closed:
             super().close()
-            self._held.leave()
+            self._context.exit()
 
     def __del__(self) -> None:
-        """Do not close: `Held` does so on the event loop, and this may be any thread."""
+        """Do not close: any thread may run this. `OpenContext` closes on the event loop."""
 
 
 class CheckpointReader(io.BufferedReader):
     """A readable and seekable file over one object.
 
-    Reads return the generation that the object had when it was opened; they raise NotFoundError if
-    it was deleted or replaced since. Ranges are prefetched in parallel; memory is bounded by
-    `TransferOptions.max_buffered_bytes` and 1 MiB. Once all bytes were read, in any order, their
-    crc32c is compared with the object's.
+    Reads return the generation that the object had when the file was opened. They raise
+    NotFoundError if the object was deleted or replaced since. Ranges are prefetched in parallel,
+    into at most `TransferOptions.max_buffered_bytes`; small reads need 1 MiB more. Once all bytes
+    were read, in any order, their crc32c is compared with the object's.
     """
 
     raw: _RawReader
@@ -93,14 +93,14 @@ class CheckpointReader(io.BufferedReader):
         return f"<CheckpointReader {self.uri}>"
 
     def __del__(self) -> None:
-        """Do not close: `Held` does so on the event loop, and this may be any thread."""
+        """Do not close: any thread may run this. `OpenContext` closes on the event loop."""
 
 
 class MappedReader(io.BufferedReader):
-    """A file over a whole object, in memory and verified: `open_reader(uri, mmap=True)`.
+    """A file over a whole object in memory, verified. `open_reader(uri, mmap=True)` returns it.
 
-    It has a path, for `torch.load(file, mmap=True)` and other callers that map files: their
-    mappings share its memory, and keep it when the file is closed.
+    The file has a path, so that `torch.load(file, mmap=True)` and other callers can map it. The
+    mappings share the memory of the file, and keep this memory when the file is closed.
 
     Attributes:
         meta: Metadata of the object.
@@ -117,16 +117,16 @@ class MappedReader(io.BufferedReader):
         return self.meta.uri
 
     def __fspath__(self) -> str:
-        """Return the path, which this process can open until the file is closed."""
+        """Return a path that this process can open until the file is closed."""
         if self.closed:
-            raise ValueError(f"{self.uri} is read through a closed file")
+            raise ValueError(f"cannot map {self.uri} through a closed file")
         return self._file.path
 
     def __repr__(self) -> str:
         return f"<MappedReader {self.uri}>"
 
     def close(self) -> None:
-        """Release the memory, except for mappings of it. Closing twice does nothing."""
+        """Release the memory, unless it is still mapped. A second call does nothing."""
         super().close()
         self._file.close()
 
@@ -146,24 +146,27 @@ def open_reader(
 
     Args:
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
-        mmap: Read all of it now, in parallel ranges, verify it, and give the file a path, for
-            `torch.load(file, mmap=True)`, whose tensors refer to the same memory: 1.0 times the
-            object in all. `torch.load(file)` would copy it, to 2.0 times; without `mmap` it needs
-            1.0 times the object and `TransferOptions.max_buffered_bytes`, and opening costs one
-            request. If the object is overwritten while it is read, `mmap` reads it again from the
-            start; without `mmap` the next read raises NotFoundError.
+        mmap: True reads the whole object now, in parallel ranges, verifies it, and returns a file
+            with a path. Pass it to `torch.load(file, mmap=True)`, whose tensors share the memory of
+            the file: 1.0 times the size of the object in total. (`torch.load(file)` copies it: 2.0
+            times.) If the object is overwritten during the read, all of it is read again.
+            False reads ranges on demand: opening costs one request, and `torch.load(file)` needs
+            1.0 times the size of the object and `TransferOptions.max_buffered_bytes`. If the object
+            is overwritten, the next read raises NotFoundError.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as `aioflux.open_store`.
 
     Raises:
-        NotFoundError: There is no such object.
-        ChecksumError: With `mmap`: the bytes do not match the checksum.
+        NotFoundError: The object does not exist.
+        ChecksumError: `mmap` is True, and the bytes do not match the checksum.
         ValueError: The uri names no object, or a setting has no effect with it.
     """
     root, key = split_object_uri(uri)
     if mmap:
         return MappedReader(*_bridge.run(read_into_memory(root, key, options, MemoryFile)))
-    return CheckpointReader(_RawReader(_bridge.Held(_reading(root, key, options))), _BUFFER_BYTES)
+    return CheckpointReader(
+        _RawReader(_bridge.OpenContext(_reading(root, key, options))), _BUFFER_BYTES
+    )
 
 
 @asynccontextmanager

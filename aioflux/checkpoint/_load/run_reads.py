@@ -1,6 +1,6 @@
-"""The reads of a load on the event loop, bounded in number and bytes, yielded as they finish.
+"""Parallel reads of a load on the event loop, bounded in number and bytes.
 
-Data objects are read in the generations that the commit names, and verified by its checksums.
+Data objects are pinned to the generations in the commit, and verified by the checksums in it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ if TYPE_CHECKING:
 __all__ = ["DataObjects", "ObjectRead", "ReadPiece", "run_reads"]
 
 _REUSED_BYTES: Final = 1024 * 1024
-"""Buffers from this size on are used again: fresh memory costs ten times a copy."""
+"""Larger buffers are reused: the first use of new memory costs ten times as much as a copy."""
 
-_MAX_DECODED: Final = 4
-"""Reads that are decoded, besides those under way: the network does not wait for them."""
+_MAX_DECODING: Final = 4
+"""Reads whose frames may be decoded while `max_in_flight` other reads use the network."""
 
 
 class DataObjects:
-    """The data objects that a load reads; `is_verified`: with the checksums of the commit."""
+    """The data objects of one load, in a store that `open_checkpoint` opened.
+
+    If `is_verified` is True, bytes are compared with the checksums of the commit.
+    """
 
     def __init__(self, store: Store, checkpoint: StoredCheckpoint, *, is_verified: bool) -> None:
         self.checkpoint = checkpoint
@@ -48,14 +51,13 @@ class DataObjects:
 
     @property
     def transfer(self) -> TransferOptions:
-        """Limits of the store."""
         return self._store.transfer
 
-    async def find(self, keys: Sequence[str]) -> None:
-        """Look up objects before they are read; those of stock DCP cost a request each.
+    async def look_up(self, keys: Sequence[str]) -> None:
+        """Look up the metadata of objects. Costs a request for each object of stock DCP.
 
         Raises:
-            CheckpointCorruptError: One is missing.
+            CheckpointCorruptError: An object is missing.
         """
         metas = await gather_bounded(self._find_meta, keys, max_in_flight=MAX_IN_FLIGHT)
         self._metas = dict(zip(keys, metas, strict=True))
@@ -67,26 +69,24 @@ class DataObjects:
         try:
             return await self._store.head(key)
         except NotFoundError as exc:
-            raise _missing(uri_below(self._store, key)) from exc
+            raise _missing_error(uri_below(self._store, key)) from exc
 
     def uri_of(self, key: str) -> str:
-        """Return the whole uri of an object."""
         return self._metas[key].uri
 
     def size_of(self, key: str) -> int:
-        """Return the size of an object in bytes."""
         return self._metas[key].size
 
     def block_size_of(self, key: str) -> int:
-        """Return the bytes in each block of an object that is verified alone; 1 without blocks."""
+        """Return the block size of an object in bytes; 1 if blocks are not verified."""
         stored = self.checkpoint.objects.get(key)
         return stored.block_size if stored is not None and self._is_verified else 1
 
     async def read(self, key: str, start: int, into: memoryview) -> None:
-        """Read bytes of an object, verified as far as the commit allows.
+        """Read bytes of an object from `start` on, and verify them if the commit has checksums.
 
         Raises:
-            CheckpointCorruptError: The bytes are not those that were saved.
+            CheckpointCorruptError: The object is damaged, missing or was replaced.
         """
         meta, stored = self._metas[key], self.checkpoint.objects.get(key)
         if stored is not None and self._is_verified:
@@ -97,15 +97,15 @@ class DataObjects:
             pin = meta if meta.generation else key
             num_read = await self._store.get_into(pin, into, start=start)
         except (NotFoundError, PreconditionFailedError) as exc:
-            raise _missing(meta.uri) from exc
+            raise _missing_error(meta.uri) from exc
         if num_read < into.nbytes:
             raise CheckpointCorruptError(
-                f"{meta.uri} is truncated: it ends at byte {start + num_read}; load an earlier "
+                f"{meta.uri} is truncated: it has only {start + num_read} bytes; load an earlier "
                 "checkpoint"
             )
 
 
-def _missing(uri: str) -> CheckpointCorruptError:
+def _missing_error(uri: str) -> CheckpointCorruptError:
     return CheckpointCorruptError(
         f"{uri} is missing, or was replaced since the load began; load an earlier checkpoint"
     )
@@ -117,11 +117,11 @@ class ObjectRead(NamedTuple):
     key: str
     read: PlannedRead
     copies: tuple[tuple[int, RangeCopy], ...]
-    """Of each part of the read: index of its target, and its copy."""
+    """For each part of the read: index of the target, and the copy."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of buffers that it needs."""
+        """Size of the buffers that the read needs, in bytes."""
         if self.read.is_direct:
             return 0
         decoded = sum(copy.num_bytes for _, copy in self.copies if isinstance(copy, FramesCopy))
@@ -134,9 +134,9 @@ class ReadPiece(NamedTuple):
     target_index: int
     copy: RangeCopy
     start: int
-    """First of them in the object."""
+    """Offset of the bytes in the object."""
     data: torch.Tensor | None
-    """The bytes, valid until the next pieces are asked for; None if they are in the target."""
+    """The bytes, valid until the next pieces are requested; None if they are in the target."""
 
 
 class _FinishedRead(NamedTuple):
@@ -145,13 +145,13 @@ class _FinishedRead(NamedTuple):
 
 
 class _BufferPool:
-    """Memory for bytes that are not read into their target."""
+    """Buffers for bytes that are not read straight into a target."""
 
     def __init__(self) -> None:
         self._idle: list[torch.Tensor] = []
 
     def acquire(self, size: int) -> torch.Tensor:
-        """Return a buffer of this size, or of `MAX_READ_BYTES` for all that are used again."""
+        """Return a buffer of at least `size` bytes. Reused buffers all have `MAX_READ_BYTES`."""
         if not _REUSED_BYTES <= size <= MAX_READ_BYTES:
             return torch.empty(size, dtype=torch.uint8, device="cpu")
         if self._idle:
@@ -159,7 +159,7 @@ class _BufferPool:
         return torch.empty(MAX_READ_BYTES, dtype=torch.uint8, device="cpu")
 
     def release(self, buffer: torch.Tensor) -> None:
-        """Keep a buffer for another read."""
+        """Make a buffer available to other reads, if it has the size of reused buffers."""
         if buffer.numel() == MAX_READ_BYTES:
             self._idle.append(buffer)
 
@@ -167,15 +167,17 @@ class _BufferPool:
 async def run_reads(
     objects: DataObjects, reads: Iterable[ObjectRead], codec: Codec | None
 ) -> AsyncGenerator[list[ReadPiece], None]:
-    """Yield the pieces of all reads, several at a time, in the order in which they arrive.
+    """Run reads in parallel, and yield the pieces of each read when it finishes.
 
-    At most `max_in_flight` reads are under way, with `max_in_flight_bytes` of buffers, including
-    those of the pieces that were yielded last. The first failure cancels the reads under way.
+    At most `TransferOptions.max_in_flight` requests are in flight. The sum of `num_bytes` over the
+    running reads and the reads whose pieces were yielded last is at most `max_in_flight_bytes`,
+    unless one read alone exceeds it. Buffers may be larger than `num_bytes` (see `_BufferPool`).
+    The first failure cancels all other reads.
     """
     transfer = objects.transfer
     buffers = _BufferPool()
     slots = asyncio.Semaphore(transfer.max_in_flight)
-    most = transfer.max_in_flight + (_MAX_DECODED if codec else 0)
+    max_running = transfer.max_in_flight + (_MAX_DECODING if codec else 0)
     waiting = iter(reads)
     following = next(waiting, None)
     running: dict[asyncio.Task[_FinishedRead], int] = {}
@@ -184,7 +186,7 @@ async def run_reads(
         while following is not None or running:
             while (
                 following is not None
-                and len(running) < most
+                and len(running) < max_running
                 and (
                     not num_bytes or num_bytes + following.num_bytes <= transfer.max_in_flight_bytes
                 )
@@ -247,7 +249,7 @@ async def _decode(
     buffers: _BufferPool,
     used: list[torch.Tensor],
 ) -> torch.Tensor | None:
-    """Decode frames into the target's memory, or into a buffer, which is returned."""
+    """Decode frames into the target's memory and return None, or into a buffer and return it."""
     decoded, out = None, copy.decoded_memory()
     if out is None:
         used.append(buffers.acquire(copy.num_bytes))

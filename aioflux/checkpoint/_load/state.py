@@ -1,4 +1,4 @@
-"""load_state: the whole state of a distributed checkpoint, in one process."""
+"""load_state: the whole state of a distributed checkpoint, loaded into one process."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ def load_state(
     extension_registry: ExtensionRegistry | None = None,
     **options: Unpack[StoreOptions],
 ) -> dict[Any, Any]:
-    """Load all of a distributed checkpoint, of aioflux or of stock DCP, nested as it was saved.
+    """Load a whole distributed checkpoint, of aioflux or of stock DCP, nested as it was saved.
 
-    It needs neither a state to load into nor a process group: sharded tensors are loaded whole.
-    Tied tensors, whose bytes are stored once, are one tensor again. A checkpoint of `Checkpointer`
-    has the keys, parameters, ordered dictionaries and counters of the saved state; in other
-    checkpoints, integer keys of dictionaries have become strings.
+    The call needs no state to load into and no process group. Sharded tensors are loaded whole.
+    Tied tensors, whose bytes are stored once, are one tensor again. From a checkpoint of
+    `Checkpointer`, keys, parameters, ordered dictionaries and counters have their saved types. In
+    other checkpoints, integer keys of dictionaries were saved as strings.
 
     Args:
         uri: Prefix of the checkpoint, such as `gs://bucket/run-7/step-100`.
         map_location: Device of the tensors; the CPU by default.
-        weights_only: Reject values whose pickles hold more than tensors and plain values; without
-            it, unpickling them runs any code in them.
-        verify: Compare the bytes with the checksums of the commit, if there is one.
-        extension_registry: Transforms that items of stock DCP may have; by default torch's own and
-            `aioflux.checkpoint.compression`.
+        weights_only: Reject pickles that contain anything but tensors and plain values. False runs
+            any code in the pickles.
+        verify: Compare the bytes with the checksums of the commit, if the checkpoint has a commit.
+        extension_registry: Extensions that undo the transforms of items of stock DCP; by default
+            torch's own and `aioflux.checkpoint.compression`.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
-            as `aioflux.open_store`.
+            as for `aioflux.open_store`.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint.
-        CheckpointCorruptError: It is damaged, or its metadata holds objects that are not metadata;
-            no code in it was run.
-        CheckpointError: A value is not loaded because of `weights_only`.
-        StorageError: It could not be read.
+        CheckpointNotFoundError: There is no checkpoint at the uri.
+        CheckpointCorruptError: The checkpoint is damaged, or the pickle of its metadata contains
+            objects that are not metadata. No code in this pickle was run.
+        CheckpointError: `weights_only` rejects a value, or `extension_registry` lacks a transform.
+        StorageError: The checkpoint could not be read.
     """
     store = open_checkpoint(uri, **options)
     _bridge.close_when_dropped(store)
@@ -98,28 +98,28 @@ def _read(
             as_bytes(data), name, uri, map_location=device, weights_only=weights_only
         )
 
-    for name, each in checkpoint.metadata.state_dict_metadata.items():
-        if isinstance(each, TensorStorageMetadata):
-            _check_size(checkpoint, name, each)
-            known = tensors.get(identity := storage_identity(checkpoint.metadata, name))
-            if known is not None:  # tied: two names for the same bytes
-                values[name] = known
+    for name, stored in checkpoint.metadata.state_dict_metadata.items():
+        if isinstance(stored, TensorStorageMetadata):
+            _check_size(checkpoint, name, stored)
+            tied = tensors.get(identity := storage_identity(checkpoint.metadata, name))
+            if tied is not None:
+                values[name] = tied
                 continue
-            values[name] = torch.empty(each.size, dtype=each.properties.dtype, device=device)
+            values[name] = torch.empty(stored.size, dtype=stored.properties.dtype, device=device)
             tensors[identity] = values[name]
-            targets.extend(_targets(checkpoint, name, each, values[name]))
+            targets.extend(_targets(checkpoint, name, stored, values[name]))
         else:
-            values[name] = None  # keeps the order
-            stored = checkpoint.locate(MetadataIndex(name))
-            uri = uri_below(store, stored.key)
-            targets.append(ValueTarget(name, stored, partial(load, name=name, uri=uri)))
+            values[name] = None  # reserves its place in the order; `load` sets the value
+            item = checkpoint.locate(MetadataIndex(name))
+            uri = uri_below(store, item.key)
+            targets.append(ValueTarget(name, item, partial(load, name=name, uri=uri)))
     with torch.no_grad():
         fetch(
             store,
             checkpoint,
             targets,
             registry=registry,
-            done=lambda _: None,
+            on_loaded=lambda _: None,
             is_verified=verify,
         )
     paths = checkpoint.metadata.planner_data
@@ -132,43 +132,43 @@ def _read(
 
 
 def storage_identity(metadata: Metadata, name: str) -> Any:
-    """Return a key that is equal for stored tensors of the same bytes, and for no others."""
+    """Return a value that is equal for two tensors only if they are tied (stored once)."""
     tensor = metadata.state_dict_metadata[name]
     assert isinstance(tensor, TensorStorageMetadata)
     storage = metadata.storage_data or {}
-    places = []
+    locations = []
     for part in tensor.chunks:
         info = storage.get(MetadataIndex(name, part.offsets))
         if info is None:
             return name
-        places.append((part.offsets, part.sizes, info.relative_path, info.offset, info.length))
-    return (tensor.size, tensor.properties.dtype, *places) if places else name
+        locations.append((part.offsets, part.sizes, info.relative_path, info.offset, info.length))
+    return (tensor.size, tensor.properties.dtype, *locations) if locations else name
 
 
 def _make_parameters(values: dict[str, Any], metadata: Metadata, names: set[str]) -> None:
-    """Replace tensors that were parameters by parameters; tied ones stay tied."""
-    made: dict[int, torch.nn.Parameter] = {}
+    """Replace tensors that were saved as parameters by parameters. Tied tensors stay tied."""
+    parameters: dict[int, torch.nn.Parameter] = {}
     for name in names & values.keys():
         value, stored = values[name], metadata.state_dict_metadata[name]
         if isinstance(stored, TensorStorageMetadata):
-            if id(value) not in made:
-                made[id(value)] = as_parameter(value, stored)
-            values[name] = made[id(value)]
+            if id(value) not in parameters:
+                parameters[id(value)] = as_parameter(value, stored)
+            values[name] = parameters[id(value)]
 
 
 def as_parameter(tensor: torch.Tensor, stored: TensorStorageMetadata) -> torch.nn.Parameter:
-    """Return a tensor as a parameter with the saved `requires_grad`, if its dtype allows that."""
+    """Return a tensor as a parameter with the saved `requires_grad`, if its dtype allows it."""
     can_learn = tensor.is_floating_point() or tensor.is_complex()
     return torch.nn.Parameter(tensor, requires_grad=can_learn and stored.properties.requires_grad)
 
 
 def _check_size(checkpoint: StoredCheckpoint, name: str, tensor: TensorStorageMetadata) -> None:
-    """Raise CheckpointCorruptError if fewer bytes are stored than the tensor will allocate."""
+    """Raise CheckpointCorruptError if the tensor is larger than its stored bytes."""
     for part in tensor.chunks:
         stored = checkpoint.locate(MetadataIndex(name, part.offsets))
         shape = StoredShape(tuple(part.sizes), tensor.properties.dtype)
-        held = stored.item.data_size if stored.item and stored.item.data_start else stored.length
-        if shape.num_bytes > held and not (stored.descriptors and stored.item is None):
+        size = stored.item.data_size if stored.item and stored.item.data_start else stored.length
+        if shape.num_bytes > size and not (stored.descriptors and stored.item is None):
             raise checkpoint.corrupt_error(f"{name!r} is larger than its stored bytes")
 
 

@@ -1,4 +1,4 @@
-"""A stored checkpoint: its metadata, its commit, and the locations of its items."""
+"""Stored checkpoints: DCP's metadata, the commit, and the locations of items."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aioflux.checkpoint._format.commit import (
 )
 from aioflux.checkpoint._format.safetensors import unpack_metadata
 from aioflux.checkpoint._load.decode_metadata import decode_metadata
-from aioflux.checkpoint._store.commits import is_home, read_commit, uri_below
+from aioflux.checkpoint._store.commits import is_original, read_commit, uri_below
 from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -45,58 +45,52 @@ __all__ = [
 
 
 class LocatedItem(NamedTuple):
-    """A stored item, and its location."""
+    """The location of a stored item."""
 
     key: str
-    """Name of its object, below the checkpoint's prefix."""
+    """Name of the object, below the checkpoint's prefix."""
     offset: int
-    """First byte."""
     length: int
-    """Bytes."""
     descriptors: tuple[str, ...]
-    """Of the extensions of DCP that transformed it."""
+    """Descriptors of DCP's extensions that transformed the item."""
     item: StoredItem | None
-    """The item in the commit; None in a checkpoint without a commit."""
+    """Description of the item in the commit; None in a checkpoint without a commit."""
 
 
 class StoredShape(NamedTuple):
-    """Sizes and dtype of a stored tensor, or of a part of one."""
+    """Sizes and dtype of a stored tensor, or of a part of a tensor."""
 
     sizes: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its memory."""
         return torch.Size(self.sizes).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """One checkpoint, as its commit object describes it."""
+    """The content of one commit object."""
 
     uri: str
-    """Uri of the checkpoint."""
     metadata: Metadata
-    """DCP's metadata."""
     commit: Commit | None
-    """The commit of aioflux; None in a checkpoint of stock DCP."""
+    """None in a checkpoint of stock DCP."""
     is_pinned: bool
-    """It was not copied since, so that objects have the generations of the commit."""
+    """Reads require the generations in the commit. False for a copy that another program made:
+    its objects have other generations."""
 
     @cached_property
     def objects(self) -> Mapping[str, StoredObject]:
-        """The objects of the commit, by key."""
-        return {each.key: each for each in (self.commit.objects if self.commit else ())}
+        return {stored.key: stored for stored in (self.commit.objects if self.commit else ())}
 
     @cached_property
     def _items(self) -> Mapping[tuple[str, int], StoredItem]:
-        """The items of the commit, by key and offset."""
         objects = self.objects.items()
-        return {(key, item.offset): item for key, each in objects for item in each.items}
+        return {(key, item.offset): item for key, stored in objects for item in stored.items}
 
     def locate(self, index: MetadataIndex) -> LocatedItem:
-        """Return an item and its location.
+        """Return the location of an item.
 
         Raises:
             CheckpointCorruptError: The location is missing, or commit and metadata differ.
@@ -123,62 +117,65 @@ class StoredCheckpoint:
         """Return sizes and dtype of a stored part of a tensor.
 
         Raises:
-            CheckpointCorruptError: There is none.
+            CheckpointCorruptError: The metadata has no such part.
         """
         tensor = self.metadata.state_dict_metadata.get(index.fqn)
         if isinstance(tensor, TensorStorageMetadata):
             part = _part(tensor.chunks, index)
             if part is not None:
                 return StoredShape(tuple(part.sizes), tensor.properties.dtype)
-        raise self.corrupt_error(f"it holds no part of {index.fqn!r} at {index.offset}")
+        raise self.corrupt_error(f"it has no part of {index.fqn!r} at {index.offset}")
 
-    def corrupt_error(self, what: str) -> CheckpointCorruptError:
-        """Return the error of a damaged checkpoint."""
-        return CheckpointCorruptError(f"{self.uri} is damaged: {what}; load an earlier checkpoint")
+    def corrupt_error(self, reason: str) -> CheckpointCorruptError:
+        text = f"{self.uri} is damaged: {reason}; load an earlier checkpoint"
+        return CheckpointCorruptError(text)
 
 
 def _part(parts: list[ChunkStorageMetadata], index: MetadataIndex) -> ChunkStorageMetadata | None:
-    at = index.index
-    if at is not None and at < len(parts) and parts[at].offsets == index.offset:
-        return parts[at]
-    return next((each for each in parts if each.offsets == index.offset), None)
+    hint = index.index
+    if hint is not None and hint < len(parts) and parts[hint].offsets == index.offset:
+        return parts[hint]
+    return next((part for part in parts if part.offsets == index.offset), None)
 
 
 class CommitBytes(NamedTuple):
-    """Key and bytes of a commit object, which ranks send to each other."""
+    """Key and bytes of a commit object, as the coordinator broadcasts them."""
 
     key: str
-    """Below the checkpoint's prefix."""
+    """Name of the object, below the checkpoint's prefix."""
     data: bytes
 
 
 async def read_commit_object(store: Store, rank: int | None = None) -> CommitBytes:
-    """Read the commit object of a checkpoint, or of one rank that saved without collectives.
+    """Read the commit object of a checkpoint.
+
+    With `rank`, read the commit object that this rank wrote in a save without collectives.
 
     Raises:
-        CheckpointNotFoundError: There is none.
-        CheckpointCorruptError: It is damaged.
-        StorageError: It cannot be read.
+        CheckpointNotFoundError: There is no commit object.
+        CheckpointCorruptError: The commit object is damaged.
+        StorageError: The commit object cannot be read.
     """
     if rank is None:
-        found = await read_commit(store, "")
-        return CommitBytes(found.meta.key, found.data)
+        commit_object = await read_commit(store, "")
+        return CommitBytes(commit_object.meta.key, commit_object.data)
     key = f"__{rank}{COMMIT_KEY}"
     try:
         return CommitBytes(key, await store.get(key))
     except NotFoundError as exc:
         raise CheckpointNotFoundError(
-            f"there is no checkpoint {store.uri}: it has no commit object, and rank {rank} none of "
-            "its own; list the checkpoints with `aioflux ckpt list`"
+            f"there is no checkpoint {store.uri}: it has neither a commit object nor the object "
+            f"{key!r}, which rank {rank} writes in a save without collectives; list the "
+            "checkpoints with `aioflux ckpt list`"
         ) from exc
 
 
 def decode_checkpoint(store: Store, read: CommitBytes) -> StoredCheckpoint:
-    """Return the checkpoint of a commit object.
+    """Decode a commit object.
 
     Raises:
-        CheckpointCorruptError: It is damaged, forged or truncated.
-        CheckpointError: Neither aioflux nor DCP wrote it.
+        CheckpointCorruptError: The commit object is damaged, forged or truncated.
+        CheckpointError: Neither aioflux nor DCP wrote the commit object.
     """
     uri = uri_below(store, read.key)
     if read.key == INDEX_KEY:
@@ -200,5 +197,5 @@ def decode_checkpoint(store: Store, read: CommitBytes) -> StoredCheckpoint:
             f"{uri} is truncated: aioflux wrote it, and its commit is missing; load an earlier "
             "checkpoint"
         )
-    is_pinned = commit is not None and is_home(store, "", commit)
+    is_pinned = commit is not None and is_original(store, "", commit)
     return StoredCheckpoint(store.uri.rstrip("/"), metadata, commit, is_pinned)

@@ -1,1 +1,1 @@
-"""Retention, verification, clean-up, history and copies of checkpoints."""
+"""Retention, verification, clean-up, history, tags and copies of checkpoints."""

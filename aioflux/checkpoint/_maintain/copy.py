@@ -1,10 +1,11 @@
-"""Copies of checkpoints, within a store and from one to another: objects first, the commit last.
+"""Copies of checkpoints, within a store or between stores: data objects first, the commit last.
 
-    source: commit, one listing -> verified -> each object: exists already | copied by the service |
-    copied through here, every block verified -> commit with the new generations -> copy verified
+    verify the source -> each object: exists already | copied by the service | read and written by
+    this process, every block verified -> commit with the new generations -> verify the copy
 
-Objects are created and never replaced: two processes that copy a checkpoint to one place at the
-same time use each other's objects, and a copy that was interrupted continues where it ended.
+Data objects are created and never overwritten; an existing object with wrong content is deleted
+first. So two processes that copy the same checkpoint to the same uri use each other's objects, and
+a repeated copy continues where an interrupted one stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aioflux._concurrency.async_iteration import nested
+from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import bounded_map, gather_bounded
 from aioflux.checkpoint._format.commit import (
     INDEX_KEY,
@@ -31,7 +32,7 @@ from aioflux.checkpoint._store.commit import commit as commit_object
 from aioflux.checkpoint._store.commit import delete_logged
 from aioflux.checkpoint._store.commits import (
     as_prefix,
-    is_home,
+    is_original,
     list_prefixes,
     read_commits,
     uri_below,
@@ -60,11 +61,11 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointLocation", "Copied", "copy_checkpoint", "copy_root"]
 
 _MAX_OBJECTS = 4
-"""Objects that are copied at once through here; each holds prefetched pieces."""
+"""Maximum number of objects that this process copies at the same time, if the service cannot."""
 _MAX_READS = 3
-"""Pieces of 8 MiB of one object that are read at once; as many may wait to be written."""
+"""Maximum number of pieces, of about 8 MiB, that are read from one object at the same time."""
 _MAX_ON_SERVICE = 32
-"""Objects that the service copies at once."""
+"""Maximum number of objects that the service copies at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,11 @@ class CheckpointLocation:
     """The location of a checkpoint: a store and a prefix."""
 
     store: Store
-    """A store that holds it."""
     prefix: str = ""
-    """Its prefix there; empty for the store's own."""
+    """Prefix of the checkpoint in the store; empty if the store's own prefix is the checkpoint."""
 
     @property
     def uri(self) -> str:
-        """Uri of the checkpoint."""
         return uri_below(self.store, as_prefix(self.prefix))
 
 
@@ -87,15 +86,14 @@ class Copied:
     """The result of a copy."""
 
     uri: str
-    """Uri of the copy."""
     step: int | None
-    """Its training step."""
+    """Training step; None if the checkpoint has none."""
     num_objects: int
-    """Data objects of the checkpoint."""
     num_bytes: int
     """Bytes of all data objects, without the commit object."""
     is_new: bool
-    """False if the same checkpoint was there already."""
+    """False if the target already had the same checkpoint, or if another process committed the same
+    copy at the same time."""
 
 
 async def copy_checkpoint(
@@ -105,31 +103,35 @@ async def copy_checkpoint(
     overwrite: bool = False,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Copied:
-    """Copy a checkpoint; it appears whole or not at all.
+    """Copy a checkpoint. The copy becomes visible whole, or not at all.
 
-    If both are in one store that lists checksums, the service copies. Otherwise all bytes come
-    through here, a bounded part at a time; what is read is compared with the blocks of the commit,
-    and what was written with its checksums. Objects that were restored with the same bytes, such as
-    from a backup, are repaired by a copy: its commit has their new generations.
+    If source and target are in one store and its listings have checksums, the service copies the
+    objects. Otherwise this process reads and writes all bytes, with a bounded part in memory,
+    and compares the bytes read with the block checksums of the commit. In both cases it compares
+    the new objects with the checksums of the commit. A copy also repairs a checkpoint whose objects
+    were replaced by the same bytes, such as from a backup: the copy's commit has the new
+    generations.
 
     Args:
-        source: The checkpoint.
+        source: The checkpoint to copy.
         target: The location of the copy.
-        overwrite: Replace another checkpoint that is there, when the copy is whole.
-        progress: Called with the number of bytes of each piece that was copied, or was there.
+        overwrite: Replace another checkpoint at the target, once the copy is complete.
+        progress: Called with a number of bytes after each piece that was copied or already existed.
 
     Raises:
-        CheckpointNotFoundError: There is no such checkpoint.
-        CheckpointCorruptError: It does not verify; nothing becomes visible.
-        CheckpointError: Another checkpoint is there, or was committed meanwhile.
-        ValueError: Source and target are the same, or two different steps.
+        CheckpointNotFoundError: There is no checkpoint at the source.
+        CheckpointCorruptError: The source failed verification, and nothing becomes visible; or the
+            copy failed verification after its commit.
+        CheckpointError: The target has another checkpoint and `overwrite` is False, another process
+            committed one during the copy, or an object could not be copied or deleted.
+        ValueError: Source and target are the same, or different steps.
     """
     if source.uri == target.uri:
         raise ValueError(f"cannot copy {source.uri} to itself")
     step = parse_step(target.uri.rstrip("/").rpartition("/")[2])
-    verification, found, commit = await _verify_source(source)
+    verification, original, commit = await _verify_source(source)
     if None not in {step, commit.step} and step != commit.step:
-        raise ValueError(f"{source.uri} is step {commit.step}: {target.uri} would be another")
+        raise ValueError(f"{source.uri} is step {commit.step}, and {target.uri} names another step")
     result = Copied(
         uri=target.uri,
         step=verification.step,
@@ -141,37 +143,43 @@ async def copy_checkpoint(
     if old is None:
         progress(result.num_bytes)
         return replace(result, is_new=False)
-    is_pinned = verification.is_valid and is_home(source.store, as_prefix(source.prefix), commit)
+    is_pinned = verification.is_valid and is_original(
+        source.store, as_prefix(source.prefix), commit
+    )
     stored = await _copy_objects(source, target, commit, progress, is_pinned=is_pinned)
     changed = msgspec.structs.replace(commit, uri=target.uri.rstrip("/"), objects=tuple(stored))
-    is_new = await _commit(target, found, changed, old)
+    is_new = await _commit(target, original, changed, old)
     (await verify(target.store, target.prefix)).check()
     return replace(result, is_new=is_new)
 
 
 async def _commit(
-    target: CheckpointLocation, found: CommitObject, commit: Commit, old: list[CommitObject]
+    target: CheckpointLocation, original: CommitObject, commit: Commit, old: list[CommitObject]
 ) -> bool:
-    """Commit a copy in place of older commit objects; False if another process did it meanwhile.
+    """Commit a copy in place of older commit objects.
+
+    Returns:
+        False if another process committed the same copy at the same time.
 
     Raises:
-        CheckpointError: Another checkpoint was committed meanwhile, or a commit object stayed.
+        CheckpointError: Another checkpoint was committed at the same time, or an older commit
+            object could not be deleted.
     """
-    key = as_prefix(target.prefix) + found.meta.key.rpartition("/")[2]
+    key = as_prefix(target.prefix) + original.meta.key.rpartition("/")[2]
     try:
         is_alone = await commit_object(
-            target.store, key, _encode(found, commit), commit, replaces=old
+            target.store, key, _encode(original, commit), commit, replaces=old
         )
     except CheckpointError:
-        # Another copy of the same at the same time?
+        # Another process may have committed the same copy.
         if await _read_existing(target, commit, overwrite=False) is not None:
             raise
         return False
-    unreadable = [each.meta for each in old if each.commit is None and each.meta.key != key]
+    unreadable = [other.meta for other in old if other.commit is None and other.meta.key != key]
     if not (await delete_logged(target.store, unreadable, "another layout") and is_alone):
         raise CheckpointError(
-            f"{target.uri} was copied, and the commit object of another layout could not be "
-            "deleted there; delete it, and copy again"
+            f"{target.uri} was copied, but the commit object of another layout could not be "
+            "deleted; delete it, and copy again"
         )
     return True
 
@@ -179,32 +187,32 @@ async def _commit(
 async def _verify_source(
     source: CheckpointLocation,
 ) -> tuple[Verification, CommitObject, Commit]:
-    """Verify the source, without generations: bytes are verified when they are copied."""
+    """Verify the source, except for generations, since the copy verifies the bytes."""
     verification = await verify(source.store, source.prefix)
-    damage = tuple(problem for problem in verification.problems if problem.kind != "generation")
-    replace(verification, problems=damage).check()
-    found = verification.found
-    assert found is not None
-    assert found.commit is not None
-    return verification, found, found.commit
+    problems = tuple(problem for problem in verification.problems if problem.kind != "generation")
+    replace(verification, problems=problems).check()
+    original = verification.found
+    assert original is not None
+    assert original.commit is not None
+    return verification, original, original.commit
 
 
 async def _read_existing(
     target: CheckpointLocation, commit: Commit, *, overwrite: bool
 ) -> list[CommitObject] | None:
-    """Return the commit objects at the target; None if the same checkpoint is there.
+    """Return the commit objects at the target; None if they are those of a valid copy.
 
     Raises:
-        CheckpointError: Another one is there, and must not be replaced.
+        CheckpointError: The target has another checkpoint, and `overwrite` is False.
     """
     old = await read_commits(target.store, target.prefix)
-    is_same = {each.commit.save_id if each.commit else "" for each in old} == {commit.save_id}
+    is_same = {other.commit.save_id if other.commit else "" for other in old} == {commit.save_id}
     if is_same and (await verify(target.store, target.prefix)).is_valid:
         return None
     if old and not is_same and not overwrite:
         raise CheckpointError(
-            f"another checkpoint is at {target.uri}, and stays; choose another location, or ask "
-            "for it to be replaced"
+            f"another checkpoint is at {target.uri}, and is not replaced; choose another location, "
+            "or set overwrite to replace it"
         )
     return old
 
@@ -217,16 +225,16 @@ async def _copy_objects(
     *,
     is_pinned: bool,
 ) -> list[StoredObject]:
-    """Copy what a commit names, and return it as the target's service confirmed it."""
+    """Copy the objects that a commit lists, and return them with their new generations."""
     within, into = as_prefix(source.prefix), as_prefix(target.prefix)
     listed = {meta.key: meta for meta in await source.store.list_all(within)}
     existing = {meta.key: meta for meta in await target.store.list_all(into)}
-    # If the service lists no checksums, the bytes have to come through here to be verified.
+    # The checksums of listings verify a copy by the service. Without them, copy the bytes here.
     on_service = source.store is target.store and all(
         listed[within + stored.key].crc32c is not None for stored in commit.objects
     )
 
-    async def one(stored: StoredObject) -> StoredObject:
+    async def copy_one(stored: StoredObject) -> StoredObject:
         key = into + stored.key
         meta = await _find_reusable(target.store, stored, existing.get(key))
         if meta is None:
@@ -238,36 +246,37 @@ async def _copy_objects(
                     pieces = _pieces(source.store, stored, within, progress, is_pinned=is_pinned)
                     meta = await _write(target.store, key, pieces)
             except AlreadyExistsError:
-                meta = await target.store.head(key)  # of another copy at the same time
+                meta = await target.store.head(key)  # another process copied it just now
         else:
             progress(stored.size)
-        wrong = check_listed(stored, meta, meta.uri, is_pinned=False)
-        if wrong:
-            raise CheckpointError(f"could not copy to {target.uri}: {wrong[0].message}; try again")
+        problems = check_listed(stored, meta, meta.uri, is_pinned=False)
+        if problems:
+            reason = problems[0].message
+            raise CheckpointError(f"could not copy to {target.uri}: {reason}; try again")
         return msgspec.structs.replace(stored, generation=meta.generation)
 
-    most = _MAX_ON_SERVICE if on_service else _MAX_OBJECTS
-    return await gather_bounded(one, commit.objects, max_in_flight=most)
+    max_in_flight = _MAX_ON_SERVICE if on_service else _MAX_OBJECTS
+    return await gather_bounded(copy_one, commit.objects, max_in_flight=max_in_flight)
 
 
 async def _find_reusable(
     store: Store, stored: StoredObject, meta: ObjectMeta | None
 ) -> ObjectMeta | None:
-    """Return an object at the target if it is the same, by checksum or bytes; or delete it."""
+    """Return an object at the target if its content is right; otherwise delete it, return None."""
     if meta is None:
         return None
     if not check_listed(stored, meta, meta.uri, is_pinned=False) and (
         meta.crc32c is not None or await _has_bytes(store, stored, meta)
     ):
         return meta
-    # Another copy at the same time may have been quicker.
+    # Another process that copies may delete or replace it first.
     with suppress(NotFoundError, PreconditionFailedError):
         await store.delete(meta)
     return None
 
 
 async def _has_bytes(store: Store, stored: StoredObject, meta: ObjectMeta) -> bool:
-    """Return whether an object has the bytes of another; for listings without checksums."""
+    """Read an object that was listed without checksum; return whether it has the saved bytes."""
     pinned = msgspec.structs.replace(stored, generation=meta.generation)
     try:
         for start, end in plan_pieces(stored):
@@ -293,7 +302,7 @@ async def _pieces(
     *,
     is_pinned: bool,
 ) -> AsyncGenerator[memoryview, None]:
-    """Yield the bytes of an object, every block verified, with some pieces prefetched."""
+    """Yield the bytes of an object in verified pieces, and prefetch the next pieces."""
 
     async def read(piece: tuple[int, int]) -> memoryview:
         start, end = piece
@@ -303,17 +312,19 @@ async def _pieces(
         )
         return view
 
-    async with nested(bounded_map(read, plan_pieces(stored), max_in_flight=_MAX_READS)) as views:
+    async with aclosing_inner(
+        bounded_map(read, plan_pieces(stored), max_in_flight=_MAX_READS)
+    ) as views:
         async for view in views:
             yield view
             progress(view.nbytes)
 
 
-def _encode(found: CommitObject, commit: Commit) -> bytes:
-    """Return the bytes of a commit object with another commit in it."""
-    if found.meta.key.endswith(INDEX_KEY):
-        return encode_index(decode_index(found.data, uri=found.meta.uri)[0], commit)
-    return encode_commit(decode_commit(found.data, uri=found.meta.uri)[0], commit)
+def _encode(original: CommitObject, commit: Commit) -> bytes:
+    """Return the bytes of the commit object with its commit replaced."""
+    if original.meta.key.endswith(INDEX_KEY):
+        return encode_index(decode_index(original.data, uri=original.meta.uri)[0], commit)
+    return encode_commit(decode_commit(original.data, uri=original.meta.uri)[0], commit)
 
 
 async def copy_root(
@@ -324,32 +335,29 @@ async def copy_root(
     overwrite: bool = False,
     progress: Callable[[int], object] = lambda _: None,
 ) -> tuple[list[Copied], dict[str, AiofluxError]]:
-    """Copy the steps below a root, oldest first, one after the other.
+    """Copy the steps below a root, lowest first, one after another.
 
-    Args:
-        source: The root.
-        target: The root of the copies.
-        steps: Only these; all by default.
-        overwrite: As `copy_checkpoint`.
-        progress: As `copy_checkpoint`.
+    `source` and `target` are roots of steps; all steps are copied by default. For the other
+    arguments see `copy_checkpoint`.
 
     Returns:
-        The copies, and the errors of steps that could not be copied, by uri; a failure of one step
-        does not stop the others.
+        The copies, and the errors of the steps that could not be copied, by uri. After an error,
+        the remaining steps are copied. Without `steps`, a step without a commit is left out.
     """
     copied: list[Copied] = []
     errors: dict[str, AiofluxError] = {}
-    asked = steps if steps is not None else await list_prefixes(source.store, source.prefix)
-    for step in sorted(set(asked)):
-        each, goal = (
+    chosen = steps if steps is not None else await list_prefixes(source.store, source.prefix)
+    for step in sorted(set(chosen)):
+        original, copy = (
             CheckpointLocation(location.store, as_prefix(location.prefix) + step_prefix(step))
             for location in (source, target)
         )
         try:
-            copied.append(await copy_checkpoint(each, goal, overwrite=overwrite, progress=progress))
+            result = await copy_checkpoint(original, copy, overwrite=overwrite, progress=progress)
+            copied.append(result)
         except CheckpointNotFoundError as exc:
-            if steps is not None:
-                errors[each.uri] = exc  # not one that is under way: it was asked for
+            if steps is not None:  # otherwise a save of the listed step is in progress
+                errors[original.uri] = exc
         except (CheckpointError, StorageError) as exc:
-            errors[each.uri] = exc
+            errors[original.uri] = exc
     return copied, errors

@@ -1,11 +1,12 @@
-"""History of saves: one record of the outcome of each, as JSON and CSV next to the steps.
+"""History of saves: a record of the outcome of each save, stored next to the steps.
 
-    root/.checkpoint-history/record-<time>-<token>.json    one save each, created and never changed
-    root/.checkpoint-history/history.json, history.csv     all that were gathered from such records
+    root/.checkpoint-history/record-<time>-<token>.json    one new record
+    root/.checkpoint-history/history.json, history.csv     older records, compacted
 
-A record is an object of its own, so that concurrent or killed writers lose no records of others.
-Now and then the records are gathered: `history.json` is replaced in the generation that was read,
-and then they are deleted. An interrupt in between leaves records that are in both, and count once.
+Each new record is an object of its own, so that concurrent or killed writers cannot lose the
+records of others. A compaction adds the new records to `history.json`, under the precondition that
+no other process replaced it, and deletes their objects. If a compaction is killed before the
+delete, some records are stored twice; readers drop duplicates.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = [
     "HISTORY_PREFIX",
     "SaveRecord",
     "append",
-    "gather",
+    "compact",
     "merge",
     "plot",
     "read_history",
@@ -53,8 +54,8 @@ _CSV_KEY = f"{HISTORY_PREFIX}history.csv"
 _RECORD = f"{HISTORY_PREFIX}record-"
 
 _GROWTH = 32
-"""Records are gathered as soon as they are a 32nd of what is gathered: each byte of a record is
-written 32 times at most, on average, and a reader finds a bounded share of single records."""
+"""New records are compacted once they have a 32nd of the bytes of `history.json`. So a byte of a
+record is written about 33 times on average, and a reader reads a bounded share of new records."""
 _MAX_ATTEMPTS = 8
 
 T = TypeVar("T")
@@ -65,25 +66,23 @@ class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one save."""
 
     record_id: str
-    """The save id, or a name of its form, `<time>-<8 hexadecimal digits>`; sorts by time."""
+    """The save id, or a name of the same form, `<time>-<8 hexadecimal digits>`; sorts by time."""
     time: datetime
-    """Time of the end of the save, with its zone."""
+    """Time of the commit, the failure or the cancellation, with its time zone."""
     step: int
-    """The training step."""
     outcome: Outcome
-    """`committed`, `failed` or `cancelled`."""
     num_bytes: int = 0
     """Bytes of the data objects of all ranks, without the commit object; 0 if not committed."""
     staged_seconds: float = 0.0
-    """Time for which the training thread was held up, in seconds."""
+    """Time for which staging blocked the training thread, in seconds."""
     upload_seconds: float = 0.0
-    """Time from then to the commit or the failure, in seconds."""
+    """Time from the end of staging to the commit or the failure, in seconds."""
     num_retries: int = 0
-    """Requests that were sent again."""
+    """Number of retried requests."""
     world_size: int = 1
-    """Ranks that saved."""
+    """Number of ranks that saved."""
     error: str = ""
-    """Its error."""
+    """Text of the error, if the save failed."""
 
     @property
     def bytes_per_second(self) -> float:
@@ -104,56 +103,57 @@ COLUMNS: Final = (
     "error",
     "record_id",
 )
-"""Columns of the CSV and fields of the JSON, in order; new ones are appended."""
+"""Columns of the CSV and fields of the JSON. New columns are appended at the end."""
 
 _record_decoder = msgspec.json.Decoder(SaveRecord)
 _history_decoder = msgspec.json.Decoder(list[SaveRecord])
 
 
 def record_key(record: SaveRecord) -> str:
-    """Return the key of a record of its own."""
+    """Return the key of the object of a new record."""
     return f"{_RECORD}{record.record_id}.json"
 
 
 def merge(*histories: Iterable[SaveRecord]) -> list[SaveRecord]:
-    """Return the records of several histories by time, each once."""
-    known = {record.record_id: record for records in histories for record in records}
-    return sorted(known.values(), key=lambda record: (record.time, record.record_id))
+    """Return the records of several histories in order of time, without duplicates."""
+    by_id = {record.record_id: record for records in histories for record in records}
+    return sorted(by_id.values(), key=lambda record: (record.time, record.record_id))
 
 
 def _row(record: SaveRecord) -> dict[str, Any]:
     row = {name: getattr(record, name) for name in COLUMNS}
-    # It may hold names of local files that are no text, which JSON cannot hold.
+    # The error may contain file names with bytes that are not UTF-8, which JSON cannot store.
     return row | {"error": record.error.encode(errors="backslashreplace").decode()}
 
 
 def to_csv(records: Iterable[SaveRecord]) -> str:
-    """Return records as CSV with a header (RFC 4180); times as RFC 3339, in UTC."""
+    """Return records as CSV with a header (RFC 4180). Times have the form of RFC 3339, in UTC."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     for record in records:
-        moment = record.time.astimezone(UTC).isoformat(timespec="milliseconds")
-        writer.writerow(_row(record) | {"time": moment.replace("+00:00", "Z")})
+        time = record.time.astimezone(UTC).isoformat(timespec="milliseconds")
+        writer.writerow(_row(record) | {"time": time.replace("+00:00", "Z")})
     return text.getvalue()
 
 
 def to_json(records: Iterable[SaveRecord]) -> bytes:
-    """Return records as a JSON list of objects; times as RFC 3339."""
+    """Return records as a JSON list of objects. Times have the form of RFC 3339."""
     return msgspec.json.format(msgspec.json.encode([_row(record) for record in records]), indent=1)
 
 
 async def append(store: Store, record: SaveRecord) -> None:
-    """Add a record, durable when this returns; one of the same id is kept as it is.
+    """Store a record, unless a record with the same id exists.
 
-    Costs two requests, and about six more if it is time to gather.
+    Costs two requests. If the records are compacted, it costs six more, and about two for each new
+    record.
     """
     await _create(store, record)
     listing = await store.list_all(HISTORY_PREFIX)
-    gathered = sum(meta.size for meta in listing if meta.key == _JSON_KEY)
-    loose = sum(meta.size for meta in listing if meta.key.startswith(_RECORD))
-    if loose * _GROWTH >= gathered:
-        await gather(store)
+    num_compacted = sum(meta.size for meta in listing if meta.key == _JSON_KEY)
+    num_new = sum(meta.size for meta in listing if meta.key.startswith(_RECORD))
+    if num_new * _GROWTH >= num_compacted:
+        await compact(store)
 
 
 async def _create(store: Store, record: SaveRecord) -> None:
@@ -165,7 +165,7 @@ async def _create(store: Store, record: SaveRecord) -> None:
             content_type="application/json",
         )
     except AlreadyExistsError:
-        return  # ids are unique: this record was written before
+        return  # ids are unique: an earlier call wrote this record
 
 
 async def read_history(store: Store) -> list[SaveRecord]:
@@ -175,15 +175,16 @@ async def read_history(store: Store) -> list[SaveRecord]:
         CheckpointCorruptError: An object of the history is damaged.
     """
     _, records = await _read_records(store)
-    # Read last: it has the records that were gathered meanwhile.
-    _, gathered = await _read_gathered(store)
-    return merge(gathered, records)
+    # Read `history.json` last, so that records compacted in the meantime are not missed.
+    _, compacted = await _read_compacted(store)
+    return merge(compacted, records)
 
 
-async def gather(store: Store) -> None:
-    """Write the records to `history.json` and `history.csv`, and then delete them.
+async def compact(store: Store) -> None:
+    """Add the new records to `history.json` and `history.csv`, and delete their objects.
 
-    Several at once do no harm: the second one leaves it to the first.
+    If another process compacts at the same time, one of the two calls may return before it has
+    deleted the objects. They are then deleted by the other call, or by the next compaction.
 
     Raises:
         CheckpointCorruptError: An object of the history is damaged.
@@ -191,8 +192,8 @@ async def gather(store: Store) -> None:
     metas, records = await _read_records(store)
     if not metas:
         return
-    meta, gathered = await _read_gathered(store)
-    data = to_json(merge(gathered, records))
+    meta, compacted = await _read_compacted(store)
+    data = to_json(merge(compacted, records))
     try:
         await _replace(store, _JSON_KEY, data, meta, "application/json")
         await _publish_csv(store)
@@ -202,20 +203,21 @@ async def gather(store: Store) -> None:
 
 
 async def _publish_csv(store: Store) -> None:
-    """Write the CSV of what `history.json` holds now.
+    """Write the CSV of the records in `history.json`.
 
-    The generation to replace is read first: a process that read an older `history.json` meanwhile
-    and writes later fails, and one that does not fail has read the newest.
+    The generation of the CSV is read before `history.json`. So if another process then writes a
+    CSV of newer records, the write of the older records fails its precondition.
 
     Raises:
-        PreconditionFailedError: Others keep writing it; they have read newer records.
+        AlreadyExistsError, PreconditionFailedError: Other processes wrote the CSV in each attempt.
+            They had read the same or newer records.
     """
     for attempt in range(_MAX_ATTEMPTS):
         try:
             old: ObjectMeta | None = await store.head(_CSV_KEY)
         except NotFoundError:
             old = None
-        _, records = await _read_gathered(store)
+        _, records = await _read_compacted(store)
         try:
             await _replace(store, _CSV_KEY, to_csv(records).encode(), old, "text/csv")
         except (AlreadyExistsError, PreconditionFailedError):
@@ -228,7 +230,7 @@ async def _publish_csv(store: Store) -> None:
 async def _replace(
     store: Store, key: str, data: bytes, old: ObjectMeta | None, content_type: str
 ) -> None:
-    """Write an object in place of the one that was read, or create it."""
+    """Replace the object that was read, or create the object if there was none."""
     if old is None:
         await store.put(key, data, mode="create", content_type=content_type)
     else:
@@ -236,28 +238,28 @@ async def _replace(
 
 
 async def _read_records(store: Store) -> tuple[list[ObjectMeta], list[SaveRecord]]:
-    """Return the single records, as far as they are still there."""
+    """Return the new records, and their objects. Objects deleted in the meantime are omitted."""
     listing = await store.list_all(_RECORD)
     metas: list[ObjectMeta] = []
     records: list[SaveRecord] = []
     async for batch in store.try_fetch_batches(listing):
-        for each in batch:
-            if each[0] is not None:
-                metas.append(each[0])
-                records.append(_decode(_record_decoder, each[0], each[1]))
-            elif not isinstance(each[1], NotFoundError):
-                raise each[1]
+        for result in batch:
+            if result[0] is not None:
+                metas.append(result[0])
+                records.append(_decode(_record_decoder, result[0], result[1]))
+            elif not isinstance(result[1], NotFoundError):
+                raise result[1]
     return metas, records
 
 
-async def _read_gathered(store: Store) -> tuple[ObjectMeta | None, list[SaveRecord]]:
-    """Return the gathered records, and the object that holds them."""
+async def _read_compacted(store: Store) -> tuple[ObjectMeta | None, list[SaveRecord]]:
+    """Return the metadata of `history.json`, or None if it does not exist, and its records."""
     async for batch in store.try_fetch_batches([_JSON_KEY]):
-        for each in batch:
-            if each[0] is not None:
-                return each[0], _decode(_history_decoder, each[0], each[1])
-            if not isinstance(each[1], NotFoundError):
-                raise each[1]
+        for result in batch:
+            if result[0] is not None:
+                return result[0], _decode(_history_decoder, result[0], result[1])
+            if not isinstance(result[1], NotFoundError):
+                raise result[1]
     return None, []
 
 
@@ -266,8 +268,8 @@ def _decode(decoder: msgspec.json.Decoder[T], meta: ObjectMeta, data: bytes) -> 
         return decoder.decode(data)
     except msgspec.DecodeError as exc:
         raise CheckpointCorruptError(
-            f"{meta.uri} is no history of saves: {exc}; move it away, the checkpoints do not need "
-            "it"
+            f"{meta.uri} is not a valid part of the history of saves: {exc}; move the object away: "
+            "the checkpoints do not need it"
         ) from exc
 
 
@@ -278,16 +280,17 @@ _COLORS = {"committed": "tab:blue", "failed": "tab:red", "cancelled": "tab:gray"
 def plot(
     records: Sequence[SaveRecord], target: str | os.PathLike[str] | IO[bytes], *, title: str = ""
 ) -> None:
-    """Draw a history: throughput above, seconds staged and uploaded below, over the steps.
+    """Plot a history: throughput, and seconds of staging and upload, for each step.
 
     Args:
-        records: As `read_history` returns them.
-        target: Local path of a picture (.png, .svg, .pdf), or a binary file, which gets a PNG.
-        title: Heading.
+        records: The result of `read_history`.
+        target: Local path of a picture (.png, .svg, .pdf), or a binary file to write a PNG to.
+        title: Heading of the picture.
 
     Raises:
-        ImportError: There is no matplotlib.
-        ValueError: There are no records, or the path ends in no kind of picture.
+        ImportError: matplotlib is not installed.
+        ValueError: There are no records, or the suffix of the path is not that of a
+            picture format.
     """
     if not records:
         raise ValueError("there is nothing to draw: the history has no records")
@@ -295,7 +298,7 @@ def plot(
         figures = importlib.import_module("matplotlib.figure")
     except ImportError as exc:
         raise ImportError("a plot needs matplotlib: pip install matplotlib") from exc
-    # Without pyplot, which would choose a window system and keep every figure.
+    # pyplot is not used: it would choose a window system, and keep every figure in memory.
     figure = figures.Figure(figsize=(9, 6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     _draw_throughput(upper, records)
@@ -308,13 +311,13 @@ def plot(
 
 def _draw_throughput(axes: Any, records: Sequence[SaveRecord]) -> None:
     for outcome, color in _COLORS.items():
-        chosen = [record for record in records if record.outcome == outcome]
-        if chosen:
+        selected = [record for record in records if record.outcome == outcome]
+        if selected:
             axes.scatter(
-                [record.step for record in chosen],
-                [record.bytes_per_second / _MB for record in chosen],
+                [record.step for record in selected],
+                [record.bytes_per_second / _MB for record in selected],
                 color=color,
-                label=f"{outcome} ({len(chosen)})",
+                label=f"{outcome} ({len(selected)})",
                 s=18,
             )
     axes.set_ylabel("MB/s")

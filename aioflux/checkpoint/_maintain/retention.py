@@ -1,9 +1,9 @@
-"""prune: the removal of the steps that no rule keeps, commit object first.
+"""prune: removal of the steps that no retention rule keeps.
 
     committed steps -> plan_prune (retention_rules) -> remove_step, oldest first
 
-A step without its commit object does not exist for any reader: a removal that is interrupted leaves
-objects that no commit names, which `clean` finds, and never a step that cannot be loaded.
+The commit object of a step is deleted first. So an interrupted removal never leaves a step that
+cannot be loaded. It leaves data objects that no commit lists, and `clean` deletes them later.
 """
 
 from __future__ import annotations
@@ -37,62 +37,69 @@ __all__ = ["Pruned", "prune", "remove_step"]
 
 
 async def remove_step(store: Store, step: int, generation: str) -> DeleteResult:
-    """Remove a step of this generation: its commit object, then what this and older saves wrote.
+    """Remove a step: its commit object, then the data objects of its newest and older saves.
 
-    All are deleted in the generation that was read. Keys that no save makes stay, and so do objects
-    of a newer save of the step. A damaged commit object is deleted alone: what it names is unknown,
-    and `clean` finds it.
+    An object is deleted only if it still has the generation that was read. Objects that no save
+    wrote are kept, and so are objects of a newer save of the step. The data objects of a damaged
+    commit object are unknown, so the commit object is deleted alone, and `clean` deletes the
+    orphans.
+
+    Args:
+        store: The store of the steps.
+        step: The step to remove.
+        generation: Generation of the commit object; if empty, the current generation is removed.
 
     Returns:
-        The keys that were deleted, and the errors of those that stay as garbage.
+        The keys that were deleted, and the errors of the objects that could not be deleted.
 
     Raises:
         CheckpointNotFoundError: The step is not committed.
         CheckpointCorruptError: Another program wrote the commit object.
-        PreconditionFailedError: It was saved again or removed meanwhile.
+        PreconditionFailedError: The step was saved again, or removed by another process.
     """
     prefix = step_prefix(step)
-    found = await _read_removable(store, step)
-    newest = found[-1].commit
-    made = await _list_saved(store, prefix, newest.save_id if newest else "")
+    commits = await _read_removable(store, step)
+    newest = commits[-1].commit
+    data_objects = await _list_saved(store, prefix, newest.save_id if newest else "")
     removed = []
-    for at, each in enumerate(found):
-        is_last = at == len(found) - 1
-        # Without a generation, that of a damaged commit object, it is the one that was read here.
-        pin = generation if generation and is_last else each.meta.generation
-        meta = replace(each.meta, generation=pin)
+    for existing in commits:
+        # `generation` belongs to the newest commit object. `prune` passes an empty one if a commit
+        # object of the step is damaged.
+        pin = generation if generation and existing is commits[-1] else existing.meta.generation
+        meta = replace(existing.meta, generation=pin)
         try:
             await store.delete(meta)
         except NotFoundError as exc:
             raise PreconditionFailedError(
-                f"{meta.uri} was removed or saved again meanwhile", uri=meta.uri
+                f"{meta.uri} was removed or saved again by another process", uri=meta.uri
             ) from exc
         removed.append(meta.key)
-    result = await store.delete_many(made)
+    result = await store.delete_many(data_objects)
     return replace(result, deleted=(*removed, *result.deleted))
 
 
 async def _read_removable(store: Store, step: int) -> list[CommitObject]:
-    """Return the commit objects of a step; of two layouts the newer last.
+    """Return the commit objects of a step, one or two (DCP's layout and safetensors), newest last.
 
-    The older one may lack objects by now: it must not be seen without the newer.
+    The newest must be deleted last: without it, a load would use the older commit, whose data
+    objects may already be deleted.
     """
-    found = await read_commits(store, step_prefix(step))
-    for each in found:
-        if each.commit is None and each.problem is None:
+    commits = await read_commits(store, step_prefix(step))
+    for existing in commits:
+        if existing.commit is None and existing.problem is None:
             raise CheckpointCorruptError(
-                f"{each.meta.uri} stays: something else than aioflux wrote it; remove it with "
-                "`aioflux rm -r` if it is of no use"
+                f"{existing.meta.uri} is not removed: a program other than aioflux wrote it; "
+                "remove it with `aioflux rm -r` if it is of no use"
             )
-    if not found:
+    if not commits:
         raise CheckpointNotFoundError(
             f"there is no step {step} in {store.uri} to remove: it has no commit object"
         )
-    return found
+    return commits
 
 
 async def _list_saved(store: Store, prefix: str, newest: str) -> list[ObjectMeta]:
-    """Return the objects that saves of a step wrote, up to the newest save that is removed."""
+    """Return the data objects of a step, of the save with the id `newest` and of older saves."""
     if not newest:
         return []
     return [
@@ -104,15 +111,15 @@ async def _list_saved(store: Store, prefix: str, newest: str) -> list[ObjectMeta
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """The result of a `prune`; of a dry run, what it would do."""
+    """The result of a `prune`. For a dry run, the result that a prune would have."""
 
     removed: tuple[int, ...]
-    """Steps that were removed, ascending."""
+    """Steps that were removed, in ascending order."""
     kept: tuple[int, ...]
-    """Steps that stay, ascending."""
+    """Steps that were kept, in ascending order."""
     errors: Mapping[str, AiofluxError] = field(default_factory=dict)
-    """Uris of steps that could not be removed, and of objects of removed steps that could not be
-    deleted, with the reason."""
+    """Errors by uri: of steps that could not be removed, and of objects of removed steps that could
+    not be deleted."""
 
 
 async def prune(
@@ -123,41 +130,46 @@ async def prune(
     protected: Collection[int] = (),
     dry_run: bool = False,
 ) -> Pruned:
-    """Remove the steps that no rule keeps, oldest first, each in the generation that was read.
+    """Remove the steps that no rule keeps, oldest first.
 
-    The steps that the rules rely on are verified first, not deep: as many as `keep_last`, the best
-    and the newest. Steps that another program wrote stay.
+    The newest, the `keep_last` newest and the best steps are verified before others are removed. If
+    one of them is invalid, the rules keep other steps instead. The verification does not read data
+    objects. A step is removed only if its commit object still has the generation that was read.
+    Steps that another program wrote, and `protected` steps, are kept. `now` is the time in seconds
+    since 1970, UTC.
     """
-    known = {each.step: each for each in await summarize(store) if each.is_ours}
+    summaries = {summary.step: summary for summary in await summarize(store) if summary.is_ours}
     records = {
         step: StepRecord(
-            step=step, created=each.created, metrics=each.metrics, is_valid=not each.problem
+            step=step,
+            created=summary.created,
+            metrics=summary.metrics,
+            is_valid=not summary.problem,
         )
-        for step, each in known.items()
+        for step, summary in summaries.items()
     }
     verified: set[int] = set()
     while plan := plan_prune(records.values(), retention, now=now, protected=protected):
         unverified = steps_to_verify(records.values(), retention) - verified
         if not unverified:
             break
-        results = {
-            each.step: each.is_valid for each in await verify_steps(store, sorted(unverified))
-        }
+        results = await verify_steps(store, sorted(unverified))
+        valid = {result.step for result in results if result.is_valid}
         for step in unverified:
-            records[step] = replace(records[step], is_valid=results.get(step, False))
+            records[step] = replace(records[step], is_valid=step in valid)
         verified |= unverified
     errors: dict[str, AiofluxError] = {}
     removed = []
     for step in plan:
         try:
             if not dry_run:
-                result = await remove_step(store, step, known[step].generation)
+                result = await remove_step(store, step, summaries[step].generation)
                 errors |= {uri_below(store, key): exc for key, exc in result.errors.items()}
         except (CheckpointCorruptError, StorageError) as exc:
-            errors[known[step].uri] = exc
+            errors[summaries[step].uri] = exc
         except CheckpointNotFoundError:
-            continue  # it was removed meanwhile
+            continue  # another process removed it
         else:
             removed.append(step)
-    kept = tuple(step for step in known if step not in removed)
+    kept = tuple(step for step in summaries if step not in removed)
     return Pruned(removed=tuple(removed), kept=kept, errors=errors)

@@ -1,4 +1,4 @@
-"""Retention: the rules for the steps that are kept. Pure."""
+"""Retention rules: which steps are kept and which are removed. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Best: TypeAlias = tuple[str, str] | tuple[str, str, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retention:
-    """Rules for the steps that are kept: each that one of them keeps. Without rules all are.
+    """Rules for keeping steps. A step is kept if any rule keeps it; without rules, all are kept.
 
-    The newest valid step, and all steps that are newer, stay in any case.
+    The newest valid step and all newer steps are always kept.
     """
 
     keep_last: int | None = None
-    """So many of the newest valid steps."""
+    """Keep this number of the newest valid steps."""
     keep_every: int | None = None
-    """Every step that this number divides."""
+    """Keep every step that is a multiple of this number."""
     keep_best: Best | None = None
-    """`(metric, "min")` or `(metric, "max")`: the step whose metric is lowest or highest; with a
-    number N as third, the N best. Ties go to the newest; steps without the metric do not count."""
+    """Keep the step with the lowest metric, by `(metric, "min")`, or the highest, by
+    `(metric, "max")`. A third value N keeps the N best. Of equal steps the newest is kept; steps
+    without the metric are ignored."""
     ttl_seconds: float | None = None
-    """Every step younger than this."""
+    """Keep every step that was committed less than this number of seconds ago."""
 
     def __post_init__(self) -> None:
         for name in ("keep_last", "keep_every"):
@@ -43,7 +44,7 @@ class Retention:
 
     @property
     def has_rules(self) -> bool:
-        """Return whether there is any rule."""
+        """Return whether at least one rule is set."""
         rules = (self.keep_last, self.keep_every, self.keep_best, self.ttl_seconds)
         return any(rule is not None for rule in rules)
 
@@ -57,23 +58,22 @@ def _check_best(best: object) -> None:
         case _:
             pass
     raise ValueError(
-        'keep_best must be (metric, "min") or (metric, "max"), with a number of 1 or more as '
-        f"third where several stay, not {best!r}"
+        'keep_best must be (metric, "min") or (metric, "max"), or with a count of 1 or more as '
+        f"third value, not {best!r}"
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """A step as retention sees it."""
+    """The facts about one step that the rules use."""
 
     step: int
-    """The training step."""
     created: float
-    """Time of its commit, in seconds since 1970, UTC."""
+    """Time of the commit, in seconds since 1970, UTC."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Its metrics."""
     is_valid: bool = True
-    """Whether it verifies. One that does not never counts as kept."""
+    """Whether the step passed verification. An invalid step never counts as one of the `keep_last`
+    or best."""
 
 
 def plan_prune(
@@ -83,54 +83,55 @@ def plan_prune(
     now: float,
     protected: Collection[int] = (),
 ) -> list[int]:
-    """Return the steps to remove, ascending.
+    """Return the steps to remove, in ascending order.
 
-    The newest valid step stays, steps newer than it stay (so that the reason why they do not verify
-    can be found), protected steps stay, and if no step is valid all stay. A step that does not
-    verify is removed by the same rules as a valid one, but does not count as one of those kept.
+    Without a valid step, all steps are kept. Steps newer than the newest valid step are kept, so
+    that someone can find out why they failed verification. An invalid step that is older is kept
+    only by `keep_every`, `ttl_seconds` or `protected`.
 
     Args:
         steps: All committed steps.
         retention: The rules.
-        now: The time, in seconds since 1970, UTC.
-        protected: Steps that stay in any case, such as the one that was loaded from.
+        now: The current time, in seconds since 1970, UTC.
+        protected: Steps to keep in any case, such as the step that was loaded.
     """
-    known = sorted(steps, key=lambda each: each.step)
-    valid = [each for each in known if each.is_valid]
+    records = sorted(steps, key=lambda record: record.step)
+    valid = [record for record in records if record.is_valid]
     if not retention.has_rules or not valid:
         return []
-    kept = {each.step for each in known if each.step >= valid[-1].step}
+    kept = {record.step for record in records if record.step >= valid[-1].step}
     kept.update(protected)
     if retention.keep_last is not None:
-        kept.update(each.step for each in valid[-retention.keep_last :])
+        kept.update(record.step for record in valid[-retention.keep_last :])
     if retention.keep_every is not None:
-        kept.update(each.step for each in known if each.step % retention.keep_every == 0)
+        kept.update(record.step for record in records if record.step % retention.keep_every == 0)
     if retention.ttl_seconds is not None:
-        kept.update(each.step for each in known if now - each.created < retention.ttl_seconds)
+        ttl = retention.ttl_seconds
+        kept.update(record.step for record in records if now - record.created < ttl)
     if retention.keep_best is not None:
         kept.update(_best(valid, retention.keep_best))
-    return [each.step for each in known if each.step not in kept]
+    return [record.step for record in records if record.step not in kept]
 
 
 def steps_to_verify(steps: Iterable[StepRecord], retention: Retention) -> set[int]:
-    """Return the valid steps because of which others may be removed: to be verified first."""
-    valid = sorted((each for each in steps if each.is_valid), key=lambda each: each.step)
-    unverified = {each.step for each in valid[-(retention.keep_last or 1) :]}
+    """Return the steps to verify before a removal: others are removed because these are valid."""
+    valid = sorted((record for record in steps if record.is_valid), key=lambda record: record.step)
+    unverified = {record.step for record in valid[-(retention.keep_last or 1) :]}
     if retention.keep_best is not None:
         unverified.update(_best(valid, retention.keep_best))
     return unverified
 
 
 def _best(valid: Sequence[StepRecord], best: Best) -> list[int]:
-    """Return the steps whose metric is best, of those that have it."""
-    metric, mode, *most = best
+    """Return the steps with the best metric. Steps without the metric are ignored."""
+    metric, mode, *count = best
     sign = 1.0 if mode == "max" else -1.0
     ranked = sorted(
         (
-            (sign * each.metrics[metric], each.step)
-            for each in valid
-            if not math.isnan(each.metrics.get(metric, math.nan))
+            (sign * record.metrics[metric], record.step)
+            for record in valid
+            if not math.isnan(record.metrics.get(metric, math.nan))
         ),
         reverse=True,
     )
-    return [step for _, step in ranked[: most[0] if most else 1]]
+    return [step for _, step in ranked[: count[0] if count else 1]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aioflux._concurrency.fan_out import gather_bounded
 from aioflux.checkpoint._format.commit import COMMIT_KEY, part_key
 from aioflux.checkpoint._maintain.verify import plan_pieces, verify
-from aioflux.checkpoint._store.commits import MAX_IN_FLIGHT, is_home, read_commit, uri_below
+from aioflux.checkpoint._store.commits import MAX_IN_FLIGHT, is_original, read_commit, uri_below
 from aioflux.checkpoint._store.mapping import MemoryFile
 from aioflux.checkpoint._store.objects import read_range
 from aioflux.checkpoint._store.tag_names import is_tag, part_name, quote_name, tag_of
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _MAX_PIECES = 16
-"""Pieces of a part that are read at once."""
+"""Maximum number of ranges of one part that are read at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,68 +39,63 @@ class StoredTag:
     """A tag that is committed in a store."""
 
     tag: str
-    """The tag."""
     commit: Commit
-    """Its commit."""
     meta: ObjectMeta
-    """The commit object."""
+    """Metadata of the commit object."""
 
     @property
     def prefix(self) -> str:
-        """Prefix of its objects."""
         return f"{quote_name(self.tag)}/"
 
     @property
     def names(self) -> list[str]:
-        """Names of its parts."""
-        return [part_name(each.key) for each in self.commit.objects]
+        return [part_name(stored.key) for stored in self.commit.objects]
 
     def part_uri(self, store: Store, name: str) -> str:
-        """Return the uri of a part."""
         return uri_below(store, self.prefix + part_key(self.commit.save_id, quote_name(name)))
 
 
 async def read_tag(store: Store, tag: str) -> StoredTag | None:
-    """Return a committed tag; None if there is none, or another program wrote it."""
+    """Return a committed tag; None if it does not exist, or another program wrote it."""
     try:
-        found = await read_commit(store, f"{quote_name(tag)}/")
+        existing = await read_commit(store, f"{quote_name(tag)}/")
     except CheckpointError:
         return None
-    if found.commit is None or found.commit.extra.get("tag") != tag:
+    if existing.commit is None or existing.commit.extra.get("tag") != tag:
         return None
-    return StoredTag(tag, found.commit, found.meta)
+    return StoredTag(tag, existing.commit, existing.meta)
 
 
 async def list_tags(store: Store) -> list[StoredTag]:
-    """Return all committed tags, the newest first: a listing, and a request or two for each."""
+    """Return all committed tags, newest first: a listing, then 1 or 2 requests for each tag."""
     listing = await store.list_all(delimiter="/")
 
-    async def one(prefix: str) -> StoredTag | None:
+    async def read(prefix: str) -> StoredTag | None:
         return await read_tag(store, tag_of(prefix.removesuffix("/")))
 
-    prefixes = [each for each in listing.prefixes if is_tag(each.removesuffix("/"))]
-    results = await gather_bounded(one, prefixes, max_in_flight=MAX_IN_FLIGHT)
-    found = [each for each in results if each is not None]
-    return sorted(found, key=lambda each: each.commit.save_id, reverse=True)
+    prefixes = [prefix for prefix in listing.prefixes if is_tag(prefix.removesuffix("/"))]
+    results = await gather_bounded(read, prefixes, max_in_flight=MAX_IN_FLIGHT)
+    tags = [tag for tag in results if tag is not None]
+    return sorted(tags, key=lambda tag: tag.commit.save_id, reverse=True)
 
 
 async def is_valid(store: Store, tag: StoredTag) -> bool:
-    """Return whether a tag is complete, by its commit and one listing."""
+    """Return whether the objects of a tag are complete. Costs a listing; reads no parts."""
     return (await verify(store, tag.prefix)).is_valid
 
 
 async def read_part(store: Store, tag: StoredTag, name: str) -> MemoryFile:
-    """Read one part into memory, each block verified, and return it as a file that has a path.
+    """Read one part into memory, verify every block, and return it as a file that has a path.
 
     Raises:
         KeyError: The tag has no such part.
-        CheckpointCorruptError: It is gone, or damaged.
+        CheckpointCorruptError: The part is damaged, or was deleted.
     """
     key = part_key(tag.commit.save_id, quote_name(name))
-    stored = next((each for each in tag.commit.objects if each.key == key), None)
+    stored = next((stored for stored in tag.commit.objects if stored.key == key), None)
     if stored is None:
         raise KeyError(name)
-    is_pinned = is_home(store, tag.prefix, tag.commit)
+    is_pinned = is_original(store, tag.prefix, tag.commit)
     file = MemoryFile(stored.size)
     try:
         with file.mapped() as view:
@@ -120,7 +115,7 @@ async def read_part(store: Store, tag: StoredTag, name: str) -> MemoryFile:
     except NotFoundError as exc:
         file.close()
         raise CheckpointCorruptError(
-            f"{uri_below(store, tag.prefix + key)} does not exist any more; load another tag"
+            f"{uri_below(store, tag.prefix + key)} was deleted; load another tag"
         ) from exc
     except BaseException:
         file.close()
@@ -130,19 +125,19 @@ async def read_part(store: Store, tag: StoredTag, name: str) -> MemoryFile:
 
 async def keep_newest(store: Store, keep: int) -> None:
     """Remove all tags except the newest `keep`."""
-    for each in (await list_tags(store))[keep:]:
-        await _remove(store, each)
+    for tag in (await list_tags(store))[keep:]:
+        await _remove(store, tag)
 
 
 async def remove_tag(store: Store, tag: str) -> None:
-    """Remove a tag; it is no error if it does not exist."""
-    found = await read_tag(store, tag)
-    if found is not None:
-        await _remove(store, found)
+    """Remove a tag, if it exists."""
+    stored = await read_tag(store, tag)
+    if stored is not None:
+        await _remove(store, stored)
 
 
 async def _remove(store: Store, tag: StoredTag) -> None:
     """Remove a tag, the commit object first, so that it is never visible in part."""
-    with suppress(NotFoundError):  # it was removed meanwhile
+    with suppress(NotFoundError):  # another process removed it
         await store.delete(f"{tag.prefix}{COMMIT_KEY}")
     await store.delete_many([tag.prefix + stored.key for stored in tag.commit.objects])

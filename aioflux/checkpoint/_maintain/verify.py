@@ -1,8 +1,9 @@
-"""verify: checks that a checkpoint is complete: its commit object, and every object that it names.
+"""verify: a check that every object of a checkpoint exists, with the bytes that were saved.
 
-    commit object -> consistent? (pure) -> agrees with one listing? (pure) -> deep: all bytes
+    commit object -> consistent? (pure) -> agrees with one listing? (pure) -> deep: read all bytes
 
-Only a deep check reads more than the commit object: listings have size, generation and crc32c.
+Listings have the size and generation of objects, and on most services their crc32c. So only a deep
+check reads data objects.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aioflux.checkpoint._format.commit import parse_step, step_prefix
 from aioflux.checkpoint._maintain.orphans import save_of
 from aioflux.checkpoint._store.commits import (
     as_prefix,
-    is_home,
+    is_original,
     list_prefixes,
     read_commit,
     uri_below,
@@ -60,23 +61,25 @@ ProblemKind: TypeAlias = Literal[
 
 _PIECE_BYTES = 8 * 1024 * 1024
 _MAX_PIECES = 8
-"""Pieces that are read, and held, at once."""
+"""Maximum number of pieces in memory at the same time."""
 _MAX_STEPS = 16
-"""Steps that are verified at once; each holds a commit object and a listing."""
+"""Maximum number of steps that are verified at the same time; each needs memory for a commit object
+and a listing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a checkpoint."""
+    """One defect of a checkpoint."""
 
     kind: ProblemKind
-    """`no_commit`: nothing was committed; `commit`: the commit object is damaged or contradicts
-    itself; `foreign`: another program wrote it; `missing`, `size`, `generation`, `crc32c`: an
-    object is gone or was replaced; `bytes`: its bytes are not those that were saved."""
+    """`no_commit`: there is no commit object. `commit`: the commit object is damaged, contradicts
+    itself, or belongs to another step. `foreign`: another program wrote the commit object.
+    `missing`: an object was deleted. `size`, `generation`, `crc32c`: an object was replaced.
+    `bytes`: an object is damaged."""
     uri: str
-    """Uri of the object."""
+    """Uri of the object; of the checkpoint if its commit object cannot be read."""
     message: str
-    """The problem in a sentence that names the object."""
+    """A sentence that names the object and the problem."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,13 +89,13 @@ class Verification:
     uri: str
     """Uri of the checkpoint."""
     step: int | None
-    """Its training step, if its prefix or its commit has one."""
+    """Training step, from the prefix or the commit; None if neither has one."""
     problems: tuple[Problem, ...] = ()
-    """The problems, in the order of the commit."""
+    """Empty for a valid checkpoint."""
     num_objects: int = 0
-    """Data objects that the commit names."""
+    """Number of data objects that the commit lists."""
     num_bytes: int = 0
-    """Bytes of these data objects, without the commit object."""
+    """Size of these data objects in bytes."""
     created: float = 0.0
     """Time of the commit, in seconds since 1970, UTC."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -100,24 +103,24 @@ class Verification:
     generation: str = ""
     """Generation of the commit object that was read."""
     found: CommitObject | None = None
-    """The commit object, if it could be read and one checkpoint was verified."""
+    """The commit object; None if it could not be read. `verify_steps` drops it to save memory."""
 
     @property
     def is_valid(self) -> bool:
-        """Return whether the checkpoint is complete."""
+        """Return whether no problem was found."""
         return not self.problems
 
     @property
     def is_committed(self) -> bool:
-        """Return whether there is a commit object at all."""
+        """Return whether there is a commit object, valid or not."""
         return all(problem.kind != "no_commit" for problem in self.problems)
 
     def check(self) -> None:
-        """Raise an error if there is a problem.
+        """Raise the first problem as an error.
 
         Raises:
-            CheckpointNotFoundError: Nothing was committed.
-            CheckpointCorruptError: There is another problem.
+            CheckpointNotFoundError: There is no commit object.
+            CheckpointCorruptError: There is any other problem.
         """
         if not self.is_committed:
             raise CheckpointNotFoundError(self.problems[0].message)
@@ -125,59 +128,61 @@ class Verification:
             first, *others = self.problems
             more = f" (and {len(others)} more problems)" if others else ""
             message = first.message.removesuffix(_ADVICE)
-            raise CheckpointCorruptError(f"{self.uri} does not verify: {message}{more}{_ADVICE}")
+            raise CheckpointCorruptError(
+                f"{self.uri} failed verification: {message}{more}{_ADVICE}"
+            )
 
 
 def check_commit(commit: Commit, uri: str) -> list[Problem]:
-    """Return the contradictions in a commit, which may be there even if its checksum is right."""
+    """Return the contradictions in a commit. There may be some even if its checksum is right."""
 
-    def wrong(what: str) -> Problem:
-        return Problem("commit", uri, f"{uri} contradicts itself: {what}")
+    def contradiction(reason: str) -> Problem:
+        return Problem("commit", uri, f"{uri} contradicts itself: {reason}")
 
     problems = []
     keys = [stored.key for stored in commit.objects]
     if len(set(keys)) < len(keys):
-        problems.append(wrong("it names an object twice"))
+        problems.append(contradiction("it lists an object twice"))
     for stored in commit.objects:
         save = save_of(stored.key)
         if save is None or save[0]:
-            problems.append(wrong(f"{stored.key!r} is not a key that a save writes"))
+            problems.append(contradiction(f"{stored.key!r} is not a key that a save writes"))
         if any(
             not 0 <= item.offset <= item.offset + item.length <= stored.size
             for item in stored.items
         ):
-            problems.append(wrong(f"items of {stored.key!r} lie beyond its end"))
+            problems.append(contradiction(f"items of {stored.key!r} are beyond its end"))
     return problems
 
 
 def check_blocks(stored: StoredObject, uri: str) -> list[Problem]:
-    """Return a problem if the checksums of an object's blocks do not combine to its own."""
+    """Return a problem if the checksums of an object's blocks contradict the object's checksum."""
     crcs = struct.unpack(f">{len(stored.block_crcs) // 4}I", stored.block_crcs)
     if join_crc32c(crcs, stored.block_size, stored.size) == stored.crc32c:
         return []
-    what = f"the commit contradicts itself: the blocks of {uri} have another crc32c than the whole"
-    return [Problem("commit", uri, what)]
+    text = f"the commit contradicts itself: the crc32c of {uri} does not match its blocks"
+    return [Problem("commit", uri, text)]
 
 
 def check_listed(
     stored: StoredObject, meta: ObjectMeta | None, uri: str, *, is_pinned: bool
 ) -> list[Problem]:
-    """Return a problem if an object is not the one that was saved, by its metadata.
+    """Return a problem if the listed metadata of an object differs from the commit.
 
-    Generations are compared if `is_pinned`, which is False for a copy by another program.
+    Generations are compared only if `is_pinned`: in a copy that another program made, they differ.
     """
     if meta is None:
         return [Problem("missing", uri, f"{uri} is missing")]
     if meta.size != stored.size:
-        text = f"{uri} has {meta.size} bytes, and {stored.size} were saved"
+        text = f"{uri} has {meta.size} bytes, but {stored.size} were saved"
         return [Problem("size", uri, text)]
     if meta.crc32c is not None and meta.crc32c != stored.crc32c:
-        text = f"{uri} has the crc32c {meta.crc32c:08x}, and {stored.crc32c:08x} was saved"
+        text = f"{uri} has the crc32c {meta.crc32c:08x}, but {stored.crc32c:08x} was saved"
         return [Problem("crc32c", uri, text)]
     if is_pinned and meta.generation != stored.generation:
         text = (
-            f"{uri} has generation {meta.generation}, and {stored.generation} was saved: it was "
-            "replaced; if by the same bytes, as from a backup, `aioflux ckpt copy` repairs it"
+            f"{uri} has generation {meta.generation}, but {stored.generation} was saved: it was "
+            "replaced; if a backup restored the same bytes, `aioflux ckpt copy` repairs it"
         )
         return [Problem("generation", uri, text)]
     return []
@@ -192,15 +197,16 @@ async def verify(
 ) -> Verification:
     """Check that a checkpoint is complete.
 
-    Reads the commit object and one listing; with `deep` also every byte, of which a bounded number
-    is in memory.
+    Reads the commit object and one listing. A deep check also reads every byte, with a bounded part
+    in memory.
 
     Args:
-        store: A store that holds the checkpoint.
-        prefix: The checkpoint's prefix there; empty for the store's own.
-        deep: Read all bytes, and compare the crc32c of every block, rather than trust the metadata
-            of the service.
-        progress: Called with the number of bytes of each piece that was read, if `deep`.
+        store: The store of the checkpoint.
+        prefix: Prefix of the checkpoint in the store; empty if the store's own prefix is the
+            checkpoint.
+        deep: Also read all bytes, and compare the crc32c of every block. By default, the metadata
+            of the service is trusted.
+        progress: Called after each piece that a deep check has read, with its number of bytes.
 
     Raises:
         StorageError: A request failed; the checkpoint may be complete.
@@ -209,19 +215,19 @@ async def verify(
     uri = uri_below(store, below)
     step = parse_step(below.rstrip("/").rpartition("/")[2] or uri.rstrip("/").rpartition("/")[2])
     try:
-        found = await read_commit(store, below)
+        existing = await read_commit(store, below)
     except CheckpointNotFoundError as exc:
         return _unreadable(uri, step, "no_commit", str(exc))
     except (CheckpointCorruptError, ChecksumError) as exc:
         return _unreadable(uri, step, "commit", str(exc))
-    commit = found.commit
+    commit = existing.commit
     if commit is None:
-        text = f"{found.meta.uri} holds no commit of aioflux, so there is nothing to verify against"
+        text = f"{existing.meta.uri} has no commit of aioflux, so it cannot be verified"
         return _unreadable(uri, step, "foreign", text)
-    problems = check_commit(commit, found.meta.uri)
+    problems = check_commit(commit, existing.meta.uri)
     if None not in {step, commit.step} and step != commit.step:
-        text = f"{found.meta.uri} was saved as step {commit.step}"
-        problems.append(Problem("commit", found.meta.uri, text))
+        text = f"{existing.meta.uri} was saved as step {commit.step}, not as step {step}"
+        problems.append(Problem("commit", existing.meta.uri, text))
     if not problems:
         problems = await _check_objects(store, below, commit, deep=deep, progress=progress)
     return Verification(
@@ -232,8 +238,8 @@ async def verify(
         num_bytes=commit.num_bytes,
         created=commit.created,
         metrics=commit.metrics,
-        generation=found.meta.generation,
-        found=found,
+        generation=existing.meta.generation,
+        found=existing,
     )
 
 
@@ -249,24 +255,24 @@ async def _check_objects(
     deep: bool,
     progress: Callable[[int], None] | None,
 ) -> list[Problem]:
-    """Return the problems of the objects that a commit names."""
+    """Return the problems of the objects that a commit lists."""
     listed: Mapping[str, ObjectMeta] = {}
     if commit.objects:
         listed = {meta.key: meta for meta in await store.list_all(below)}
-    is_pinned = is_home(store, below, commit)
+    is_pinned = is_original(store, below, commit)
     problems: list[Problem] = []
-    whole: list[StoredObject] = []
+    to_read: list[StoredObject] = []
     for stored in commit.objects:
         meta = listed.get(below + stored.key)
         uri = uri_below(store, below + stored.key)
-        wrong = check_listed(stored, meta, uri, is_pinned=is_pinned)
-        if deep and not wrong:
-            wrong = check_blocks(stored, uri)
-        problems += wrong
-        if not wrong:
-            whole.append(stored)
+        defects = check_listed(stored, meta, uri, is_pinned=is_pinned)
+        if deep and not defects:
+            defects = check_blocks(stored, uri)
+        problems += defects
+        if not defects:
+            to_read.append(stored)
     if deep:
-        problems += await _read(store, below, whole, is_pinned=is_pinned, progress=progress)
+        problems += await _read(store, below, to_read, is_pinned=is_pinned, progress=progress)
     return problems
 
 
@@ -278,12 +284,12 @@ async def _read(
     is_pinned: bool,
     progress: Callable[[int], None] | None,
 ) -> list[Problem]:
-    """Read all bytes of objects, and return the first damaged block of each."""
-    wrong: dict[str, Problem] = {}
+    """Read all bytes of objects, and return one problem for each damaged object."""
+    problems: dict[str, Problem] = {}
 
-    async def one(piece: tuple[StoredObject, int, int]) -> None:
+    async def read(piece: tuple[StoredObject, int, int]) -> None:
         stored, start, end = piece
-        if stored.key in wrong:
+        if stored.key in problems:
             return
         key = below + stored.key
         try:
@@ -296,64 +302,68 @@ async def _read(
                 is_pinned=is_pinned,
             )
         except CheckpointCorruptError as exc:
-            wrong.setdefault(stored.key, Problem("bytes", uri_below(store, key), str(exc)))
+            problems.setdefault(stored.key, Problem("bytes", uri_below(store, key), str(exc)))
         if progress is not None:
             progress(end - start)
 
     pieces = [(stored, *piece) for stored in objects for piece in plan_pieces(stored)]
-    await gather_bounded(one, pieces, max_in_flight=_MAX_PIECES)
-    return [wrong[stored.key] for stored in objects if stored.key in wrong]
+    await gather_bounded(read, pieces, max_in_flight=_MAX_PIECES)
+    return [problems[stored.key] for stored in objects if stored.key in problems]
 
 
 def plan_pieces(stored: StoredObject) -> list[tuple[int, int]]:
-    """Return the ranges of whole blocks in which an object is read."""
-    step = max(1, _PIECE_BYTES // stored.block_size) * stored.block_size
-    return [(at, min(at + step, stored.size)) for at in range(0, stored.size, step)]
+    """Return the pieces to read an object in: ranges of whole blocks, of about 8 MiB."""
+    size = max(1, _PIECE_BYTES // stored.block_size) * stored.block_size
+    return [(start, min(start + size, stored.size)) for start in range(0, stored.size, size)]
 
 
 async def verify_steps(store: Store, steps: Sequence[int]) -> list[Verification]:
-    """Verify many steps; those that are not committed are left out."""
+    """Verify many steps in parallel. The result omits steps that are not committed."""
 
-    async def one(step: int) -> Verification:
-        # Commit objects can be large: they are not kept.
+    async def verify_step(step: int) -> Verification:
+        # Drop the commit object, which can be large.
         return replace(await verify(store, step_prefix(step)), found=None)
 
-    found = await gather_bounded(one, steps, max_in_flight=_MAX_STEPS)
-    return [each for each in found if each.is_committed]
+    results = await gather_bounded(verify_step, steps, max_in_flight=_MAX_STEPS)
+    return [result for result in results if result.is_committed]
 
 
 async def newest_first(
-    store: Store, *, deep: bool = False, repeats: bool = False
+    store: Store, *, deep: bool = False, relist: bool = False
 ) -> AsyncGenerator[Verification, None]:
-    """Verify the steps, newest first, each when it is requested.
+    """Verify the steps, newest first, each when the caller requests the next result.
 
-    Steps that are not committed are left out: a save is under way there, or was killed.
+    Steps without a commit object are omitted: a save is in progress, or was killed.
 
-    With `repeats` it lists again at the end, and verifies new steps and those that were not
-    committed: retention may have removed all steps that were listed first.
+    Args:
+        store: The store of the steps.
+        deep: See `verify`.
+        relist: After the last step, list again, and verify new steps, and once more the steps that
+            had no commit object; repeat this while there are any. Without it, no step is found if
+            retention removes all steps of the first listing in the meantime.
     """
-    known: set[int] = set()
-    seen: set[int] = set()
+    finished: set[int] = set()
+    uncommitted: set[int] = set()
     while True:
-        steps = [step for step in await list_prefixes(store) if step not in known]
+        steps = [step for step in await list_prefixes(store) if step not in finished]
         for step in reversed(steps):
-            found = await verify(store, step_prefix(step), deep=deep)
-            if found.is_committed or step in seen:
-                known.add(step)
-            seen.add(step)
-            if found.is_committed:
-                yield found
-        if not (repeats and steps):
+            result = await verify(store, step_prefix(step), deep=deep)
+            if result.is_committed or step in uncommitted:
+                finished.add(step)
+            uncommitted.add(step)
+            if result.is_committed:
+                yield result
+        if not (relist and steps):
             return
 
 
 async def latest(store: Store, *, deep: bool = False) -> int | None:
-    """Return the newest step that verifies, or None.
+    """Return the newest step that passes verification; None if no step does.
 
-    Costs three requests if that is the newest of all.
+    If this is the newest of all steps, the steps are listed once, and one step is verified.
     """
-    async with aclosing(newest_first(store, deep=deep, repeats=True)) as found:
-        async for each in found:
-            if each.is_valid:
-                return each.step
+    async with aclosing(newest_first(store, deep=deep, relist=True)) as results:
+        async for result in results:
+            if result.is_valid:
+                return result.step
     return None

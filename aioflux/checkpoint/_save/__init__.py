@@ -1,1 +1,1 @@
-"""Saving: staging, packing, upload and commit."""
+"""Saves: staging, packing, upload and commit."""

@@ -1,11 +1,12 @@
-"""The commit protocol: one save of one rank, from staged bytes to a committed step.
+"""The commit protocol: one save of one rank, from the staged state to a committed step.
 
-    every rank:   data object -> manifest in the bucket -> wait for the outcome
-    coordinator:  data object -> all manifests -> commit object -> manifests and old steps deleted
+    other ranks:  write data object -> write manifest -> wait for the outcome
+    coordinator:  write data object -> wait for all manifests -> write commit object
+                  -> delete the manifests and the steps beyond retention
 
-The ranks communicate through the bucket (`manifests`), not by collectives: this runs during
-training, in another process if it has to outlive the trainer. A rank that is gone is noticed by its
-missing heartbeats (`heartbeat`), and without them after `commit_seconds`.
+The ranks communicate by manifests in the bucket (`manifests`) and not by collectives, because the
+upload runs during training, and possibly in the uploader process. If the heartbeats of a rank stop
+(`heartbeat`), or if its manifest is missing after `commit_seconds`, the save fails on all ranks.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ T = TypeVar("T")
 _log = logging.getLogger("aioflux")
 
 _POLLS_PER_COMMIT_READ = 8
-"""Polls of the manifests for each read of the commit object."""
+"""A rank that waits for the outcome reads the commit object after this number of polls."""
 
 
 class RankSave:
@@ -84,13 +85,14 @@ class RankSave:
         self._num_bytes = 0
         self._is_reported = False
         """Whether the coordinator may have read the manifest of this rank."""
+        # An earlier attempt, whose process died, may have committed the save.
         self._may_be_committed = job.attempt > 0
 
     async def run(self) -> SaveResult:
         """Upload and commit.
 
         Raises:
-            AiofluxError: It is not committed, on any rank.
+            AiofluxError: The save is not committed on any rank, or its outcome is unknown.
         """
         job = self._job
         try:
@@ -98,7 +100,7 @@ class RankSave:
                 return self._result()
             uploaded = await self._read_own_manifest() if job.attempt else None
             if job.failure:
-                raise _StagingError(job.failure)  # noqa: TRY301  one way for all failures
+                raise _StagingError(job.failure)  # noqa: TRY301  `undo` handles all failures
             if self._coordinator is not None:
                 await self._coordinate(self._coordinator)
             else:
@@ -108,21 +110,21 @@ class RankSave:
             await self.undo(exc)
             if isinstance(exc, FailedElsewhereError) and _is_cancel_requested():
                 raise asyncio.CancelledError from exc
-            if isinstance(exc, OutcomeError):  # private to the protocol
+            if isinstance(exc, OutcomeError):  # private: raise its public base class
                 raise CheckpointError(str(exc)) from exc.__cause__
             raise
         return self._result()
 
     async def _coordinate(self, coordinator: Coordinator) -> None:
-        # Before anything is uploaded: without conditions, saves could replace each other.
+        # Before the upload: this raises if the server ignores preconditions.
         replaces = await coordinator.read_replaced()
-        # The coordinator polls twice as often, so that a rank is gone for less than three
-        # heartbeats unnoticed.
-        mine = await self._upload_watched(
+        # The coordinator polls twice per heartbeat, so that it notices a silent rank within three
+        # heartbeats.
+        own_objects = await self._upload_and_poll(
             coordinator.poll_ranks, self._settings.heartbeat_seconds / 2, TransientError
         )
         others = await coordinator.collect() if self._job.world_size > 1 else []
-        await run_to_end(self._commit(coordinator, [mine, *others], replaces))
+        await run_to_end(self._commit(coordinator, [own_objects, *others], replaces))
 
     async def _commit(
         self,
@@ -130,36 +132,44 @@ class RankSave:
         uploaded: Sequence[tuple[StoredObject, ...]],
         replaces: Sequence[CommitObject],
     ) -> None:
-        objects = [stored for each in uploaded for stored in each]
+        objects = [stored for rank_objects in uploaded for stored in rank_objects]
         metadata = self._encode_metadata(uploaded)
         num_bytes = await coordinator.commit(objects, metadata, replaces)
         await self._record("committed", num_bytes=num_bytes)
 
     async def _record(self, outcome: Outcome, *, num_bytes: int = 0, error: str = "") -> None:
-        """Record the outcome of the save, on the coordinator; Nebula has a history of its own."""
+        """Add the outcome to the history, on the coordinator; Nebula overrides this."""
         assert self._coordinator is not None
         await self._coordinator.record(outcome, num_bytes=num_bytes, error=error)
 
     async def _participate(self, uploaded: tuple[StoredObject, ...] | None) -> None:
         if uploaded is None:
-            uploaded = await self._upload_watched(
+            uploaded = await self._upload_and_poll(
                 self._poll_coordinator, self._settings.heartbeat_seconds, AiofluxError
             )
-        # From here on the coordinator may commit the objects of this rank: they stay.
+        # From now on the coordinator may commit the objects of this rank: do not delete them.
         self._is_reported = True
-        is_there = await run_to_end(self._report(uploaded))
-        await run_to_end(self._await_outcome(is_there=is_there))
+        is_written = await run_to_end(self._report(uploaded))
+        await run_to_end(self._await_outcome(is_written=is_written))
 
     async def undo(self, error: BaseException) -> None:
-        """Report a failure and remove what was written; a failure of that is noted on the error."""
+        """Report a failure to the other ranks, and delete the objects of this rank.
+
+        If the clean-up itself fails, the error receives a note.
+        """
         error.add_note(f"while saving {self._uri} on rank {self._job.rank}")
         seconds = self._settings.cleanup_seconds
         try:
             await run_to_end(asyncio.wait_for(self._roll_back(error), seconds))
         except TimeoutError:
-            error.add_note("what it wrote could not be removed in time, `aioflux clean` does")
+            error.add_note(
+                f"objects of the save could not be deleted within {seconds:g} s; "
+                "`aioflux clean` deletes them"
+            )
         except AiofluxError as exc:
-            error.add_note(f"what it wrote could not be removed, `aioflux clean` does: {exc}")
+            error.add_note(
+                f"objects of the save could not be deleted ({exc}); `aioflux clean` deletes them"
+            )
 
     def _result(self) -> SaveResult:
         job = self._job
@@ -177,24 +187,26 @@ class RankSave:
         """Return whether an earlier attempt, whose process died, had committed the save.
 
         Raises:
-            OutcomeError: That is unknown.
+            UnknownOutcomeError: The commit object could not be read.
         """
         try:
             self._may_be_committed = await self._manifests.is_committed()
         except AiofluxError as exc:
             raise UnknownOutcomeError(
-                f"{self._uri}: the process that uploaded it died, and whether it had committed it, "
-                f"the next load shows ({exc})"
+                f"{self._uri}: the uploader process died, and it is unknown whether it had "
+                f"committed the step ({exc}); load the latest step to see"
             ) from exc
         return self._may_be_committed
 
     async def _read_own_manifest(self) -> tuple[StoredObject, ...] | None:
-        """Return the objects that an earlier attempt reported: others rely on them.
+        """Return the objects that an earlier attempt reported, or None if it reported nothing.
+
+        The coordinator may commit reported objects, so they are not uploaded again.
 
         Raises:
-            OutcomeError: It had reported a failure.
+            OutcomeError: The earlier attempt reported a failure.
         """
-        self._is_reported = True  # so that nothing is removed as long as this is unknown
+        self._is_reported = True  # so that a failed read does not delete reported objects
         try:
             manifest = await self._manifests.read(self._job.rank)
         except NotFoundError:
@@ -204,18 +216,18 @@ class RankSave:
             raise failure_of(manifest)
         return manifest.objects
 
-    async def _upload_watched(
+    async def _upload_and_poll(
         self,
         poll: Callable[[], Awaitable[None]],
         poll_seconds: float,
         ignored: type[AiofluxError],
     ) -> tuple[StoredObject, ...]:
-        """Upload, and poll meanwhile whether the other ranks are still alive.
+        """Upload, and poll at the same time whether the save has failed on another rank.
 
         Args:
-            poll: Raises CheckpointError if the save failed on another rank.
+            poll: Polls once; raises CheckpointError if the save failed on another rank.
             poll_seconds: Time between two polls.
-            ignored: Errors of a poll that decide nothing: the next one may succeed.
+            ignored: Errors of a poll that are only logged, because the next poll may succeed.
         """
         if self._job.world_size == 1 or math.isinf(poll_seconds):
             return await self._upload()
@@ -231,19 +243,18 @@ class RankSave:
             return await uploading
         finally:
             uploading.cancel()
-            await wait_until_done(uploading)  # it reads memory that is about to be used again
+            await wait_until_done(uploading)  # it reads the arena, which the next save overwrites
             if not uploading.cancelled():
-                uploading.exception()  # raised above, or a consequence of the cancellation
+                uploading.exception()  # marks the error as retrieved
 
     async def _poll_coordinator(self) -> None:
         await self._manifests.poll_coordinator()
-        if self._manifests.gone:
+        if self._manifests.silent:
             raise FailedElsewhereError(
-                f"{self._uri} was not saved: {self._manifests.describe_gone()}"
+                f"{self._uri} was not saved: {self._manifests.describe_silent()}"
             )
 
     async def _upload(self) -> tuple[StoredObject, ...]:
-        """Write the data objects of this rank."""
         job, staged = self._job, self._job.staged
         if not staged.items:
             return ()
@@ -272,17 +283,17 @@ class RankSave:
         )
 
     async def delete_earlier_attempts(self) -> None:
-        """Delete objects that attempts wrote whose process died, after the save was committed.
+        """Delete the objects of killed attempts after the commit.
 
-        The commit names those that stay: it may consist of objects of an earlier attempt.
+        Objects that the commit lists stay: it may list objects of an earlier attempt.
         """
         if not self._job.attempt:
             return
-        with suppress(AiofluxError):  # `aioflux clean` finds them, too
-            found = await read_commit(self._store, self._prefix)
-            if found.commit is not None and found.commit.save_id == self._job.save_id:
-                named = {self._prefix + stored.key for stored in found.commit.objects}
-                await self._store.delete_many([k for k in self._own_keys() if k not in named])
+        with suppress(AiofluxError):  # `aioflux clean` deletes them, too
+            current = await read_commit(self._store, self._prefix)
+            if current.commit is not None and current.commit.save_id == self._job.save_id:
+                listed = {self._prefix + stored.key for stored in current.commit.objects}
+                await self._store.delete_many([k for k in self._own_keys() if k not in listed])
 
     def _own_keys(self) -> list[str]:
         """Return the keys that this rank may have written, in the order of attempts."""
@@ -293,29 +304,30 @@ class RankSave:
         ]
 
     def _encode_metadata(self, uploaded: Sequence[tuple[StoredObject, ...]]) -> bytes:
-        """Return the pickle of DCP's metadata; on the coordinator."""
         assert self._job.global_plan is not None
         return encode_metadata(self._job.global_plan, uploaded, self._settings.compression)
 
     async def _report(self, objects: tuple[StoredObject, ...]) -> bool:
-        """Write the manifest of this rank, and return whether it is surely there."""
+        """Write the manifest of this rank; return False if the response was lost."""
         try:
             await self._manifests.write(Manifest(rank=self._job.rank, objects=objects))
         except TransientError as exc:
-            _log.warning("%s: whether the manifest was written is unknown: %s", self._uri, exc)
+            _log.warning("%s: it is unknown whether the manifest was written: %s", self._uri, exc)
             return False
         except AiofluxError:
             self._is_reported = False
             raise
         return True
 
-    async def _await_outcome(self, *, is_there: bool) -> None:
+    async def _await_outcome(self, *, is_written: bool) -> None:
         """Wait until the coordinator has committed, or reported a failure.
 
-        A poll that fails decides nothing: the next one may succeed.
+        `is_written` is whether the manifest of this rank is known to be written. An error of a poll
+        is ignored, because the next poll may succeed.
 
         Raises:
-            OutcomeError: It has not committed, is gone, or reported nothing in time.
+            OutcomeError: The coordinator reported a failure, stopped its heartbeats, or did not
+                commit in time.
         """
         manifests, rank = self._manifests, self._job.rank
         failure: AiofluxError | None = None
@@ -325,15 +337,15 @@ class RankSave:
             num_polls += 1
             try:
                 ranks = await manifests.poll_coordinator()
-                is_last = is_last or bool(manifests.gone)
-                is_there = is_there or rank in ranks
-                # The coordinator deletes manifests after the commit.
-                if is_there and rank not in ranks:
-                    await self._confirm()
+                is_last = is_last or bool(manifests.silent)
+                is_written = is_written or rank in ranks
+                # The coordinator deletes the manifests after the commit.
+                if is_written and rank not in ranks:
+                    await self._confirm_commit()
                     return
-                # A coordinator without the permission to delete leaves them.
-                is_time = is_last or not is_there or num_polls % _POLLS_PER_COMMIT_READ == 0
-                if is_time and await manifests.is_committed():
+                # A coordinator without the permission to delete objects does not delete manifests.
+                is_read = is_last or not is_written or num_polls % _POLLS_PER_COMMIT_READ == 0
+                if is_read and await manifests.is_committed():
                     return
             except OutcomeError:
                 raise
@@ -344,31 +356,29 @@ class RankSave:
 
     def _no_outcome_error(self, failure: AiofluxError | None) -> UnknownOutcomeError:
         seconds = self._settings.commit_seconds
-        why = f" (the last poll failed: {failure})" if failure is not None else ""
-        what = f"within {seconds:g} s the coordinator (rank 0) reported neither"
-        if self._manifests.gone:
-            what = (
-                f"the coordinator is gone: {self._manifests.describe_gone()}; it reported neither"
-            )
+        poll = f" (the last poll failed: {failure})" if failure is not None else ""
+        is_silent = bool(self._manifests.silent)
+        reason = f": {self._manifests.describe_silent()}" if is_silent else f" within {seconds:g} s"
         return UnknownOutcomeError(
-            f"{self._uri}: rank {self._job.rank} is done, and {what} a commit nor a failure; load "
-            f"the latest step to see which it was{why}"
+            f"{self._uri}: rank {self._job.rank} has uploaded its part, but the coordinator (rank "
+            f"0) did not report the outcome{reason}; load the latest step to see whether the step "
+            f"was committed{poll}"
         )
 
-    async def _confirm(self) -> None:
-        """Make sure that the manifest was deleted because of a commit."""
+    async def _confirm_commit(self) -> None:
+        """Raise an error if the manifest was deleted without a commit."""
         try:
-            found = await read_commit(self._store, self._prefix)
+            current = await read_commit(self._store, self._prefix)
         except CheckpointNotFoundError:
             return  # retention has removed the step
-        if found.commit is None or found.commit.save_id < self._job.save_id:
+        if current.commit is None or current.commit.save_id < self._job.save_id:
             raise UnknownOutcomeError(
-                f"{self._uri}: the manifest of rank {self._job.rank} was removed, and the step was "
-                "not committed; something else deletes objects there"
+                f"{self._uri}: the manifest of rank {self._job.rank} was deleted, but the step was "
+                "not committed; look for another program that deletes objects there"
             )
 
     async def _roll_back(self, error: BaseException) -> None:
-        """Report a failure to the other ranks and the history, and delete what was written."""
+        """Report a failure to the other ranks and the history, and delete this rank's objects."""
         job, manifests = self._job, self._manifests
         is_unknown = isinstance(error, UnknownOutcomeError) or self._may_be_committed
         is_cancel = isinstance(error, asyncio.CancelledError)
@@ -380,7 +390,7 @@ class RankSave:
                 await manifests.write(Manifest(rank=0, error=text, is_unknown=is_unknown))
             await self._record("cancelled" if is_cancel else "failed", error=text)
         if is_unknown:
-            return  # the objects of the step must stay
+            return  # a commit may list the objects of this rank
         if self._coordinator is None:
             if self._is_reported and not isinstance(error, FailedElsewhereError):
                 return  # the coordinator may commit the objects of this rank
@@ -391,17 +401,17 @@ class RankSave:
 
 
 class _StagingError(AiofluxError):
-    """A state could not be copied."""
+    """Staging of the state failed."""
 
 
 def _is_cancel_requested() -> bool:
-    """Return whether this task was cancelled when it was too late to stop."""
+    """Return whether a cancellation of this task is pending, which `run_to_end` delayed."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await work that must not stop half-way: a cancellation comes too late for it."""
+    """Await a coroutine that must complete: a cancellation of the caller does not cancel it."""
     task = asyncio.ensure_future(work)
     await wait_until_done(task)
     return task.result()

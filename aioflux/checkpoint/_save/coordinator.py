@@ -1,4 +1,4 @@
-"""Coordinator: the rank that collects the manifests of all others, and commits."""
+"""Coordinator: the collection of the other ranks' manifests and the commit, on rank 0."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger("aioflux")
 
 
 class Coordinator:
-    """The coordinator's part of one save, in addition to its own upload."""
+    """The tasks of the coordinator in a save, except the upload of its own objects."""
 
     def __init__(self, manifests: Manifests) -> None:
         self._manifests = manifests
@@ -47,7 +47,7 @@ class Coordinator:
         """Return the commit objects that this save replaces.
 
         Raises:
-            UnsupportedError: The server ignores the condition of the commit.
+            UnsupportedError: The server ignores the precondition of the commit.
         """
         await self._store.check_conditions()
         return await read_commits(self._store, self._manifests.prefix)
@@ -56,7 +56,7 @@ class Coordinator:
         """Read the manifests that were written since the last poll.
 
         Raises:
-            CheckpointError: A rank reported a failure, or is gone.
+            CheckpointError: A rank reported a failure, or stopped its heartbeats.
         """
         manifests = self._manifests
         missing = self._missing()
@@ -67,26 +67,26 @@ class Coordinator:
                     f"{manifests.uri} was not saved: rank {rank}: {manifest.error}"
                 )
             self._received[rank] = manifest
-        if manifests.gone:
+        if manifests.silent:
             raise CheckpointError(
-                f"{manifests.uri} was not saved: {manifests.describe_gone()}; the step that was "
-                "saved before is still there"
+                f"{manifests.uri} was not saved: {manifests.describe_silent()}; an earlier save "
+                "of this step is unchanged"
             )
 
     def _missing(self) -> set[int]:
         return set(range(1, self._job.world_size)) - self._received.keys()
 
     async def collect(self) -> list[tuple[StoredObject, ...]]:
-        """Wait for the manifests of the other ranks, and return what each uploaded.
+        """Wait for the manifests of the other ranks, and return the objects of each rank.
 
         Raises:
-            CheckpointError: A rank failed, is gone, or wrote no manifest in time.
+            CheckpointError: A rank failed, stopped its heartbeats, or wrote no manifest in time.
         """
         async for seconds_left in self._manifests.polls(self._settings.commit_seconds):
             failure: TransientError | None = None
             try:
                 await self.poll_ranks()
-            except TransientError as exc:  # decides nothing: the next poll may succeed
+            except TransientError as exc:  # ignored: the next poll may succeed
                 failure = exc
             missing = self._missing()
             if not missing:
@@ -97,19 +97,19 @@ class Coordinator:
 
     def _late_error(self, missing: set[int], failure: TransientError | None) -> CheckpointError:
         manifests = self._manifests
-        why = f" (the last poll failed: {failure})" if failure is not None else ""
-        first = ", ".join(map(str, sorted(missing)[:8]))
-        ranks = f"rank{'s' if len(missing) > 1 else ''} {first}{', ...' * (len(missing) > 8)}"
+        poll = f" (the last poll failed: {failure})" if failure is not None else ""
+        numbers = ", ".join(map(str, sorted(missing)[:8])) + ", ..." * (len(missing) > 8)
+        ranks = f"rank{'s' if len(missing) > 1 else ''} {numbers} of {self._job.world_size}"
         return CheckpointError(
-            f"{manifests.uri} was not saved: {ranks} of {self._job.world_size} did not upload "
-            f"within {self._settings.commit_seconds:g} s after the coordinator, for example "
-            f"{manifests.key(min(missing))}; the step that was saved before is still there{why}"
+            f"{manifests.uri} was not saved: {ranks} wrote no manifest, such as "
+            f"{manifests.key(min(missing))}, within {self._settings.commit_seconds:g} s after the "
+            f"upload of the coordinator; an earlier save of this step is unchanged{poll}"
         )
 
     async def commit(
         self, objects: Sequence[StoredObject], metadata: bytes, replaces: Sequence[CommitObject]
     ) -> int:
-        """Commit the objects of all ranks with DCP's pickled metadata, and return their bytes."""
+        """Commit the objects of all ranks with DCP's pickled metadata; return their total size."""
         job = self._job
         assert job.global_plan is not None
         new = Commit(
@@ -128,11 +128,11 @@ class Coordinator:
             try:
                 await commit_object(self._store, key, data, new, replaces=replaces)
             except (AiofluxError, OSError) as exc:
-                found = await self._read_conflicting(exc, replaces)
-                if any(each.commit and each.commit.save_id == new.save_id for each in found):
+                current = await self._read_conflicting(exc, replaces)
+                if any(old.commit and old.commit.save_id == new.save_id for old in current):
                     await delete_replaced(self._store, key, new, replaces)
                     break
-                replaces = found
+                replaces = current
             else:
                 break
         await self._after_commit()
@@ -141,36 +141,38 @@ class Coordinator:
     async def _read_conflicting(
         self, error: Exception, replaces: Sequence[CommitObject]
     ) -> list[CommitObject]:
-        """Return the commit objects after a commit that failed: its own, or those of earlier saves.
+        """Read the commit objects after a failed commit; raise if the save cannot continue.
 
-        An urgent save overtakes those under way: one of the same step may be committed meanwhile,
-        and is replaced.
+        The save continues in two cases. If only the response was lost, its commit object exists. If
+        the save is urgent, it may replace the commit of an earlier save of the same step, which it
+        did not wait for.
 
         Raises:
-            CheckpointError: It is not committed, or that is unknown.
+            UnknownOutcomeError: The save may be committed.
+            Exception: `error`, if the save is not committed.
         """
         is_unknown = isinstance(error, TransientError)
         try:
-            found = await read_commits(self._store, self._manifests.prefix)
+            current = await read_commits(self._store, self._manifests.prefix)
         except AiofluxError:
             is_unknown = True
         else:
-            is_unknown = is_unknown or any(each.problem is not None for each in found)
-            mine = self._job.save_id
-            theirs = [each.commit.save_id if each.commit else "" for each in found]
-            is_new = _generations(found) != _generations(replaces)
-            is_earlier = is_new and all("" < each < mine for each in theirs)
-            if mine in theirs or (self._job.is_urgent and found and is_earlier):
-                return found
+            is_unknown = is_unknown or any(each.problem is not None for each in current)
+            own_id = self._job.save_id
+            current_ids = [each.commit.save_id if each.commit else "" for each in current]
+            has_changed = _generations(current) != _generations(replaces)
+            is_earlier = has_changed and all("" < current_id < own_id for current_id in current_ids)
+            if own_id in current_ids or (self._job.is_urgent and current and is_earlier):
+                return current
         if is_unknown:
             raise UnknownOutcomeError(
-                f"{self._manifests.uri}: the commit was sent and not answered; whether it is "
-                f"there, the next load shows ({error})"
+                f"{self._manifests.uri}: it is unknown whether the step was committed ({error}); "
+                "load the latest step to see"
             ) from error
         raise error
 
     async def _after_commit(self) -> None:
-        """Delete manifests and steps beyond retention; log errors, since the step is committed."""
+        """Delete manifests and old steps; only log errors, because the step is committed."""
         job, manifests = self._job, self._manifests
         keys = [manifests.key(rank) for rank in range(1, job.world_size)]
         try:
@@ -187,13 +189,13 @@ class Coordinator:
                     _log.warning("%s could not be removed: %s", uri, error)
         except AiofluxError as exc:
             _log.warning(
-                "%s is saved, and what it made useless could not be removed: %s",
+                "%s is saved, but its manifests or older steps could not be deleted: %s",
                 manifests.uri,
                 exc,
             )
 
     async def record(self, outcome: Outcome, *, num_bytes: int, error: str) -> None:
-        """Add the save to the history; log an error."""
+        """Add the save to the history; an error is only logged."""
         job = self._job
         record = SaveRecord(
             record_id=job.save_id,
@@ -210,11 +212,16 @@ class Coordinator:
         try:
             await history.append(self._store, record)
         except AiofluxError as exc:
-            _log.warning("the history of %s misses step %d: %s", self._store.uri, job.step, exc)
+            _log.warning(
+                "step %d could not be added to the history of %s: %s",
+                job.step,
+                self._store.uri,
+                exc,
+            )
 
 
-def _generations(found: Sequence[CommitObject]) -> set[tuple[str, str]]:
-    return {(each.meta.key, each.meta.generation) for each in found}
+def _generations(commits: Sequence[CommitObject]) -> set[tuple[str, str]]:
+    return {(commit.meta.key, commit.meta.generation) for commit in commits}
 
 
 def encode_metadata(
@@ -222,17 +229,18 @@ def encode_metadata(
     uploaded: Sequence[tuple[StoredObject, ...]],
     compression: Compression | None,
 ) -> bytes:
-    """Return the pickle of DCP's metadata with the location of each item.
+    """Return DCP's metadata, pickled, with the location of each item.
 
     Raises:
-        CheckpointError: A rank uploaded other items than planned.
+        CheckpointError: A rank uploaded more or fewer items than planned.
     """
     locations: list[tuple[bytes, ItemLocation]] = []
     for rank, (order, objects) in enumerate(zip(plan.orders, uploaded, strict=True)):
         items = [(stored.key, item) for stored in objects for item in stored.items]
         if len(items) != len(order):
             raise CheckpointError(
-                f"rank {rank} uploaded {len(items)} items where its plan has {len(order)}"
+                f"rank {rank} uploaded {len(items)} items, but its plan has {len(order)}; report "
+                "this as a bug of aioflux"
             )
         for index, (key, item) in zip(order, items, strict=True):
             transforms = (compression.descriptor,) if compression and item.frame_size else ()

@@ -1,4 +1,4 @@
-"""SaveHandle: one save that is under way, and its outcome."""
+"""SaveHandle: the progress and the outcome of one save."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ _log = logging.getLogger("aioflux")
 
 _Cancelled = concurrent.futures.CancelledError
 _SIGNAL_CHECK_SECONDS = 0.5
-"""Time after which a waiting caller wakes to handle signals."""
+"""Interval at which a waiting thread wakes, so that Python can run signal handlers."""
 
 
 class SaveHandle:
-    """A save that is staged, and is uploaded and committed during training.
+    """The upload and commit of one staged save, which run during training.
 
-    It may be dropped: an error that was not read from it is raised by the next save, or by `close`.
+    The caller need not keep the handle: if the save fails and no caller reads the error from the
+    handle, the next save raises the error, or `Checkpointer.close` does.
 
     Attributes:
         step: The training step.
-        num_bytes: Bytes that this rank staged for the upload, before compression.
+        num_bytes: Size of the data that this rank staged, in bytes, before compression.
     """
 
     def __init__(
@@ -52,27 +53,33 @@ class SaveHandle:
     def __del__(self) -> None:
         if self.has_unseen_error and not isinstance(self._failure(), _Cancelled):
             _log.error(
-                "step %d was not saved, and its handle was not read: %s", self.step, self._failure()
+                "step %d was not saved, and no caller read the error from its handle: %s",
+                self.step,
+                self._failure(),
             )
 
     def __repr__(self) -> str:
-        state = "under way" if not self.done() else "failed" if self._failure() else "committed"
+        state = "in progress" if not self.done() else "failed" if self._failure() else "committed"
         return f"<SaveHandle of step {self.step}: {state}, {self.progress:.0%} sent>"
 
     @property
     def progress(self) -> float:
-        """Share of this rank's bytes that were passed to the upload, from 0 to 1."""
+        """Share of this rank's bytes that were passed to the upload, from 0 to 1.
+
+        With compression, the bytes are counted after compression, so that it can stay below 1 until
+        the commit.
+        """
         if self.done() and self._failure() is None:
             return 1.0
         return min(1.0, self._num_sent / self.num_bytes) if self.num_bytes else 0.0
 
     @property
     def has_unseen_error(self) -> bool:
-        """Return whether it failed, and the error was not read from the handle."""
+        """Return whether the save failed and no caller has read the error from the handle."""
         return self.done() and not self._is_read and self._failure() is not None
 
     def done(self) -> bool:
-        """Return whether it is committed or has failed."""
+        """Return whether the save is committed or has failed."""
         return self._outcome.done()
 
     def result(self, timeout: float | None = None) -> SaveResult:
@@ -82,20 +89,21 @@ class SaveHandle:
             timeout: Seconds to wait; without a limit by default.
 
         Raises:
-            TimeoutError: It is still under way, and continues. The message names the rank, the time
-                since its start, and what it waits for.
-            AiofluxError: It failed, and is committed on no rank.
-            CancelledError: It was cancelled (`concurrent.futures`).
+            TimeoutError: The save is not complete yet, and continues. The message names the rank,
+                the time since the start, and the current stage of the save.
+            AiofluxError: The save failed on all ranks, or the message says that its outcome is
+                unknown.
+            CancelledError: The save was cancelled (`concurrent.futures`).
         """
-        self._wait_for_end(timeout)
+        self._wait_until_done(timeout)
         try:
             return self._outcome.result(0)
         finally:
             self._is_read = self._is_read or self._outcome.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait as `result`, and return the error, or None if it is committed."""
-        self._wait_for_end(timeout)
+        """Wait as `result` does, and return the error, or None if the save is committed."""
+        self._wait_until_done(timeout)
         error = self._outcome.exception(0)
         self._is_read = True
         return error
@@ -111,13 +119,14 @@ class SaveHandle:
             self._is_read = self._is_read or self._outcome.done()
 
     def cancel(self) -> bool:
-        """Stop the upload and remove what it wrote. Too late once the commit is being written.
+        """Stop the save, delete its objects, and wait until that is complete.
 
-        With several ranks the save fails on all of them. A rank that has uploaded its part waits
-        for the outcome: only rank 0 can still cancel the save then.
+        With several ranks the save fails on all of them. There is no effect once rank 0 writes the
+        commit object. A rank that has uploaded its part cannot cancel the save any more, except
+        rank 0.
 
         Returns:
-            Whether it is cancelled; False if it is committed or has failed.
+            Whether the save is cancelled; False if it is committed or has failed.
         """
         if self._cancel is not None and not self.done():
             self._cancel()
@@ -125,26 +134,29 @@ class SaveHandle:
         return isinstance(self._failure(), _Cancelled)
 
     def add_done_callback(self, call: Callable[[SaveHandle], object]) -> None:
-        """Call `call` with the handle when it has ended, on the thread on which it ends."""
+        """Call `call` with the handle when the save is complete, on a background thread.
+
+        If the save is complete already, `call` runs at once, on the thread of the caller.
+        """
         self._outcome.add_done_callback(lambda _: call(self))
 
-    # For the Checkpointer and its uploads.
+    # The methods below are for the Checkpointer and the uploader.
 
     def attach(self, cancel: Callable[[], object]) -> None:
-        """Note that there is an upload, and what requests its cancellation."""
+        """Record that an uploader has the save and will set the outcome; `cancel` stops it."""
         self._cancel = cancel
 
     @property
     def is_attached(self) -> bool:
-        """Return whether there is an upload, which will set the outcome."""
+        """Return whether an uploader has the save and will set the outcome."""
         return self._cancel is not None
 
     def advance(self, num_bytes: int) -> None:
-        """Count bytes that were passed to the upload; 0 resets the count, for another attempt."""
+        """Add to the bytes passed to the upload; 0 resets the sum, for another attempt."""
         self._num_sent = self._num_sent + num_bytes if num_bytes else 0
 
-    def end(self, outcome: SaveResult | BaseException) -> None:
-        """Set the outcome."""
+    def set_outcome(self, outcome: SaveResult | BaseException) -> None:
+        """Set the result or the error, unless the outcome is set already."""
         if self._outcome.done():
             return
         if not isinstance(outcome, BaseException):
@@ -155,46 +167,46 @@ class SaveHandle:
         else:
             self._outcome.set_exception(outcome)
 
-    def take_error(self) -> BaseException | None:
-        """Return an error that was not read from the handle, and count it as read."""
+    def pop_unread_error(self) -> BaseException | None:
+        """Return the error if no caller has read it, and mark it as read."""
         if not self.has_unseen_error:
             return None
         self._is_read = True
         error = self._failure()
         if isinstance(error, _Cancelled) or not isinstance(error, Exception):
-            return None  # the caller cancelled or interrupted it
+            return None  # the caller cancelled or interrupted the save
         return error
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the outcome for some seconds, without reading it.
+        """Wait for the outcome up to `timeout` seconds, and leave it unread.
 
-        It wakes from time to time: a signal that comes just before a thread blocks would not
-        interrupt it.
+        The thread wakes at an interval: a signal that arrives just before the thread blocks would
+        otherwise not interrupt the wait.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
-        while not self.done() and (left := end - time.monotonic()) > 0:
-            concurrent.futures.wait([self._outcome], min(left, _SIGNAL_CHECK_SECONDS))
+        while not self.done() and (remaining := end - time.monotonic()) > 0:
+            concurrent.futures.wait([self._outcome], min(remaining, _SIGNAL_CHECK_SECONDS))
 
-    def _wait_for_end(self, timeout: float | None) -> None:
+    def _wait_until_done(self, timeout: float | None) -> None:
         self.wait(timeout)
         if not self.done():
             raise TimeoutError(self._describe_state())
 
     def _describe_state(self) -> str:
-        """Return a description of its progress, for a TimeoutError."""
+        """Describe the stage of a save that is not complete, for a TimeoutError."""
         seconds = time.monotonic() - self._started
         rank = f" on rank {self._rank} of {self._world_size}" if self._world_size > 1 else ""
         if self.progress < 1.0:
-            what = f"{self.progress:.0%} of its {self.num_bytes:,} bytes are sent"
+            stage = f"{self.progress:.0%} of its {self.num_bytes:,} bytes are sent"
         elif self._world_size == 1:
-            what = "all of its bytes are sent, and it is about to be committed"
+            stage = "all of its bytes are sent, and the commit is next"
         elif self._rank == 0:
-            what = "all of its bytes are sent, and it waits for the other ranks, or commits"
+            stage = "all of its bytes are sent, and it waits for the other ranks, or commits"
         else:
-            what = "all of its bytes are sent, and it waits for rank 0 to commit"
+            stage = "all of its bytes are sent, and it waits for rank 0 to commit"
         return (
-            f"the save of step {self.step} to {self._uri} is under way{rank} for {seconds:.1f} s: "
-            f"{what}; it continues: wait again, or cancel() it"
+            f"the save of step {self.step} to {self._uri} is not complete{rank} after "
+            f"{seconds:.1f} s: {stage}; it continues: wait again, or call cancel()"
         )
 
     def _failure(self) -> BaseException | None:
@@ -202,7 +214,7 @@ class SaveHandle:
 
 
 def wait_for_any(handles: Sequence[SaveHandle]) -> None:
-    """Wait a moment for one of several saves to end: the caller asks again."""
+    """Wait until one of several saves is complete, or for half a second."""
     concurrent.futures.wait(
         [handle._outcome for handle in handles],  # noqa: SLF001  of this module
         timeout=_SIGNAL_CHECK_SECONDS,

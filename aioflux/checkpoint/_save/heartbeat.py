@@ -1,19 +1,21 @@
 """Heartbeats: objects by which the ranks of a long save show that they are alive.
 
-    every rank:  <save id>/rank-00001.beat, rewritten every `heartbeat_seconds`, not before the
-                 first of these has passed: a short save writes none
-    observers:   the listing of manifests, which they poll anyway, has the generations of beats
+    each rank:   rewrites <save id>/rank-00001.beat every `heartbeat_seconds`; the first heartbeat
+                 is written after one interval, so that a short save writes none
+    observers:   the other ranks; they poll the listing of manifests, which includes heartbeats
 
-No clocks of machines are compared. A rank is gone when an observer, by its own monotonic clock, has
-seen no new generation for 2.5 heartbeats: at 10 s, an observer that polls (at most 1 s apart)
-notices 26 s after the last beat; the coordinator, while it uploads itself and polls every 5 s,
-after 30 s; another rank that uploads and polls every 10 s, after 40 s. A beat that fails is
-repeated after 0.3 heartbeats, so that the 25 s allow one failed beat and four repetitions.
-Only time in which the observer could poll counts: a service that is unavailable, or an observer
-that is suspended, does not make a rank seem dead. The ranks agree on a save by a collective and
-write heartbeats from then on, so that slow staging or a queue of earlier saves is not taken for the
-death of a rank. The cost is one request for each heartbeat and save under way, from the tenth
-second on.
+A rank is silent if an observer, by its own monotonic clock, has seen no new generation for 2.5
+intervals. Clocks of different machines are never compared. With an interval of 10 s:
+
+    an observer that waits for manifests polls at least every 1 s, and notices a death within 26 s
+    the coordinator polls every 5 s during its upload, and notices a death within 30 s
+    another rank polls every 10 s during its upload, and notices a death within 40 s
+
+A heartbeat that fails is retried after 0.3 intervals: the 25 s allow a failed heartbeat and four
+retries. Of a time in which an observer could not poll, only one interval counts, so that an outage
+of the service or a suspended observer does not make a rank silent. The heartbeats begin when the
+ranks have agreed on the save, so that slow staging or a queue of earlier saves does not make a rank
+silent either.
 """
 
 from __future__ import annotations
@@ -33,32 +35,30 @@ __all__ = ["Heartbeat", "HeartbeatMonitor", "heartbeat_key"]
 
 _log = logging.getLogger("aioflux")
 
-_PATIENCE: Final = 2.5
-"""Heartbeats that are missed before a rank is gone."""
-_REPETITION: Final = 0.3
-"""Time to the repetition of a heartbeat that failed, in heartbeats."""
-_MAX_CREDIT: Final = 1.0
-"""Most heartbeats that one poll counts for: observers poll more often, unless suspended."""
-_END_SECONDS: Final = 5.0
-"""Time for the removal of what was written."""
+_SILENT_INTERVALS: Final = 2.5
+"""Intervals without a new heartbeat after which a rank is silent."""
+_RETRY_INTERVALS: Final = 0.3
+"""Intervals until a failed heartbeat is retried."""
+_MAX_COUNTED_INTERVALS: Final = 1.0
+"""Maximum time between two polls that counts, in intervals. An observer polls at least this
+often, so a longer time means that it was suspended or could not poll."""
+_DELETE_SECONDS: Final = 5.0
+"""Timeout of the delete of heartbeats at the end of a save."""
 
 
 def heartbeat_key(save_id: str, rank: int, number: int = 0) -> str:
-    """Return the key of a rank's heartbeat, below the checkpoint's prefix.
+    """Return the key of a heartbeat below the checkpoint's prefix.
 
-    Args:
-        save_id: The save.
-        rank: The rank.
-        number: Above 0 if the service does not let objects be overwritten.
+    `number` is above 0 if objects cannot be overwritten.
     """
     return f"{save_id}/rank-{rank:05d}{f'.{number}' if number else ''}.beat"
 
 
 class Heartbeat:
-    """Writes the heartbeats of one rank in one save, on the running event loop, until its `end`.
+    """Writer of the heartbeats of one rank in one save, on the running event loop.
 
-    If objects cannot be overwritten (a retention policy, a role without delete), each heartbeat has
-    another key.
+    If objects cannot be overwritten, because of a retention policy or a role without the permission
+    to delete, each heartbeat is written to a new key.
     """
 
     def __init__(
@@ -71,64 +71,71 @@ class Heartbeat:
         every_seconds: float,
         is_late: bool = False,
     ) -> None:
-        """Start: now if `is_late`, because an earlier upload of the save died."""
+        """Start the heartbeats.
+
+        The first heartbeat is written after one interval. If `is_late`, it is written at once: an
+        earlier uploader process of the save died, and its heartbeats have stopped.
+        """
         self._store = store
         self._prefix = prefix
         self._save_id = save_id
         self._rank = rank
         self._every_seconds = every_seconds
         self._keys: list[str] = []
-        """Keys that may have been written."""
+        """Keys that this writer may have written."""
         self._number = 0
-        self._is_over = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(is_late=is_late))
 
     def cancel(self) -> None:
-        """Stop and remove nothing; `aioflux clean` finds what was written."""
+        """Stop without deleting the heartbeats, which `aioflux clean` deletes."""
         self._task.cancel()
 
-    async def end(self) -> None:
-        """Stop and remove what was written; what stays is logged."""
-        self._is_over.set()
-        _, running = await asyncio.wait((self._task,), timeout=_END_SECONDS / 5)
+    async def stop(self) -> None:
+        """Stop, and delete the heartbeats; errors are logged."""
+        self._stopping.set()
+        _, running = await asyncio.wait((self._task,), timeout=_DELETE_SECONDS / 5)
         if running:
             self._task.cancel()
             await asyncio.wait(running)
         if not self._keys:
             return
         try:
-            async with asyncio.timeout(_END_SECONDS):
+            async with asyncio.timeout(_DELETE_SECONDS):
                 errors = (await self._store.delete_many(self._keys)).errors
         except (AiofluxError, OSError) as exc:
-            _log.warning("heartbeats stay, `aioflux clean` removes them: %r", exc)
+            _log.warning("heartbeats could not be deleted; `aioflux clean` deletes them: %r", exc)
         else:
             for error in errors.values():
-                _log.warning("a heartbeat stays, `aioflux clean` removes it: %s", error)
+                _log.warning(
+                    "a heartbeat could not be deleted; `aioflux clean` deletes it: %s", error
+                )
 
     async def _run(self, *, is_late: bool) -> None:
         count = 0
         pause = 0.0 if is_late else self._every_seconds
-        while not await self._is_over_within(pause):
+        while not await self._is_stopping_after(pause):
             count += 1
-            is_written = await self._beat(b"%d" % count)
-            pause = self._every_seconds * (1.0 if is_written else _REPETITION)
+            is_written = await self._write(b"%d" % count)
+            pause = self._every_seconds * (1.0 if is_written else _RETRY_INTERVALS)
 
-    async def _is_over_within(self, seconds: float) -> bool:
+    async def _is_stopping_after(self, seconds: float) -> bool:
+        """Wait, and return whether `stop` was called meanwhile."""
         try:
             async with asyncio.timeout(seconds):
-                await self._is_over.wait()
+                await self._stopping.wait()
         except TimeoutError:
-            return self._is_over.is_set()
+            return self._stopping.is_set()
         return True
 
-    async def _beat(self, data: bytes) -> bool:
-        """Write one heartbeat, and return whether it was."""
+    async def _write(self, data: bytes) -> bool:
+        """Write one heartbeat, and return whether the write succeeded."""
         key = self._prefix + heartbeat_key(self._save_id, self._rank, self._number)
         if key not in self._keys:
             self._keys.append(key)
         try:
             async with asyncio.timeout(self._every_seconds):
-                await self._store.put(key, data)  # the data, too, differs: so does the ETag
+                await self._store.put(key, data)  # new data, so that the ETag changes, too
         except (AiofluxError, OSError) as exc:
             _log.warning("%s%s: a heartbeat could not be written: %r", self._store.uri, key, exc)
             if isinstance(exc, StorageError) and not isinstance(exc, TransientError):
@@ -138,37 +145,34 @@ class Heartbeat:
 
 
 class HeartbeatMonitor:
-    """Finds the ranks that have been silent for too long, for one observer. No I/O."""
+    """Detection of silent ranks by one observer, without I/O."""
 
     def __init__(self, every_seconds: float) -> None:
-        self._patience_seconds = _PATIENCE * every_seconds
-        self._max_credit_seconds = _MAX_CREDIT * every_seconds
-        self._last = float("-inf")
-        self._last_signs: dict[int, tuple[Hashable, float]] = {}
+        self._silent_seconds = _SILENT_INTERVALS * every_seconds
+        self._max_counted_seconds = _MAX_COUNTED_INTERVALS * every_seconds
+        self._last_poll = float("-inf")
+        self._ranks: dict[int, tuple[Hashable, float]] = {}
+        """Value of each watched rank, and the seconds since the value changed."""
 
     def observe(
-        self, signs: Mapping[int, Hashable], awaited: Collection[int], now: float
+        self, generations: Mapping[int, Hashable], awaited: Collection[int], now: float
     ) -> dict[int, float]:
-        """Note the result of a poll.
+        """Record the result of a poll, and return the silent ranks with the seconds of silence.
 
         Args:
-            signs: A value of each rank that each heartbeat changes; ranks without objects may be
-                missing.
+            generations: A value for each rank that changes with each heartbeat.
             awaited: The ranks to watch.
             now: Time of the poll, by a monotonic clock, in seconds.
-
-        Returns:
-            The ranks that are gone, with the seconds of their silence.
         """
-        credit = min(now - self._last, self._max_credit_seconds) if self._last_signs else 0.0
-        self._last = now
-        seen, self._last_signs = self._last_signs, {}
+        counted = min(now - self._last_poll, self._max_counted_seconds) if self._ranks else 0.0
+        self._last_poll = now
+        last_ranks, self._ranks = self._ranks, {}
         for rank in awaited:
-            sign = signs.get(rank)
-            before, silent = seen.get(rank, (sign, -credit))
-            self._last_signs[rank] = (sign, silent + credit if sign == before else 0.0)
+            current = generations.get(rank)
+            last, seconds = last_ranks.get(rank, (current, -counted))
+            self._ranks[rank] = (current, seconds + counted if current == last else 0.0)
         return {
-            rank: silent
-            for rank, (_, silent) in sorted(self._last_signs.items())
-            if silent >= self._patience_seconds
+            rank: seconds
+            for rank, (_, seconds) in sorted(self._ranks.items())
+            if seconds >= self._silent_seconds
         }

@@ -1,14 +1,15 @@
-"""Tensors and objects as torch.save writes them, without a copy of the tensor.
+"""Tensors and objects in the format of torch.save, encoded without a copy of the tensor's data.
 
-A tensor becomes a zip archive of STORED entries: the bytes before and after its own are computed
-once for all tensors of one dtype and shape, and its own are not copied.
+An encoded tensor is a zip archive of uncompressed entries. The bytes before and after the tensor's
+data are the same for all tensors of one dtype and shape, and are computed once.
 
-    [local headers, data.pkl, ..., padding to 64 | bytes of the tensor | version, id, directory]
+    [local headers, data.pkl, ..., padding to 64 | data of the tensor | version, id, directory]
      ^ start of the item                         ^ data_start
 
-`torch.load` reads it, with `weights_only` and `mmap` too. It never looks at the crc32 of the
-tensor's bytes, which is left at 0, as `torch.serialization.set_crc32_options(False)` lets
-torch.save do; the crc32c of the data object replaces it.
+`torch.load` reads the archive, also with `weights_only` and `mmap`. The crc32 of the tensor's data
+is 0: torch.load does not compare it, and torch.save with
+`torch.serialization.set_crc32_options(False)` does not write it either. The crc32c of the data
+object replaces it.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ __all__ = [
 ]
 
 _ROOT: Final = "archive/"
-"""Prefix of all names in an archive that torch.save writes to a file object."""
+"""Prefix of all entry names, the same that torch.save writes to a file object."""
 
 TENSOR_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-"""Tensor classes without state besides their elements."""
+"""Tensor classes that have no state besides their elements."""
 
 _TYPED: Final = {
     torch.float64: torch.DoubleStorage,
@@ -62,8 +63,8 @@ _TYPED: Final = {
     torch.complex128: torch.ComplexDoubleStorage,
     torch.complex64: torch.ComplexFloatStorage,
 }
-"""Dtypes whose storages have a class of their own; all others are pickled in the newer form, which
-names the dtype instead."""
+"""Storage class of each dtype that has one. Tensors of other dtypes are pickled in torch's newer
+form, which contains the dtype and no storage class."""
 
 _LOCAL: Final = struct.Struct("<IHHHHHIIIHH")
 _CENTRAL: Final = struct.Struct("<IHHHHHHIIIHHHHHII")
@@ -78,18 +79,18 @@ _VERSION64: Final = 45
 
 _SIZES64: Final = 0x0001
 _PADDING: Final = 0x4246
-"""Id of the extra field that fills the space before an aligned entry; the one of torch.save."""
+"""Id of the extra field that pads a header to align the data after it, as in torch.save."""
 
 _MAX32: Final = 0xFFFFFFFF
-"""Written where the 64-bit field holds the number."""
+"""Value of a 32-bit field whose number is in a 64-bit field instead."""
 
 _YEAR_1980: Final = 0x0021
-"""1 January 1980, the first day of the format."""
+"""1 January 1980, the earliest date of the zip format."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Envelope:
-    """The bytes before and after those of every tensor of one dtype and shape."""
+    """The bytes before and after the data of every tensor of one dtype and shape."""
 
     before: bytes
     after: bytes
@@ -97,7 +98,7 @@ class _Envelope:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One entry of an archive, as its directory lists it."""
+    """One entry in the central directory of an archive."""
 
     name: bytes
     offset: int
@@ -106,7 +107,7 @@ class _Entry:
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has nothing but elements in memory: dense, and not of a subclass."""
+    """Return whether a tensor is strided, not quantized, and exactly of one of `TENSOR_TYPES`."""
     return (
         tensor.layout is torch.strided and not tensor.is_quantized and type(tensor) in TENSOR_TYPES
     )
@@ -116,13 +117,13 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
     """Raise an error for a tensor that could be saved but never loaded.
 
     Raises:
-        TypeError: It is sparse, nested or quantized; the message names it.
+        TypeError: The tensor is sparse, nested or quantized.
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
-        kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+        kind = "nested tensor" if tensor.is_nested else f"tensor of layout {tensor.layout}"
         raise TypeError(
-            f"{name!r} is a tensor {kind}, which no load could read; save its indices and values "
-            "as tensors of their own, or make it dense with .to_dense() or .to_padded_tensor()"
+            f"{name!r} is a {kind}, which no load could read; save its indices and values as "
+            "tensors of their own, or make it dense with .to_dense() or .to_padded_tensor()"
         )
     if tensor.is_quantized:
         raise TypeError(
@@ -135,35 +136,35 @@ def encode_subclass(name: str, tensor: torch.Tensor) -> bytes:
     """Return the torch.save bytes of a tensor subclass, after a check that loads accept it.
 
     Raises:
-        TypeError: A load would reject its classes; the message names it.
+        TypeError: A load with `weights_only=True` would reject a class in the pickle.
     """
     data = encode_object(tensor)
-    if refused := torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data)):
+    if rejected := torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data)):
         raise TypeError(
-            f"{name!r} is a {type(tensor).__name__}, and loads reject {', '.join(sorted(refused))} "
-            "in it: allow them by torch.serialization.add_safe_globals, at the save and at loads, "
-            "or save a plain tensor"
+            f"{name!r} is a {type(tensor).__name__}, whose pickle has classes that loads reject: "
+            f"{', '.join(sorted(rejected))}; allow the classes at saves and loads by "
+            "torch.serialization.add_safe_globals, or save a plain tensor"
         )
     return data
 
 
 def find_ties(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
-    """Map the index of each tensor that shares the memory of an earlier one to the earlier index.
+    """Map the index of each tied tensor to the index of the earlier tensor that shares its memory.
 
-    The same memory means the same elements in the same order. Views that overlap are not tied.
+    Tied tensors have the same elements in the same order. Views that only overlap are not tied.
     """
     ties: dict[int, int] = {}
-    at: dict[int, int] = {}
-    alike: dict[int, dict[Any, int]] = {}
-    for number, tensor in enumerate(tensors):
+    first_at: dict[int, int] = {}
+    by_address: dict[int, dict[Any, int]] = {}
+    for index, tensor in enumerate(tensors):
         if not has_plain_memory(tensor) or not tensor.numel():
             continue
-        if not (pointer := tensor.data_ptr()):
+        if not (address := tensor.data_ptr()):
             continue
-        if (other := at.setdefault(pointer, number)) != number:
-            known = alike.setdefault(pointer, {_geometry(tensors[other]): other})
-            if (first := known.setdefault(_geometry(tensor), number)) != number:
-                ties[number] = first
+        if (other := first_at.setdefault(address, index)) != index:
+            by_geometry = by_address.setdefault(address, {_geometry(tensors[other]): other})
+            if (first := by_geometry.setdefault(_geometry(tensor), index)) != index:
+                ties[index] = first
     return ties
 
 
@@ -173,14 +174,17 @@ def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def encode_tensor(tensor: torch.Tensor) -> EncodedItem:
-    """Return the torch.save bytes of a tensor; its memory is referenced, not copied.
+    """Return the torch.save bytes of a tensor.
+
+    The memory of a tensor with `has_plain_memory` is referenced, not copied. Other tensors are
+    pickled by torch.save, whatever their device or strides.
 
     Args:
-        tensor: On the CPU, contiguous, and without a pending conjugation or negation. It may be a
-            view of a larger storage: only its own elements are part of the item.
+        tensor: A contiguous tensor on the CPU, without a pending conjugation or negation. If it is
+            a view of a larger storage, the item contains only the elements of the view.
 
     Raises:
-        ValueError: The tensor is not of this kind.
+        ValueError: The tensor is not contiguous, not on the CPU, or has a pending operation.
     """
     if not has_plain_memory(tensor):
         data = encode_object(tensor)
@@ -205,7 +209,7 @@ def encode_object(obj: Any) -> bytes:
 
 
 def tensor_memory(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor; they keep its storage alive."""
+    """Return a view of the memory of a contiguous tensor; the view keeps the storage alive."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -229,8 +233,8 @@ def _envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> _Envelope:
 
     start = len(before) + num_bytes
     after = bytearray()
-    # torch.save hashes names and checksums of all entries for the log of torch.load. This id
-    # depends on dtype and shape alone.
+    # torch.save writes a hash of all names and checksums, which torch.load only logs. Here the id
+    # depends only on dtype and shape.
     identity = b"%040d" % zlib.crc32(pickled)
     for name, data in (("version", b"3\n"), (".data/serialization_id", identity)):
         _append(after, entries, name, data, start=start)
@@ -239,11 +243,11 @@ def _envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> _Envelope:
 
 
 class _StoragePlaceholder:
-    """Replaces the storage of the tensor while it is pickled."""
+    """Object that `_TensorPickler` pickles as a reference to the storage."""
 
 
 class _TensorPickler(pickle.Pickler):
-    """Pickles a tensor whose storage has the number 0 and is in another entry."""
+    """Pickler for a tensor whose storage is the entry `data/0`."""
 
     def __init__(self, file: io.BytesIO, kind: type, num_elements: int) -> None:
         super().__init__(file, protocol=2)
@@ -254,7 +258,7 @@ class _TensorPickler(pickle.Pickler):
 
 
 class _Rebuilt:
-    """Pickles as a call of the function with which torch.load builds the tensor."""
+    """Object whose pickle is a call of the function that builds the tensor in torch.load."""
 
     def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
         self._call = function, arguments
@@ -264,8 +268,7 @@ class _Rebuilt:
 
 
 def _pickle(dtype: torch.dtype, shape: tuple[int, ...], numel: int) -> bytes:
-    """Return the bytes of data.pkl."""
-    # Not OrderedDict[str, Any](), whose type arguments would be pickled, too.
+    # Not OrderedDict[str, Any](): the type arguments would become part of the pickle.
     hooks: OrderedDict[str, Any] = OrderedDict()
     geometry = (_StoragePlaceholder(), 0, tuple(shape), _strides(shape), False, hooks)
     kind: Any = _TYPED.get(dtype)
@@ -295,13 +298,13 @@ def _entry(name: str, offset: int, size: int, crc32: int) -> _Entry:
 def _append(
     out: bytearray, entries: list[_Entry], name: str, data: bytes, *, start: int = 0
 ) -> None:
-    """Append a small entry to `out`, whose first byte has the offset `start` in the archive."""
+    """Append a small entry to `out`, which begins at offset `start` of the archive."""
     entries.append(_entry(name, start + len(out), len(data), zlib.crc32(data)))
     out += _local_header(entries[-1]) + data
 
 
 def _local_header(entry: _Entry) -> bytes:
-    """Return the header before the data of an entry, padded so that they are aligned."""
+    """Return the header of an entry, padded so that the data after it is aligned."""
     is_long = entry.size >= _MAX32
     extra = struct.pack("<HHQQ", _SIZES64, 16, entry.size, entry.size) if is_long else b""
     end = entry.offset + _LOCAL.size + len(entry.name) + len(extra) + _EXTRA.size
@@ -314,7 +317,7 @@ def _local_header(entry: _Entry) -> bytes:
 
 
 def _directory(entries: Sequence[_Entry], start: int) -> bytes:
-    """Return the central directory, which begins at `start`, and the end of the archive."""
+    """Return the central directory, which begins at offset `start`, and the end records."""
     records = b"".join(map(_central_header, entries))
     num, end = len(entries), start + len(records)
     return b"".join(

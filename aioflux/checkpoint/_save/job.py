@@ -1,4 +1,4 @@
-"""Job: a staged save as it is handed to an upload, and its results. Plain data for processes."""
+"""Job: one staged save for the uploader, and its result. All classes here can be pickled."""
 
 from __future__ import annotations
 
@@ -28,16 +28,13 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compression:
-    """Settings of `aioflux.checkpoint.compression.ZStandard`, without torch."""
+    """Settings of `aioflux.checkpoint.compression.ZStandard`, for a process without torch."""
 
     level: int
-    """Level of zstd."""
     threads: int
-    """Threads of a save."""
     byte_planes: bool
-    """Whether byte k of all elements is compressed together."""
     descriptor: str
-    """Its name in the metadata."""
+    """Name and version of the compression in the metadata."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,19 +42,19 @@ class UploadSettings:
     """Settings of all saves of a Checkpointer."""
 
     commit_seconds: float = 600.0
-    """Time for which a rank that is done waits for the others, in seconds; 600 by default."""
+    """Timeout of a rank that has uploaded its part and waits for other ranks, in seconds."""
     heartbeat_seconds: float = math.inf
-    """Time between two heartbeats of a rank, in seconds; infinity, the default, for none."""
+    """Interval of the heartbeats of a rank, in seconds. The default, infinity, disables them."""
     retention: Retention = field(default_factory=Retention)
-    """The steps that are kept."""
+    """Rules for the steps to keep; by default all steps are kept."""
     compression: Compression | None = None
-    """Compression of tensors; None for none."""
+    """Compression of tensors; by default tensors are not compressed."""
     cleanup_seconds: float = 10.0
-    """Time for the removal of what a failed save wrote, in seconds; 10 by default."""
+    """Timeout of the clean-up after a failed save, in seconds."""
     max_poll_seconds: float = 1.0
-    """Longest time between two polls of the other ranks, in seconds; 1 by default."""
+    """Longest time between two polls of the manifests, in seconds."""
     clock: Callable[[], float] = time.monotonic
-    """Monotonic clock of those waits."""
+    """Monotonic clock that measures `commit_seconds` and heartbeats."""
 
     def __post_init__(self) -> None:
         for name in ("commit_seconds", "heartbeat_seconds"):
@@ -67,34 +64,34 @@ class UploadSettings:
 
 @dataclass(frozen=True, slots=True)
 class GlobalSavePlan:
-    """The plan of all ranks; on the coordinator."""
+    """The plan of all ranks, which only the coordinator has."""
 
     metadata: bytes
     """DCP's metadata, pickled, without the locations of items."""
     orders: tuple[tuple[bytes, ...], ...]
-    """The pickled indices of the items of each rank, in the order in which they are written."""
+    """For each rank, DCP's pickled indices of its items, in the order in which it writes them."""
     extra: Mapping[str, str] = field(default_factory=dict)
-    """Parts of the state that the metadata lacks, for the commit."""
+    """Facts about the state that DCP's metadata cannot store, by name; the commit stores them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedState:
-    """One state, copied: the bytes of its data object, and the items that they are."""
+    """The copy of one state: the bytes of its data object, and the location of each item."""
 
     arena: int = 0
-    """Number of the arena that holds the tensors; 0 if there are none."""
+    """Number of the arena with the tensors; 0 if the state has no tensors."""
     size: int = 0
-    """Bytes in the arena."""
+    """Number of bytes used in the arena."""
     tail: tuple[bytes, ...] = ()
-    """The bytes that follow those of the arena."""
+    """Pickled values, which follow the bytes of the arena in the data object."""
     items: tuple[StoredItem, ...] = ()
     """The items, in the order of the plan."""
     element_sizes: tuple[int, ...] = ()
-    """Bytes of an element of each item; 0 for a value that is no tensor."""
+    """Size of one element of each item in bytes; 0 for a value that is not a tensor."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arena and the tail, before compression."""
+        """Size of the data object in bytes, before compression."""
         return self.size + sum(map(len, self.tail))
 
 
@@ -103,68 +100,62 @@ class Job:
     """One save of one rank, staged."""
 
     step: int
-    """The training step."""
     save_id: str
-    """Names the save; the same on all ranks."""
+    """Unique name of the save, the same on all ranks."""
     rank: int
-    """This rank."""
     world_size: int
-    """Ranks that save together."""
     staged: StagedState = StagedState()
-    """The data object."""
     global_plan: GlobalSavePlan | None = None
-    """The plan of all ranks, on the coordinator."""
+    """The plan of all ranks; None except on the coordinator."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the step, for retention."""
     protected: tuple[int, ...] = ()
-    """Steps that retention leaves alone."""
+    """Steps that retention must keep, besides its rules."""
     started: float
-    """Time of the call, in seconds since 1970, UTC."""
+    """Time of the call of `save_async`, in seconds since 1970, UTC."""
     staged_seconds: float
-    """Time for which the training was held up, in seconds."""
+    """Time for which `save_async` blocked the training, in seconds."""
     failure: str = ""
-    """Message if it could not be staged; then the save fails on all ranks."""
+    """Error message if staging failed. The save then fails on all ranks."""
     is_urgent: bool = False
-    """It does not wait for the saves before it."""
+    """Whether the save starts without waiting for earlier saves."""
     attempt: int = 0
-    """Number of earlier uploads of it whose process died."""
+    """Number of earlier attempts whose uploader process died."""
     prefix: str = ""
-    """Prefix of the checkpoint; empty for that of its step."""
+    """Prefix of the checkpoint; if empty, the prefix of its step."""
 
     @property
     def checkpoint_prefix(self) -> str:
-        """Prefix of the checkpoint."""
         return self.prefix or step_prefix(self.step)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveResult:
-    """A save that is committed."""
+    """The result of a committed save."""
 
     step: int
-    """The training step."""
+    """Number of the training step."""
     uri: str
     """Uri of the checkpoint."""
     save_id: str
-    """Names the save."""
+    """Unique name of the save."""
     num_bytes: int
-    """Bytes of the data objects that this rank uploaded, as they are stored."""
+    """Size of the data objects that this rank uploaded, in bytes, as they are stored."""
     staged_seconds: float
-    """Time for which the training was held up, in seconds."""
+    """Time for which `save_async` blocked the training, in seconds."""
     upload_seconds: float
     """Time of this rank's upload, in seconds."""
     seconds: float
-    """Time from the call to the commit, in seconds."""
+    """Time from the call of `save_async` to the commit, in seconds."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a rank to the coordinator, or of the coordinator to all ranks."""
+    """The report of one rank to the other ranks: its data objects, or an error."""
 
     rank: int
-    """The rank that wrote it."""
     objects: tuple[StoredObject, ...] = ()
-    """The objects that it uploaded."""
+    """The data objects of the rank; empty in the coordinator's manifest."""
     error: str = ""
-    """The error of the save."""
+    """Message of the error if the save failed; empty otherwise."""
     is_unknown: bool = False
-    """The step may have been committed: nothing is removed."""
+    """Whether it is unknown if the step was committed; then no object is deleted."""

@@ -1,4 +1,4 @@
-"""LoopUploader: uploads on the background loop of this process; and the interface of uploaders."""
+"""Uploader, the interface of uploaders; LoopUploader, which uploads on the background loop."""
 
 from __future__ import annotations
 
@@ -20,65 +20,63 @@ __all__ = ["LoopUploader", "Uploader"]
 
 
 class Uploader(Protocol):
-    """Uploads and commits staged saves."""
+    """Interface of classes that upload and commit staged saves."""
 
-    def announce(self, save_id: str, prefix: str, rank: int) -> None:
-        """Start the heartbeats of a save that is about to be staged."""
+    def start_heartbeat(self, save_id: str, prefix: str, rank: int) -> None:
+        """Start the heartbeats of a save before it is staged."""
 
-    def withdraw(self, save_id: str) -> None:
-        """Stop the heartbeats of a save that was announced, and is not submitted."""
+    def stop_heartbeat(self, save_id: str) -> None:
+        """Stop the heartbeats of a save if it was not submitted; otherwise do nothing."""
 
     def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
-        """Start a save, and set its outcome on the handle; until then the arena must not change."""
+        """Start an upload, which sets the outcome on the handle.
+
+        The arena must not change before the outcome is set.
+        """
 
     def release(self, arena: Arena) -> None:
-        """Drop what is held of an arena that is about to be closed."""
+        """Release mappings of an arena before the caller closes it."""
 
     def wait_at_exit(self, handles: Sequence[SaveHandle]) -> None:
-        """Wait for saves that cannot outlive this process, which ends."""
+        """Wait for the saves that the exit of this process would stop."""
 
     def close(self) -> None:
-        """Release the resources of the uploader, after all saves."""
+        """Release the resources of the uploader; call this after all saves are complete."""
 
 
 class LoopUploader:
-    """Uploads on the background loop of this process."""
+    """Uploader on the background loop of this process."""
 
     def __init__(self, store: Store, settings: UploadSettings) -> None:
         self._queue = SaveQueue(store, settings)
         _bridge.close_when_dropped(self._queue.heartbeat_store)
 
-    def announce(self, save_id: str, prefix: str, rank: int) -> None:
-        """See base class."""
+    def start_heartbeat(self, save_id: str, prefix: str, rank: int) -> None:
         loop = _bridge.background_loop()
-        loop.call_soon_threadsafe(self._queue.announce, save_id, prefix, rank)
+        loop.call_soon_threadsafe(self._queue.start_heartbeat, save_id, prefix, rank)
 
-    def withdraw(self, save_id: str) -> None:
-        """See base class."""
-        _bridge.background_loop().call_soon_threadsafe(self._queue.withdraw, save_id)
+    def stop_heartbeat(self, save_id: str) -> None:
+        _bridge.background_loop().call_soon_threadsafe(self._queue.stop_heartbeat, save_id)
 
     def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
-        """See base class."""
-        running = _QueuedSave(self._queue, job, arena, handle)
+        queued = _QueuedSave(self._queue, job, arena, handle)
         try:
-            handle.attach(running.cancel)
-            _bridge.begin(running.run())
-        except BaseException as exc:  # such as Ctrl-C, before or after it was started
-            running.cancel()
+            handle.attach(queued.cancel)
+            _bridge.submit(queued.run())
+        except BaseException as exc:  # such as Ctrl-C, before or after the save was started
+            queued.cancel()
             if handle.is_attached:
-                _bridge.begin(running.end_if_not_started(exc))
+                _bridge.submit(queued.fail_if_not_started(exc))
             raise
 
     def release(self, arena: Arena) -> None:
-        """See base class."""
+        """Do nothing: this uploader maps no arena."""
 
     def wait_at_exit(self, handles: Sequence[SaveHandle]) -> None:
-        """See base class."""
         for handle in handles:
             handle.wait()
 
     def close(self) -> None:
-        """See base class."""
         _bridge.run(self._queue.heartbeat_store.aclose())
 
 
@@ -102,19 +100,20 @@ class _QueuedSave:
         try:
             if self._is_cancelled:
                 self._task.cancel()
-            self._handle.end(await self._queue.run(self._job, memory, self._handle.advance))
+            result = await self._queue.run(self._job, memory, self._handle.advance)
+            self._handle.set_outcome(result)
         except BaseException as exc:
-            self._handle.end(exc)
+            self._handle.set_outcome(exc)
             if not isinstance(exc, Exception):
                 raise
 
-    async def end_if_not_started(self, error: BaseException) -> None:
-        """Set the outcome, unless the save was started before."""
+    async def fail_if_not_started(self, error: BaseException) -> None:
+        """Set the error as the outcome, unless `run` has started."""
         if self._task is None:
-            self._handle.end(error)
+            self._handle.set_outcome(error)
 
     def cancel(self) -> None:
-        """Request a cancellation; from any thread."""
+        """Request the cancellation of the save; callable from any thread."""
         self._is_cancelled = True
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)

@@ -1,9 +1,9 @@
-"""Manifests: how the ranks of one save agree on its outcome, through the bucket.
+"""Manifests: objects in the bucket by which the ranks of one save agree on its outcome.
 
-    <save id>/rank-00001.json     the objects that a rank uploaded, or why it failed
-    <save id>/rank-00000.json     only if the save failed: why, by the coordinator
+    <save id>/rank-00001.json     the objects that rank 1 uploaded, or its error
+    <save id>/rank-00000.json     the error of the save; the coordinator writes no other manifest
 
-There is no collective: uploads run during training, and in a process that outlives the trainer.
+No collectives are used, because uploads run during training, and possibly in the uploader process.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ _decoder = msgspec.json.Decoder(Manifest)
 
 
 class OutcomeError(CheckpointError):
-    """The outcome of a save, as another rank reported it or as far as it is known."""
+    """A save that failed on another rank, or whose outcome is unknown."""
 
 
 class FailedElsewhereError(OutcomeError):
-    """The coordinator reported that the save failed."""
+    """A save that failed on another rank."""
 
 
 class UnknownOutcomeError(OutcomeError):
-    """The step may have been committed: nothing that the save wrote may be removed."""
+    """A save that may be committed, so that its objects must not be deleted."""
 
 
 class Manifests:
-    """The manifests and heartbeats of one save, as one rank sees them.
+    """Access of one rank to the manifests and heartbeats of one save.
 
     Attributes:
-        store: The root of the checkpoints.
-        prefix: Prefix of the checkpoint.
+        store: The store of all checkpoints of the run.
+        prefix: Prefix of the checkpoint in the store.
         uri: Uri of the checkpoint.
-        gone: Ranks without a sign of life at the last poll, with the seconds of their silence.
+        silent: Ranks whose heartbeats had stopped at the last poll, each with the seconds since
+            its last heartbeat.
     """
 
     def __init__(self, store: Store, settings: UploadSettings, job: Job) -> None:
@@ -60,27 +61,24 @@ class Manifests:
         self.job = job
         self.prefix = job.checkpoint_prefix
         self.uri = uri_below(store, self.prefix)
-        self.gone: dict[int, float] = {}
+        self.silent: dict[int, float] = {}
         self._monitor = HeartbeatMonitor(settings.heartbeat_seconds)
 
     def key(self, rank: int) -> str:
-        """Return the key of a rank's manifest."""
         return f"{self.prefix}{self.job.save_id}/rank-{rank:05d}.json"
 
     async def write(self, manifest: Manifest) -> None:
-        """Write the manifest of a rank."""
         data = _encoder.encode(manifest)
         await self.store.put(self.key(manifest.rank), data, content_type="application/json")
 
     async def read(self, rank: int) -> Manifest:
-        """Read the manifest of a rank."""
         return _decoder.decode(await self.store.get(self.key(rank)))
 
     async def poll(self, awaited: Collection[int]) -> set[int]:
-        """Return the ranks that have a manifest, and set `gone` of those that are awaited."""
-        ranks, signs = await self._list()
+        """Return the ranks that have a manifest; set `silent` for awaited ranks without one."""
+        ranks, generations = await self._list()
         missing = set(awaited) - ranks
-        self.gone = self._monitor.observe(signs, missing, self.settings.clock())
+        self.silent = self._monitor.observe(generations, missing, self.settings.clock())
         return ranks
 
     async def poll_coordinator(self) -> set[int]:
@@ -95,68 +93,74 @@ class Manifests:
         return ranks
 
     async def _list(self) -> tuple[set[int], dict[int, Hashable]]:
-        """Return the ranks that have a manifest, and the generations of all that each wrote."""
+        """Return the ranks that have a manifest, and keys and generations of each rank's objects.
+
+        A new heartbeat changes the generations of its rank.
+        """
         start = f"{self.prefix}{self.job.save_id}/rank-"
         ranks: set[int] = set()
-        signs: dict[int, set[tuple[str, str]]] = {}
+        generations: dict[int, set[tuple[str, str]]] = {}
         for meta in await self.store.list_all(start):
             rank = int(meta.key.removeprefix(start).partition(".")[0])
-            signs.setdefault(rank, set()).add((meta.key, meta.generation or str(meta.updated)))
+            generation = meta.generation or str(meta.updated)
+            generations.setdefault(rank, set()).add((meta.key, generation))
             if meta.key.endswith(".json"):
                 ranks.add(rank)
-        return ranks, {rank: frozenset(each) for rank, each in signs.items()}
+        return ranks, {rank: frozenset(each) for rank, each in generations.items()}
 
-    def describe_gone(self) -> str:
-        """Return which ranks are gone, and since when, for an error."""
-        ranks = ", ".join(f"rank {rank} for {self.gone[rank]:.0f} s" for rank in self.gone)
+    def describe_silent(self) -> str:
+        """Return the silent ranks and the time since their last heartbeat, for an error."""
+        ranks = ", ".join(f"rank {rank} for {self.silent[rank]:.0f} s" for rank in self.silent)
         return (
-            f"there is no sign of life of {ranks} (of {self.job.world_size} ranks); what uploads "
-            "there was killed, cannot reach the bucket, or is paused, as in a debugger"
+            f"no heartbeat of {ranks} (of {self.job.world_size} ranks); the process that uploads "
+            "there was killed, cannot reach the bucket, or is suspended, for example by a debugger"
         )
 
     async def is_committed(self) -> bool:
-        """Return whether the step is committed by this save.
+        """Return whether this save has committed the step.
 
-        No other save will do: by its name it may be later only because a clock was wrong.
+        The commit of another save does not count, even if its save id is later: save ids contain
+        the time of a clock that may be wrong.
         """
         try:
-            found = await read_commit(self.store, self.prefix)
+            current = await read_commit(self.store, self.prefix)
         except CheckpointError:
             return False
-        return found.commit is not None and found.commit.save_id == self.job.save_id
+        return current.commit is not None and current.commit.save_id == self.job.save_id
 
     async def polls(self, seconds: float) -> AsyncIterator[float]:
-        """Yield the seconds that are left, at growing intervals; 0 at last."""
+        """Yield the remaining seconds at each time to poll, at growing intervals; 0 at the end."""
         clock = self.settings.clock
         end = clock() + seconds
         pause = _FIRST_POLL_SECONDS
-        while (left := end - clock()) > 0:
-            yield left
-            await asyncio.sleep(min(pause, max(left, 0)))
+        while (remaining := end - clock()) > 0:
+            yield remaining
+            await asyncio.sleep(min(pause, max(remaining, 0)))
             pause = min(2 * pause, self.settings.max_poll_seconds)
         yield 0.0
 
     async def delete_after_failure(self) -> None:
-        """Delete the manifests of a save that failed, once all ranks have reported it.
+        """Delete the manifests of a failed save, once the manifest of every rank has an error.
 
-        The coordinator waits a while for that: until then an uploader that takes over from one
-        that died can read its manifest. After that the last rank to report deletes them all.
+        Until then an uploader process that replaces a dead one may need to read the manifests. The
+        coordinator waits for half of `cleanup_seconds`. If a rank reports its error later than
+        `cleanup_seconds` after the coordinator, that rank deletes all manifests.
         """
         rank, cleanup_seconds = self.job.rank, self.settings.cleanup_seconds
-        everyone = set(range(self.job.world_size))
-        keys = [self.key(each) for each in everyone]
+        all_ranks = set(range(self.job.world_size))
+        keys = [self.key(each) for each in all_ranks]
         failed: set[int] = set()
         async for seconds_left in self.polls(cleanup_seconds / 2 if rank == 0 else 0.0):
-            for each in (await self._list())[0] - failed:
+            for reporting_rank in (await self._list())[0] - failed:
                 try:
-                    manifest = await self.read(each)
+                    manifest = await self.read(reporting_rank)
                 except NotFoundError:
-                    return  # another rank deletes them
+                    return  # another rank deletes the manifests
                 if manifest.error:
-                    failed.add(each)
-            if self.gone:
-                return  # these may only have been suspended, and have to read them
-            if failed == everyone:
+                    failed.add(reporting_rank)
+            if self.silent:
+                return  # a silent rank may be suspended, not dead, and need the manifests later
+            if failed == all_ranks:
                 if rank == 0 or await self._is_late(keys):
                     await self.store.delete_many(keys)
                 return
@@ -164,20 +168,23 @@ class Manifests:
                 return
 
     async def _is_late(self, keys: Sequence[str]) -> bool:
-        """Return whether this rank reported when the coordinator had stopped waiting."""
+        """Return whether this rank wrote its manifest long after the coordinator.
+
+        After `cleanup_seconds` the coordinator certainly no longer waits.
+        """
         try:
-            first = await self.store.head(keys[0])
-            mine = await self.store.head(keys[self.job.rank])
+            coordinator_meta = await self.store.head(keys[0])
+            own_meta = await self.store.head(keys[self.job.rank])
         except NotFoundError:
-            return False  # another rank deletes them
-        if first.updated is None or mine.updated is None:
+            return False  # another rank deletes the manifests
+        if coordinator_meta.updated is None or own_meta.updated is None:
             return False
-        delay = (mine.updated - first.updated).total_seconds()
+        delay = (own_meta.updated - coordinator_meta.updated).total_seconds()
         return delay > self.settings.cleanup_seconds
 
 
 def failure_of(manifest: Manifest) -> OutcomeError:
-    """Return the failure that a manifest reports."""
+    """Return the error that a manifest reports."""
     if manifest.is_unknown:
         return UnknownOutcomeError(manifest.error)
     return FailedElsewhereError(manifest.error)

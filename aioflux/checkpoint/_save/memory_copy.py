@@ -1,7 +1,8 @@
-"""copy_all: memory copied by a few threads that start once for all tensors.
+"""copy_all: copies of many tensors in memory, by a few threads.
 
-torch starts new threads for each tensor and waits for the slowest of them. On two busy cores a
-copy of 148 tensors of 2 MB took 500 to 2,600 ms that way, and 70 to 100 ms with the threads here.
+torch starts threads for each tensor and waits for the slowest of them. On two busy cores torch took
+500 to 2,600 ms to copy 148 tensors of 2 MB; `copy_all`, which starts threads once for all tensors,
+took 70 to 100 ms.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ if TYPE_CHECKING:
 __all__ = ["MemoryCopy", "address_of", "copy_all"]
 
 _MAX_THREADS: Final = 4
-"""More do not make memory faster."""
+"""More threads do not copy faster, because memory bandwidth is the limit."""
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
-"""Bytes that a thread copies at a time: the last thread ends at most one piece later."""
+"""Bytes that a thread copies at a time. Threads finish at most one piece apart."""
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Smaller tensors are copied by the caller: passing one to a thread takes longer."""
+"""Smaller tensors are copied by the caller's thread: passing a tensor to a thread takes longer."""
 
 _MAX_CALLER_BYTES: Final = 4 * 1024 * 1024
-"""Up to this total the caller copies large tensors, too."""
+"""If the larger tensors have at most this total size, the caller's thread copies them, too."""
 
-# ctypes.memmove releases the GIL; this one does not, and costs less.
+# Faster for small copies than ctypes.memmove, because this function keeps the GIL.
 _move_small = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
 
 
 class MemoryCopy(NamedTuple):
-    """Bytes to copy."""
+    """One copy of contiguous memory."""
 
     target: int
-    """Address of the first byte written."""
+    """Address to write to."""
     source: int
-    """Address of the first byte read."""
+    """Address to read from."""
     size: int
-    """Number of bytes."""
+    """Size in bytes."""
 
 
 def address_of(tensor: torch.Tensor) -> int:
@@ -54,41 +55,42 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def copy_all(copies: Sequence[MemoryCopy]) -> None:
-    """Copy all; done when this returns. The caller keeps the memory alive."""
+    """Run all copies, and return when they are complete. The caller must keep the memory alive."""
     large: list[MemoryCopy] = []
-    for each in copies:
-        if each.size < _SMALL_BYTES:
-            _move_small(*each)
+    for copy in copies:
+        if copy.size < _SMALL_BYTES:
+            _move_small(*copy)
         else:
-            large.append(each)
-    num_bytes = sum(each.size for each in large)
+            large.append(copy)
+    num_bytes = sum(copy.size for copy in large)
     num_threads = min(torch.get_num_threads(), _MAX_THREADS, -(-num_bytes // _PIECE_BYTES))
     if num_threads <= 1 or num_bytes <= _MAX_CALLER_BYTES:
-        for each in large:
-            ctypes.memmove(*each)
+        for copy in large:
+            ctypes.memmove(*copy)
         return
     pieces = _cut(large)
-    # Started for each save: takes 0.1 ms, and leaves no thread that a fork would lose.
-    with ThreadPoolExecutor(num_threads - 1, thread_name_prefix="aioflux-staging") as threads:
-        others = [threads.submit(_copy_pieces, pieces) for _ in range(num_threads - 1)]
+    # Starting the threads for each save takes 0.1 ms. Threads that live longer would be missing in
+    # a forked child.
+    with ThreadPoolExecutor(num_threads - 1, thread_name_prefix="aioflux-staging") as executor:
+        futures = [executor.submit(_copy_pieces, pieces) for _ in range(num_threads - 1)]
         _copy_pieces(pieces)
-        for each_thread in others:
-            each_thread.result()
+        for future in futures:
+            future.result()
 
 
 def _cut(copies: Sequence[MemoryCopy]) -> list[MemoryCopy]:
-    """Cut copies into pieces, in reverse order: `pop` removes the last one."""
+    """Cut copies into pieces, in reverse order, because `pop` removes from the end."""
     pieces = [
-        MemoryCopy(target + at, source + at, min(_PIECE_BYTES, size - at))
+        MemoryCopy(target + offset, source + offset, min(_PIECE_BYTES, size - offset))
         for target, source, size in copies
-        for at in range(0, size, _PIECE_BYTES)
+        for offset in range(0, size, _PIECE_BYTES)
     ]
     pieces.reverse()
     return pieces
 
 
 def _pop_each(pieces: list[MemoryCopy]) -> Iterator[MemoryCopy]:
-    # `list.pop` is atomic: no two threads get the same piece.
+    # `list.pop` is atomic, so that two threads never copy the same piece.
     while pieces:
         try:
             yield pieces.pop()

@@ -1,9 +1,10 @@
-"""nest: a nested state, from the flat names that DCP gives its values.
+"""nest: the nested state of a checkpoint, rebuilt from the flat names that DCP stores.
 
-DCP names a value by its path through dictionaries and lists, and stores the paths: a string for a
-key, a number for an index of a list. Lost are keys that were no strings, such as the numbers in an
-optimizer's state, empty dictionaries, and the classes of dictionaries and parameters. A save stores
-these in the commit, by `describe_containers`.
+DCP flattens a state: it names each value by its path through dictionaries and lists, and stores the
+paths. A path consists of strings for dictionary keys and numbers for list indexes. DCP does not
+store which keys were not strings (an optimizer's state has integer keys), which dictionaries were
+empty, or the classes of dictionaries and parameters. `describe_containers` collects these facts,
+and a save stores them in the commit.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ __all__ = [
     "CONTAINERS",
     "KINDS",
     "describe_containers",
-    "is_value",
+    "is_leaf_list",
     "merge_containers",
     "nest",
     "parameter_names",
 ]
 
 CONTAINERS: Final = "containers"
-"""Name of what `describe_containers` returns among the extras of a commit."""
+"""Key of the result of `describe_containers` in `Commit.extra`."""
 
 _INTEGERS: Final = "integers"
 _EMPTY: Final = "empty"
@@ -40,26 +41,29 @@ _LITERALS: Final = "literals"
 _PARAMETERS: Final = "parameters"
 
 KINDS: Final[dict[type, str]] = {OrderedDict: "ordered", Counter: "counters"}
-"""Classes of dictionaries that are restored: those that are built without running foreign code."""
+"""Dictionary classes that a load restores, with their names in a description. Other classes are
+loaded as dict, because building them could run unknown code."""
 
 _PATH_LISTS: Final = (_INTEGERS, _EMPTY, *KINDS.values())
-"""Descriptions that are lists of paths."""
+"""Keys of a description whose value is a list of paths."""
 
 _MAX_DIGITS: Final = 32
-"""A longer number is a literal: the time to parse it grows with the square of its length."""
+"""Integer keys have fewer digits than this. A longer key is stored as a literal: the time to parse
+an integer grows with the square of its length."""
 
-_MAX_PLACES: Final = 2**20
-"""Longest list that is built from paths; a larger number is no index."""
+_MAX_LIST_LENGTH: Final = 2**20
+"""Longest list that a load builds. A larger index is an error, so that a damaged path cannot
+allocate much memory."""
 
 _Path: TypeAlias = "tuple[str | int, ...]"
 
 
 def describe_containers(state: Mapping[Any, Any]) -> str:
-    """Return what the names of values lack of a state, as JSON.
+    """Describe the containers of a state that DCP's paths cannot restore, as JSON.
 
     Raises:
-        TypeError: A key is neither a string nor a plain constant, so that no load could restore it,
-            or two keys of a dictionary are equal as strings.
+        TypeError: A key is not a string, a constant or a tuple of constants, so that no load could
+            restore it, or two keys of a dictionary are the same when converted to strings.
     """
     described: dict[str, list[Any]] = {kind: [] for kind in (*_PATH_LISTS, _LITERALS, _PARAMETERS)}
     _describe((), state, described)
@@ -67,15 +71,15 @@ def describe_containers(state: Mapping[Any, Any]) -> str:
 
 
 def merge_containers(described: Iterable[str]) -> str:
-    """Return what `describe_containers` returned for several parts of one state, as one."""
+    """Merge the descriptions of the containers of several ranks into one."""
     texts = [*dict.fromkeys(described)]
     if len(texts) == 1:
         return texts[0]
     merged: dict[str, dict[str, Any]] = {}
     for text in texts:
-        for kind, each in json.loads(text).items():
-            merged.setdefault(kind, {}).update((json.dumps(one), one) for one in each)
-    return json.dumps({kind: [*each.values()] for kind, each in merged.items()})
+        for kind, entries in json.loads(text).items():
+            merged.setdefault(kind, {}).update((json.dumps(entry), entry) for entry in entries)
+    return json.dumps({kind: [*entries.values()] for kind, entries in merged.items()})
 
 
 def _describe(path: _Path, value: Any, described: dict[str, list[Any]]) -> None:
@@ -88,41 +92,41 @@ def _describe(path: _Path, value: Any, described: dict[str, list[Any]]) -> None:
             described[_EMPTY].append(path)
         elif all(type(key) is int and _is_integer(str(key)) for key in value):
             described[_INTEGERS].append(path)
-        elif odd := [key for key in value if type(key) is not str]:
+        elif literals := [key for key in value if type(key) is not str]:
             if len({str(key) for key in value}) < len(value):
                 name = ".".join(map(str, path)) or "the state"
                 raise TypeError(
                     f"{name!r} has keys that are the same as text, such as 0 and '0'; a checkpoint "
-                    "names its values by text, so give one of them another key"
+                    "names its values by text, so change one of the keys"
                 )
-            described[_LITERALS].append((path, {str(key): _literal(path, key) for key in odd}))
-        for key, each in value.items():
-            _describe((*path, str(key)), each, described)
-    elif isinstance(value, list) and not is_value(value):
-        for at, each in enumerate(value):
-            _describe((*path, at), each, described)
+            described[_LITERALS].append((path, {str(key): _literal(path, key) for key in literals}))
+        for key, child in value.items():
+            _describe((*path, str(key)), child, described)
+    elif isinstance(value, list) and not is_leaf_list(value):
+        for index, child in enumerate(value):
+            _describe((*path, index), child, described)
 
 
 def _literal(path: _Path, key: Any) -> str:
-    """Return the source text of a key that is a constant, or a tuple of some."""
+    """Return the source text of a key that is a constant or a tuple of constants."""
     text = repr(key)
     with suppress(ValueError, SyntaxError):
-        again = ast.literal_eval(text)
-        if again == key and repr(again) == text:
+        parsed = ast.literal_eval(text)
+        if parsed == key and repr(parsed) == text:
             return text
     where = "".join(f"[{step!r}]" for step in path) or "the state"
     raise TypeError(
         f"{where} has a key of type {type(key).__name__}, which cannot be stored: {text[:100]}; "
-        "use text, numbers or tuples of them"
+        "use strings, numbers or tuples of strings and numbers"
     )
 
 
-def is_value(values: list[Any]) -> bool:
-    """Return whether DCP pickles a list whole: no tensor, dictionary or such list is in it."""
-    for each in values:
-        if isinstance(each, torch.Tensor | Mapping):
+def is_leaf_list(values: list[Any]) -> bool:
+    """Return whether DCP pickles a list as one value: it contains no tensor and no dictionary."""
+    for value in values:
+        if isinstance(value, torch.Tensor | Mapping):
             return False
-        if isinstance(each, list) and not is_value(each):
+        if isinstance(value, list) and not is_leaf_list(value):
             return False
     return True
 
@@ -130,36 +134,37 @@ def is_value(values: list[Any]) -> bool:
 def nest(
     values: Mapping[str, Any], paths: Mapping[str, Any] | None, containers: str = ""
 ) -> dict[Any, Any]:
-    """Return the state that has these values.
+    """Return the nested state.
 
     Args:
         values: The values by name.
-        paths: Path of each name; a name without one stays at the top.
-        containers: What `describe_containers` returned; nothing by default.
+        paths: The path of each name. A name without a path is a key of the outermost dictionary.
+        containers: Result of `describe_containers`; if empty, all containers are dict and list.
 
     Raises:
-        ValueError: The paths or the descriptions contradict each other.
+        ValueError: A path or `containers` is malformed, or they contradict each other.
     """
     root: dict[Any, Any] = {}
     for name, value in values.items():
         path = (paths or {}).get(name, (name,))
         if not path or not _is_path(path):
             raise ValueError(f"the path of {name[:200]!r} is malformed")
-        _put(root, path, value)
+        _insert(root, path, value)
     described = _parse(containers)
     for path in described.get(_EMPTY, []):
-        if path and not _is_dictionary(root, path):  # empty on one rank, and not on another
-            _put(root, path, {})
+        if path and not _is_dictionary(root, path):  # the dictionary may have keys of another rank
+            _insert(root, path, {})
     changes: list[tuple[_Path, Callable[[dict[Any, Any]], dict[Any, Any]]]] = [
-        *((path, _with_numbers) for path in described.get(_INTEGERS, [])),
-        *((path, partial(_renamed, keys)) for path, keys in described.get(_LITERALS, [])),
+        *((path, _with_integer_keys) for path in described.get(_INTEGERS, [])),
+        *((path, partial(_with_literal_keys, keys)) for path, keys in described.get(_LITERALS, [])),
         *((path, kind) for kind, name in KINDS.items() for path in described.get(name, [])),
     ]
-    # The longest first: a path has string keys until the keys of its dictionaries are renamed.
+    # Longest paths first: paths consist of string keys, so the keys of inner dictionaries must
+    # change before the keys of outer ones.
     for path, change in sorted(changes, key=lambda each: len(each[0]), reverse=True):
         node = _get(root, path)
         if not isinstance(node, dict):
-            raise ValueError("what is described as a dictionary is none")  # noqa: TRY004  as all
+            raise ValueError("a value described as a dictionary is not one")  # noqa: TRY004
         if path:
             _get(root, path[:-1])[path[-1]] = change(node)
         else:
@@ -167,12 +172,12 @@ def nest(
     return root
 
 
-def _with_numbers(node: dict[Any, Any]) -> dict[Any, Any]:
-    return {int(key) if _is_integer(key) else key: each for key, each in node.items()}
+def _with_integer_keys(node: dict[Any, Any]) -> dict[Any, Any]:
+    return {int(key) if _is_integer(key) else key: value for key, value in node.items()}
 
 
-def _renamed(keys: Mapping[str, Any], node: dict[Any, Any]) -> dict[Any, Any]:
-    return {keys.get(key, key): each for key, each in node.items()}
+def _with_literal_keys(keys: Mapping[str, Any], node: dict[Any, Any]) -> dict[Any, Any]:
+    return {keys.get(key, key): value for key, value in node.items()}
 
 
 def _is_integer(key: Any) -> bool:
@@ -182,24 +187,24 @@ def _is_integer(key: Any) -> bool:
 def _parse(containers: str) -> dict[str, list[Any]]:
     if not containers:
         return {}
-    described = json.loads(containers)  # its error is a ValueError
+    described = json.loads(containers)  # raises JSONDecodeError, which is a ValueError
     if not isinstance(described, dict):
         return {}
     paths: dict[str, list[Any]] = {}
     for kind in _PATH_LISTS:
-        each = described.get(kind, [])
-        if not isinstance(each, list) or not all(map(_is_path, each)):
-            raise ValueError("the description of containers is no list of paths")
-        paths[kind] = [tuple(path) for path in each]
+        entries = described.get(kind, [])
+        if not isinstance(entries, list) or not all(map(_is_path, entries)):
+            raise ValueError(f"{kind!r} in the description of containers is not a list of paths")
+        paths[kind] = [tuple(path) for path in entries]
     paths[_LITERALS] = [*map(_parse_literals, _as_list(described.get(_LITERALS, [])))]
     return paths
 
 
 def parameter_names(containers: str) -> set[str]:
-    """Return the names of the values that were parameters of a module.
+    """Return the names of the values that were of class `torch.nn.Parameter`.
 
     Raises:
-        ValueError: `containers` is no JSON.
+        ValueError: `containers` is not JSON.
     """
     described = json.loads(containers) if containers else {}
     names = described.get(_PARAMETERS, []) if isinstance(described, dict) else []
@@ -209,12 +214,14 @@ def parameter_names(containers: str) -> set[str]:
 def _parse_literals(described: Any) -> tuple[_Path, dict[str, Any]]:
     path, texts = (*_as_list(described), None, None)[:2]
     if not _is_path(path) or not isinstance(texts, dict):
-        raise ValueError("the description of keys is no path and literals")
+        raise ValueError("the description of dictionary keys is not a path with literals")
     try:
         keys = {name: ast.literal_eval(text) for name, text in texts.items()}
         hash(tuple(keys.values()))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as exc:
-        raise ValueError("the description of a key is no constant") from exc
+        raise ValueError(
+            "the description of dictionary keys has a text that is not a literal"
+        ) from exc
     return tuple(path), keys
 
 
@@ -226,12 +233,12 @@ def _is_path(path: Any) -> bool:
     return isinstance(path, list | tuple) and all(type(step) in {str, int} for step in path)
 
 
-def _put(root: dict[Any, Any], path: _Path, value: Any) -> None:
+def _insert(root: dict[Any, Any], path: _Path, value: Any) -> None:
+    """Set the value at a path, and create the containers on the path that do not exist."""
     node: Any = root
-    for at, step in enumerate(path[:-1]):
-        node = _step(node, step, [] if type(path[at + 1]) is int else {})
-    last = _step(node, path[-1], _MISSING, is_last=True)
-    if last is not _MISSING:
+    for position, step in enumerate(path[:-1]):
+        node = _child(node, step, [] if type(path[position + 1]) is int else {})
+    if _child(node, path[-1], _MISSING) is not _MISSING:
         raise ValueError("two values have the same path")
     node[path[-1]] = value
 
@@ -239,20 +246,20 @@ def _put(root: dict[Any, Any], path: _Path, value: Any) -> None:
 _MISSING: Final = object()
 
 
-def _step(node: Any, step: str | int, new: Any, *, is_last: bool = False) -> Any:
-    """Return the value at one step of a path; `new` is put there if it is missing."""
+def _child(node: Any, step: str | int, default: Any) -> Any:
+    """Return the value of a key or index, which is set to `default` if it is missing."""
     if type(step) is int:
-        if type(node) is not list or not 0 <= step < _MAX_PLACES:
-            raise ValueError("a path leads to a place in something that is no list of that length")
+        if type(node) is not list or not 0 <= step < _MAX_LIST_LENGTH:
+            raise ValueError("a path has an index, but no list is there or the index is too large")
         node.extend([_MISSING] * (step + 1 - len(node)))
-        found = node[step]
+        child = node[step]
     else:
         if type(node) is not dict:
-            raise ValueError("a path leads through something that is no dictionary")
-        found = node.get(step, _MISSING)
-    if found is _MISSING and not is_last:
-        node[step] = found = new
-    return found
+            raise ValueError("a path has a key, but no dictionary is there")
+        child = node.get(step, _MISSING)
+    if child is _MISSING and default is not _MISSING:
+        node[step] = child = default
+    return child
 
 
 def _is_dictionary(root: dict[Any, Any], path: _Path) -> bool:
@@ -264,8 +271,8 @@ def _is_dictionary(root: dict[Any, Any], path: _Path) -> bool:
 def _get(root: dict[Any, Any], path: _Path) -> Any:
     node: Any = root
     for step in path:
-        is_place = type(node) is list and type(step) is int and 0 <= step < len(node)
-        if not is_place and not (type(node) is dict and step in node):
-            raise ValueError("a described path does not exist")
+        is_index = type(node) is list and type(step) is int and 0 <= step < len(node)
+        if not is_index and not (type(node) is dict and step in node):
+            raise ValueError("a path in the description of containers does not exist")
         node = node[step]
     return node

@@ -1,6 +1,6 @@
-"""The bytes of a data object: items one behind the other, compressed on the way if asked.
+"""Packer: the bytes of a data object, a sequence of items that may be compressed.
 
-Needs no torch: the process that uploads does without it.
+Needs no torch, which the uploader process does not import.
 """
 
 from __future__ import annotations
@@ -20,93 +20,98 @@ if TYPE_CHECKING:
 __all__ = ["ALIGNMENT_BYTES", "EncodedItem", "Packer", "compressed_pieces", "staged_pieces"]
 
 ALIGNMENT_BYTES: Final = 64
-"""Items, and the bytes of a tensor in its item, begin at a multiple of this."""
+"""Alignment of items in a data object, and of a tensor's data in its item."""
 
 _MIN_COMPRESSED_BYTES: Final = 16 * 1024
-"""Smaller tensors are stored as they are: a frame takes 0.4 ms, as 150 KiB of a large one do."""
+"""Smaller tensors are not compressed: a separate frame costs 0.4 ms, the time that 150 KiB of a
+large tensor take."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedItem:
-    """The bytes that torch.save writes of one tensor or value, in pieces."""
+    """The bytes that torch.save writes for one tensor or value."""
 
     segments: tuple[bytes | memoryview, ...]
-    """The pieces in order; of a tensor: bytes before its memory, its memory, bytes after it."""
+    """Segments of the item in order. A tensor has three: the bytes before its data, its data, and
+    the bytes after its data."""
     length: int
-    """Bytes of all pieces together."""
+    """Size of the item in bytes."""
     data_start: int = 0
-    """Offset of the tensor's bytes in the item; 0 if they are unknown."""
+    """Offset of the tensor's data in the item; 0 if unknown, or if the item is a value."""
     data_size: int = 0
-    """Bytes of the tensor; 0 if they are unknown."""
+    """Size of the tensor's data in bytes; 0 if unknown."""
     element_size: int = 1
-    """Bytes of one element."""
+    """Size of one element in bytes."""
 
 
 class Packer:
-    """Lays items into one data object.
+    """Sequence of the items of one data object, with the offset of each.
 
     Attributes:
-        stored: The location of each item whose bytes were read.
+        stored: The location of each item that was added, in order.
     """
 
     def __init__(self, codec: Codec | None = None) -> None:
-        """Compresses tensors with the codec; without one all is stored as it is."""
+        """Start an empty data object; only `pack` needs the codec."""
         self.stored: list[StoredItem] = []
         self._codec = codec
         self._size = 0
 
-    def lay(self, item: EncodedItem) -> tuple[bytes | memoryview, ...]:
-        """Return the bytes of an item that is stored as it is, after what aligns it."""
+    def add(self, item: EncodedItem) -> tuple[bytes | memoryview, ...]:
+        """Add an item without compression; return its padding and its segments."""
         padding = self._pad()
         start = self._size + item.data_start if item.data_start else 0
-        self._add(StoredItem(self._size, item.length, start, item.data_size))
+        self._append(StoredItem(self._size, item.length, start, item.data_size))
         return padding, *item.segments
 
     async def pack(self, items: Sequence[EncodedItem]) -> AsyncGenerator[bytes | memoryview]:
-        """Yield the bytes of items; later ones are compressed ahead."""
+        """Add items, compress the large tensors among them, and yield the bytes.
+
+        While the caller uses the bytes of one item, threads of the codec compress the next items.
+        """
         codec = self._codec
         assert codec is not None
-        frames = [
+        compressed_items = [
             codec.encode_item(*item.segments, element_size=item.element_size)
             if item.data_size >= _MIN_COMPRESSED_BYTES
             else None
             for item in items
         ]
-        compressed = codec.encode_items(each for each in frames if each is not None)
-        async with aclosing(compressed) as segments:
-            for item, each in zip(items, frames, strict=True):
-                if each is None:
-                    for piece in self.lay(item):
+        encoded = codec.encode_items(each for each in compressed_items if each is not None)
+        async with aclosing(encoded) as segments:
+            for item, compressed_item in zip(items, compressed_items, strict=True):
+                if compressed_item is None:
+                    for piece in self.add(item):
                         yield piece
                     continue
                 yield self._pad()
-                for _ in range(each.num_segments):
+                for _ in range(compressed_item.num_segments):
                     yield memoryview((await anext(segments))[1])
-                self._add(each.stored(self._size))
+                self._append(compressed_item.stored(self._size))
 
     def _pad(self) -> bytes:
         padding = bytes(-self._size % ALIGNMENT_BYTES)
         self._size += len(padding)
         return padding
 
-    def _add(self, stored: StoredItem) -> None:
+    def _append(self, stored: StoredItem) -> None:
         self.stored.append(stored)
         self._size = stored.offset + stored.length
 
 
 def staged_pieces(state: StagedState, memory: memoryview) -> list[bytes | memoryview]:
-    """Return the bytes that were staged: as they are stored already."""
+    """Return the bytes of the data object without compression: the arena and the tail."""
     return [memory[: state.size], *state.tail]
 
 
 async def compressed_pieces(
     state: StagedState, memory: memoryview, compression: Compression, stored: list[StoredItem]
 ) -> AsyncGenerator[bytes | memoryview]:
-    """Yield the bytes of the object with its tensors compressed.
+    """Yield the bytes of the data object with its large tensors compressed.
 
-    `stored` is filled with the location of each item, once all bytes were read.
+    At the end of the iteration the location of each item is appended to `stored`.
     """
-    # Tied tensors are one item several times, which is written once.
+    # Tied tensors share one item, which is written once, for the first of them.
     firsts = {item.offset: number for number, item in reversed([*enumerate(state.items)])}
     with Codec(
         level=compression.level, threads=compression.threads, byte_planes=compression.byte_planes
@@ -122,7 +127,7 @@ async def compressed_pieces(
 def _staged_items(
     state: StagedState, memory: memoryview, firsts: dict[int, int]
 ) -> Iterator[EncodedItem]:
-    """Yield the items of a state, each once."""
+    """Yield the items of a state; tied tensors yield one item."""
     tail = iter(state.tail)
     sizes = state.element_sizes
     for number, (item, element_size) in enumerate(zip(state.items, sizes, strict=True)):
@@ -131,7 +136,7 @@ def _staged_items(
         if item.offset >= state.size:
             yield EncodedItem((next(tail),), item.length)
             continue
-        first, last = item.data_start, item.data_start + item.data_size
-        around = memory[item.offset : first], memory[last : item.offset + item.length]
-        segments = (around[0], memory[first:last], around[1])
-        yield EncodedItem(segments, item.length, first - item.offset, item.data_size, element_size)
+        start, stop = item.data_start, item.data_start + item.data_size
+        end = item.offset + item.length
+        segments = (memory[item.offset : start], memory[start:stop], memory[stop:end])
+        yield EncodedItem(segments, item.length, start - item.offset, item.data_size, element_size)

@@ -1,7 +1,7 @@
-"""ProcessUploader: uploads in a process that outlives this one.
+"""ProcessUploader: uploads by another process, which completes them even if this one exits.
 
-The arenas are memory that both share, so that a job is a short message. A process that dies is
-started again, and receives the jobs that the first had not finished.
+The two processes share the memory of the arenas, so that a job is a short message. If the uploader
+process dies, another one is started and receives the jobs that are not complete.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ["ProcessUploader"]
 _log = logging.getLogger("aioflux")
 
 _MAX_ATTEMPTS: Final = 4
-"""Attempts to upload one save: one that kills its uploader is given up."""
+"""Attempts to upload one save. The save fails if the uploader process dies in each attempt."""
 
 _SEND_SECONDS: Final = 60.0
-"""Time in which an uploader has to take a message."""
+"""Timeout of sending a message to the uploader process."""
 
-_END_SECONDS: Final = 30.0
-"""Time in which it ends when it is asked to."""
+_EXIT_SECONDS: Final = 30.0
+"""Timeout of the exit of the uploader process, after its last job."""
 
 
 @dataclass(slots=True)
@@ -52,12 +52,12 @@ class _Child:
     jobs: socket.socket
     results: socket.socket
     arenas: set[int] = field(default_factory=set)
-    """Numbers of the arenas that it has."""
+    """Numbers of the arenas that the process has mapped."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A job that has not ended."""
+    """A job that is not complete."""
 
     job: Job
     arena: Arena | None
@@ -65,16 +65,16 @@ class _Pending:
 
 
 class ProcessUploader:
-    """Uploads in another process."""
+    """Uploader in another process."""
 
     def __init__(self, store: Store, settings: UploadSettings) -> None:
         if store.uri.startswith("memory://"):
             raise ValueError(
-                f'staging="process" cannot save to {store.uri}: another process has another '
-                'memory; use staging="thread"'
+                f'staging="process" cannot save to {store.uri}: its objects exist only in '
+                'the memory of this process; use staging="thread"'
             )
-        # Pickled here, so that a store that does not pickle raises at once.
-        self._opening = pickle.dumps((store, settings))
+        # Pickle the store now: if that is impossible, the constructor raises, not the first save.
+        self._pickled_setup = pickle.dumps((store, settings))
         self._lock = _bridge.ForkSafeLock()
         self._pending: dict[int, _Pending] = {}
         self._num_jobs = 0
@@ -82,13 +82,11 @@ class ProcessUploader:
         self._pid = os.getpid()
         self._child: _Child | None = self._start()
 
-    def announce(self, save_id: str, prefix: str, rank: int) -> None:
-        """See base class."""
-        self._send_to_child("announce", save_id, prefix, rank)
+    def start_heartbeat(self, save_id: str, prefix: str, rank: int) -> None:
+        self._send_to_child("start_heartbeat", save_id, prefix, rank)
 
-    def withdraw(self, save_id: str) -> None:
-        """See base class."""
-        self._send_to_child("withdraw", save_id)
+    def stop_heartbeat(self, save_id: str) -> None:
+        self._send_to_child("stop_heartbeat", save_id)
 
     def _send_to_child(self, *message: object) -> None:
         with self._lock.current:
@@ -96,7 +94,6 @@ class ProcessUploader:
                 self._send(self._child, message)
 
     def submit(self, job: Job, arena: Arena | None, handle: SaveHandle) -> None:
-        """See base class."""
         with self._lock.current:
             self._num_jobs += 1
             number = self._num_jobs
@@ -107,20 +104,23 @@ class ProcessUploader:
                 if child is not None:
                     self._send_job(child, number)
             except BaseException as exc:  # such as Ctrl-C
-                self._resubmit_or_end(number, handle, exc)
+                self._resubmit_or_fail(number, handle, exc)
                 raise
 
-    def _resubmit_or_end(self, number: int, handle: SaveHandle, error: BaseException) -> None:
-        """Send a job again that may not have arrived, or end a save that was not recorded."""
+    def _resubmit_or_fail(self, number: int, handle: SaveHandle, error: BaseException) -> None:
+        """Handle an interrupted `submit`, after which the job may be sent, half sent, or not sent.
+
+        A pending job is sent again: the process is killed, and its replacement receives all pending
+        jobs. Otherwise the save fails.
+        """
         if number in self._pending and self._child is not None:
             self._child.process.kill()
             return
         self._pending.pop(number, None)
         if handle.is_attached:
-            handle.end(error)
+            handle.set_outcome(error)
 
     def release(self, arena: Arena) -> None:
-        """See base class."""
         with self._lock.current:
             child = self._child
             if child is not None and arena.number in child.arenas:
@@ -133,10 +133,9 @@ class ProcessUploader:
                 self._send(self._child, ("cancel", number))
 
     def wait_at_exit(self, handles: Sequence[SaveHandle]) -> None:
-        """See base class. The process finishes them, whatever becomes of this one."""
+        """Return at once: the uploader process completes the saves after this process exits."""
 
     def close(self) -> None:
-        """See base class."""
         with self._lock.current:
             self._is_closed = True
             child = self._child
@@ -144,42 +143,42 @@ class ProcessUploader:
             return
         child.jobs.close()
         try:
-            child.process.wait(_END_SECONDS)
+            child.process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             child.process.kill()
             child.process.wait()
         self._child = None
 
     def _start(self) -> _Child:
-        """Start a process, and send it the store and settings."""
-        jobs, its_jobs = socket.socketpair()
-        results, its_results = socket.socketpair()
-        with ExitStack() as pipes:
-            pipes.enter_context(jobs)
-            pipes.enter_context(results)
-            with its_jobs, its_results:
+        """Start an uploader process, and send it the store and the settings."""
+        jobs, child_jobs = socket.socketpair()
+        results, child_results = socket.socketpair()
+        with ExitStack() as on_error:
+            on_error.enter_context(jobs)
+            on_error.enter_context(results)
+            with child_jobs, child_results:
                 process = subprocess.Popen(  # noqa: S603  our own module
                     [
                         sys.executable,
                         "-m",
                         "aioflux.checkpoint._save.uploader_main",
-                        str(its_jobs.fileno()),
-                        str(its_results.fileno()),
+                        str(child_jobs.fileno()),
+                        str(child_results.fileno()),
                     ],
-                    # A function that returns tokens is found where this process finds it.
+                    # So that the child can import the module of a credentials function.
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    pass_fds=(its_jobs.fileno(), its_results.fileno()),
+                    pass_fds=(child_jobs.fileno(), child_results.fileno()),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-            pipes.pop_all()  # they stay open with the process
+            on_error.pop_all()  # the process has started: keep the sockets open
         jobs.settimeout(_SEND_SECONDS)
         results.setblocking(False)
         child = _Child(process, jobs, results)
-        store, settings = pickle.loads(self._opening)  # noqa: S301  our own
+        store, settings = pickle.loads(self._pickled_setup)  # noqa: S301  our own
         self._send(child, ("open", store, settings))
-        # The reading is not awaited: the process continues when this one ends.
+        # Not awaited when this process exits, because the child may run longer.
         reading = self._read_results(child)
         asyncio.run_coroutine_threadsafe(reading, _bridge.background_loop())
         return child
@@ -193,17 +192,17 @@ class ProcessUploader:
         self._send(child, ("job", number, pending.job))
 
     def _send(self, child: _Child, message: object, *fds: int) -> None:
-        """Send a message; a process that cannot take it is killed, and replaced when reaped."""
+        """Send a message. If that fails, kill the process; `_replace_dead` replaces it."""
         try:
             send(child.jobs, message, fds)
         except OSError:
             child.process.kill()
-        except BaseException:  # such as Ctrl-C: what follows half a message would be its rest
+        except BaseException:  # such as Ctrl-C: half a message may be sent, so no other can follow
             child.process.kill()
             raise
 
     async def _read_results(self, child: _Child) -> None:
-        """Read the messages of a process until it ends."""
+        """Handle the messages of a process until it exits, then replace it if needed."""
         loop = asyncio.get_running_loop()
         inbox = Inbox()
         try:
@@ -211,54 +210,54 @@ class ProcessUploader:
                 for message in inbox.feed(data):
                     self._handle_result(*message)
         except OSError:
-            pass  # it died while it was writing
+            pass  # the process died during a write
         finally:
             child.results.close()
         await asyncio.to_thread(self._replace_dead, child)
 
-    def _handle_result(self, kind: str, number: int, what: Any) -> None:
+    def _handle_result(self, kind: str, number: int, content: Any) -> None:
         pending = self._pending.get(number)
         if pending is None:
             return
         if kind == "sent":
-            pending.handle.advance(what)
+            pending.handle.advance(content)
         else:
             del self._pending[number]
-            pending.handle.end(what)
+            pending.handle.set_outcome(content)
 
     def _restart(self) -> _Child | None:
-        """Start another process; if that fails, so does every save that waits for one."""
+        """Start another process; if that fails, all pending saves fail."""
         try:
             self._child = child = self._start()
         except OSError as exc:
-            waiting, self._pending = self._pending, {}
-            for each in waiting.values():
-                each.handle.end(
+            failed, self._pending = self._pending, {}
+            for pending in failed.values():
+                pending.handle.set_outcome(
                     CheckpointError(
-                        f"step {each.job.step} was not saved: the uploader process died, and no "
-                        f"other could be started: {exc}"
+                        f"step {pending.job.step} was not saved: the uploader process died, and "
+                        f"no other could be started: {exc}"
                     )
                 )
             return None
         return child
 
     def _replace_dead(self, child: _Child) -> None:
-        """Start another process for the jobs that one that died had not finished."""
+        """Start another process for the pending jobs of a process that died."""
         with self._lock.current:
             with suppress(subprocess.TimeoutExpired):
-                child.process.wait(_END_SECONDS)
+                child.process.wait(_EXIT_SECONDS)
             child.jobs.close()
             if child is self._child:
                 self._child = None
             if not self._pending or self._is_closed:
                 return
             _log.warning(
-                "the uploader process ended with status %s; %d saves are started again",
+                "the uploader process exited with status %s; starting %d saves again",
                 child.process.returncode,
                 len(self._pending),
             )
-            another = self._restart()
-            if another is None:
+            new_child = self._restart()
+            if new_child is None:
                 return
             for number, pending in list(self._pending.items()):
                 job = pending.job
@@ -266,11 +265,12 @@ class ProcessUploader:
                 pending.handle.advance(0)
                 if pending.job.attempt >= _MAX_ATTEMPTS:
                     del self._pending[number]
-                    pending.handle.end(
+                    pending.handle.set_outcome(
                         CheckpointError(
                             f"step {job.step} was not saved: {_MAX_ATTEMPTS} uploader processes "
-                            f"died of it, the last with status {child.process.returncode}"
+                            f"died during its upload, the last one with exit status "
+                            f"{child.process.returncode}; see the log for their errors"
                         )
                     )
                 else:
-                    self._send_job(another, number)
+                    self._send_job(new_child, number)

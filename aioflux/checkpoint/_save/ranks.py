@@ -1,7 +1,7 @@
-"""Ranks: small collectives of the ranks of a training run, over a gloo group of their own.
+"""Ranks: small collectives between the ranks of a training run, over a separate gloo group.
 
-A rank that failed still takes part, and reports its error. So the others never wait for it; for a
-rank whose process ended they wait no longer than the group's timeout.
+A rank that fails must still call the next collective and report its error there, so that no other
+rank waits for it. If a process has died, the other ranks wait until the timeout of the group.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks that save together; this process alone without a process group.
+    """The ranks that save together; only this process if there is no process group.
 
     Attributes:
-        rank: This process, counted from 0.
+        rank: Number of this process, from 0.
         world_size: Number of ranks.
     """
 
@@ -43,11 +43,11 @@ class Ranks:
 
     @property
     def group(self) -> Any:
-        """The process group, or None."""
+        """The process group; None for a single process."""
         return self._group
 
     def largest(self, values: Sequence[int]) -> list[int]:
-        """Return the elementwise maximum of the values of all ranks, by one small all-reduce."""
+        """Return the elementwise maximum of the values of all ranks; costs one all-reduce."""
         if self.world_size == 1:
             return list(values)
         received = torch.tensor(values, dtype=torch.int64)
@@ -55,7 +55,7 @@ class Ranks:
         return [int(value) for value in received.tolist()]
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks on the coordinator, and nothing elsewhere."""
+        """Return the values of all ranks on the coordinator, and an empty list on other ranks."""
         if self.world_size == 1:
             return [value]
         received: list[Any] | None = [None] * self.world_size if self.is_coordinator else None
@@ -63,17 +63,17 @@ class Ranks:
         return received or []
 
     def scatter(self, values: Sequence[T]) -> T:
-        """Return the coordinator's value for this rank; the values of other ranks are ignored."""
+        """Return this rank's element of the coordinator's `values`; other ranks pass any list."""
         if self.world_size == 1:
             return values[0]
         received: list[Any] = [None]
-        given = list(values) if self.is_coordinator else None
-        self._run(lambda: dist.scatter_object_list(received, given, group=self._group, group_src=0))
+        sent = list(values) if self.is_coordinator else None
+        self._run(lambda: dist.scatter_object_list(received, sent, group=self._group, group_src=0))
         value: T = received[0]
         return value
 
     def broadcast(self, value: T) -> T:
-        """Return the coordinator's value."""
+        """Return the coordinator's value on all ranks."""
         if self.world_size == 1:
             return value
         received: list[Any] = [value]
@@ -86,32 +86,37 @@ class Ranks:
             collective()
         except RuntimeError as exc:
             raise CheckpointError(
-                f"rank {self.rank} of {self.world_size} received nothing from the others for "
-                f"{time.monotonic() - started:.1f} s: one of them died or did not make the same "
-                f"call of the Checkpointer ({exc})"
+                f"rank {self.rank} of {self.world_size} received nothing from the other ranks for "
+                f"{time.monotonic() - started:.1f} s: a rank died, or did not make the same call "
+                f"of the Checkpointer; see the logs of the other ranks ({exc})"
             ) from exc
 
     def close(self) -> None:
-        """Destroy the group."""
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             dist.destroy_process_group(group)
 
 
 def open_ranks(process_group: Any, timeout_seconds: float) -> Ranks:
-    """Return the ranks of a process group, by default of the one that is initialised.
+    """Return the ranks of a process group, or of the default group.
 
-    Every rank of the group has to call this. It makes a new group on the CPU, so that its messages
-    are separate from those of the training.
+    Every rank of the group must call this. For several ranks, the call creates a gloo group on the
+    CPU, which keeps the collectives of saves separate from the collectives of the training.
 
     Args:
-        process_group: The ranks that save together; None for all, or for this process alone if
+        process_group: The ranks that save together. None means all ranks, or this process alone if
             torch.distributed is not initialised.
-        timeout_seconds: Time that one rank waits for another, in seconds.
+        timeout_seconds: Timeout of each collective, in seconds.
+
+    Raises:
+        ValueError: `process_group` is given, and torch.distributed is not initialised.
     """
     if not (dist.is_available() and dist.is_initialized()):
         if process_group is not None:
-            raise ValueError("a process_group was given, but torch.distributed is not initialised")
+            raise ValueError(
+                "process_group has no effect before torch.distributed is initialised; call "
+                "init_process_group first"
+            )
         return Ranks()
     ranks = dist.get_process_group_ranks(process_group) if process_group is not None else None
     if dist.get_world_size(process_group) == 1:

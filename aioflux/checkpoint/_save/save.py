@@ -1,10 +1,13 @@
-"""save: an object with the bytes of torch.save, sent from the memory of the tensors themselves.
+"""save: an object in the format of torch.save, uploaded from the memory of the tensors.
 
-torch.save -> _StateFile: headers are gathered, tensors borrowed -> a batch of pieces, one crossing
-           -> a borrowing writer on the event loop: parts of many pieces, in parallel, no copy
+    torch.save -> _StateFile: a batch of pieces: copies of small pieces, borrowed tensor memory
+               -> one crossing to the event loop for each batch
+               -> zero-copy writer: parts of many pieces, in parallel
 
-The crc32 of the zip's entries is left out if torch has a setting for one context: it takes 0.33 s
-for each GB, and the crc32c of the object replaces it. On disk it stays: files have no crc32c.
+Borrowed memory is memory of the caller's tensors, which is sent without a copy.
+
+The crc32 of the zip entries is omitted if torch can omit it for a single call: computing it takes
+0.33 s for each GB, and the object has a crc32c. Files on disk have no crc32c, and keep the crc32.
 """
 
 from __future__ import annotations
@@ -30,12 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["save", "save_by_torch"]
 
-_LEAST_BORROWED_BYTES = 16 * 1024
-"""Smaller views are copied: sending one separately costs as much as copying some 16 KiB."""
-_GATHERED_BYTES = MIB
-"""Copies that are gathered before they cross to the event loop."""
+_MIN_BORROWED_BYTES = 16 * 1024
+"""Smaller pieces are copied: sending a separate piece costs as much as copying 16 KiB."""
+_MAX_COPIED_BYTES = MIB
+"""A batch is sent when consecutive copied pieces at its end reach this size."""
 _BATCH_BYTES = 8 * MIB
-"""Tensors that are gathered before they cross: a crossing costs 35-125 us."""
+"""A batch is sent when it reaches this size. The crossing to the event loop costs 35-125 us."""
 
 
 def save(
@@ -47,23 +50,24 @@ def save(
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[StoreOptions],
 ) -> ObjectMeta:
-    """Write what `torch.save` writes of a state to an object, and return the object's metadata.
+    """Save a state to an object in the format of `torch.save`, and return the object's metadata.
 
-    Parts are sent while torch.save runs. Tensors in main memory are sent without a copy; at most
-    `TransferOptions.max_buffered_bytes` and 1 MiB are buffered. The object appears whole when it is
-    stored; after an error, a signal or the end of the process the old one is unchanged.
+    Parts are uploaded while torch.save runs. Tensors of 16 KiB and more in main memory are sent
+    without a copy; for other data, at most `TransferOptions.max_buffered_bytes` and 10 MiB are
+    buffered. The object becomes visible when it is complete. If an error, a signal or a crash
+    prevents that, the earlier object is unchanged.
 
     Args:
-        state: Anything that torch.save takes. Its tensors must not change before this returns.
+        state: Any object that torch.save accepts. Its tensors must not change during the call.
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
-        mode: "overwrite" replaces an object of this name, "create" fails if there is one.
-        if_generation_match: Replace only this generation.
+        mode: "overwrite" replaces an existing object; "create" fails if the object exists.
+        if_generation_match: Replace the object only if it has this generation.
         metadata: User metadata.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
-            as `aioflux.open_store`.
+            as for `aioflux.open_store`.
 
     Raises:
-        StorageError: It could not be stored, and no part of it is visible.
+        StorageError: The object could not be stored; no part of it is visible.
         ValueError: The uri names no object, or a setting has no effect with it.
         ModuleNotFoundError: torch is not installed.
     """
@@ -79,11 +83,11 @@ def save(
     }
     memory = TensorMemory()
 
-    def open_object() -> _bridge.Held[ObjectWriter]:
+    def open_object() -> _bridge.OpenContext[ObjectWriter]:
         if options.get("transfer") is None:
             size = plan_part_size(memory.num_bytes)
             options["transfer"] = TransferOptions(part_size_bytes=size)
-        return _bridge.Held(writing(root, key, settings, options))
+        return _bridge.OpenContext(writing(root, key, settings, options))
 
     with _StateFile(_LazyWriter(open_object), uri, memory) as file:
         save_by_torch(state, file, memory, has_crc32=root.startswith("file:"))
@@ -91,74 +95,78 @@ def save(
 
 
 def plan_part_size(num_bytes: int) -> int:
-    """Return the size of the parts of a state, in bytes: a 32nd, from 5 to 16 MiB.
+    """Return the part size for a state: a 32nd of its size in whole MiB, but 5 to 16 MiB.
 
-    Each part is sent over its own connection: a state of five parts uses five connections.
+    Parts are sent in parallel, so with smaller parts a small state uses several connections.
     """
     return min(16 * MIB, max(5 * MIB, -(-num_bytes // (32 * MIB)) * MIB))
 
 
 class _LazyWriter:
-    """Opens the object when it is first needed: torch.save has found all tensors by then."""
+    """An object writer that opens at the first write.
 
-    def __init__(self, open_object: Callable[[], _bridge.Held[ObjectWriter]]) -> None:
+    By then torch.save has pickled the state and all tensors are recorded, so that their size can
+    decide the part size.
+    """
+
+    def __init__(self, open_object: Callable[[], _bridge.OpenContext[ObjectWriter]]) -> None:
         self._open_object = open_object
-        self._held: _bridge.Held[ObjectWriter] | None = None
+        self._context: _bridge.OpenContext[ObjectWriter] | None = None
 
     @property
     def value(self) -> ObjectWriter:
-        """The object under construction."""
         return self._open().value
 
-    def leave(self, error: BaseException | None = None, /) -> bool:
-        """Store the object, or with an error abort it."""
-        if error is not None and self._held is None:
+    def exit(self, error: BaseException | None = None, /) -> bool:
+        """Complete the upload, or abort it if there is an error."""
+        if error is not None and self._context is None:
             return False
-        return self._open().leave(error)
+        return self._open().exit(error)
 
-    def _open(self) -> _bridge.Held[ObjectWriter]:
-        if self._held is None:
-            self._held = self._open_object()
-        return self._held
+    def _open(self) -> _bridge.OpenContext[ObjectWriter]:
+        if self._context is None:
+            self._context = self._open_object()
+        return self._context
 
 
 class _StateFile(CheckpointWriter):
-    """The file that torch.save writes a state to: memory of its tensors is borrowed."""
+    """A file that torch.save writes to. It borrows the memory of tensors."""
 
-    def __init__(self, held: _LazyWriter, uri: str, memory: TensorMemory) -> None:
-        super().__init__(held, uri)
+    def __init__(self, context: _LazyWriter, uri: str, memory: TensorMemory) -> None:
+        super().__init__(context, uri)
         self._memory = memory
         self._batch: list[tuple[memoryview, bool]] = []
-        """The pieces that cross next, and whether each is borrowed."""
-        self._num_batched = 0
+        """The next pieces to send, and whether each is borrowed."""
+        self._batch_bytes = 0
 
     def _write_view(self, view: memoryview) -> None:
         borrowed = None
-        if view.nbytes >= _LEAST_BORROWED_BYTES:
+        if view.nbytes >= _MIN_BORROWED_BYTES:
             borrowed = self._memory.find(view)
         if borrowed is not None:
-            self._gather(borrowed, is_borrowed=True)
-        elif view.nbytes >= _GATHERED_BYTES:
-            self._gather(view, is_borrowed=False)
-            self._send_pending()  # torch may reuse its memory
+            self._add_piece(borrowed, is_borrowed=True)
+        elif view.nbytes >= _MAX_COPIED_BYTES:
+            self._add_piece(view, is_borrowed=False)
+            self._send_buffer()  # now: torch may reuse the memory of the view after this call
         else:
-            self._pending += view
-        if self._num_batched >= _BATCH_BYTES or len(self._pending) >= _GATHERED_BYTES:
-            self._send_pending()
+            self._buffer += view
+        if self._batch_bytes >= _BATCH_BYTES or len(self._buffer) >= _MAX_COPIED_BYTES:
+            self._send_buffer()
 
-    def _gather(self, view: memoryview, *, is_borrowed: bool) -> None:
-        if self._pending:
-            self._batch.append((memoryview(bytes(self._pending)), False))
-            self._pending.clear()
+    def _add_piece(self, view: memoryview, *, is_borrowed: bool) -> None:
+        if self._buffer:
+            self._batch.append((memoryview(bytes(self._buffer)), False))
+            self._batch_bytes += len(self._buffer)
+            self._buffer.clear()
         self._batch.append((view, is_borrowed))
-        self._num_batched += view.nbytes
+        self._batch_bytes += view.nbytes
 
-    def _send_pending(self) -> None:
-        if self._pending:
-            self._gather(memoryview(b""), is_borrowed=False)
-        batch, self._batch, self._num_batched = self._batch, [], 0
+    def _send_buffer(self) -> None:
+        if self._buffer:
+            self._add_piece(memoryview(b""), is_borrowed=False)
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
         if batch:
-            _bridge.run(_write_all(self._held.value, batch))
+            _bridge.run(_write_all(self._context.value, batch))
 
 
 async def _write_all(writer: ObjectWriter, batch: list[tuple[memoryview, bool]]) -> None:
@@ -169,14 +177,14 @@ async def _write_all(writer: ObjectWriter, batch: list[tuple[memoryview, bool]])
 def save_by_torch(
     state: object, file: IO[bytes], memory: TensorMemory | None = None, *, has_crc32: bool = False
 ) -> None:
-    """Write a state to a file by torch.save.
+    """Write a state to a file with torch.save.
 
     Args:
         state: The state.
         file: The file.
-        memory: Notes the storages of the state.
-        has_crc32: Whether zip entries have their crc32. They always do in versions of torch whose
-            settings apply to all threads.
+        memory: Records the storages of the state.
+        has_crc32: Whether the zip entries have their crc32. They always have it in a version of
+            torch that can only disable it for all threads.
     """
     import torch
     from torch.utils.serialization import config
@@ -187,4 +195,4 @@ def save_by_torch(
             config.save.compute_crc32 = False
         torch.save(state, file, pickle_module=memory.pickle_module() if memory else pickle)
 
-    copy_context().run(run)  # so that settings of torch are changed there only
+    copy_context().run(run)  # the setting of torch changes in this context only

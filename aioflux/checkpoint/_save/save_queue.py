@@ -1,4 +1,4 @@
-"""SaveQueue: the saves of one rank, uploaded one after another on an event loop."""
+"""SaveQueue: uploads of the saves of one rank on an event loop, normally one at a time."""
 
 from __future__ import annotations
 
@@ -18,28 +18,39 @@ __all__ = ["SaveQueue"]
 
 
 class SaveQueue:
-    """The saves of one rank: one at a time, so that commits are in order, with their heartbeats."""
+    """The saves of one rank and their heartbeats.
+
+    One save runs at a time, so that steps are committed in the order of the saves. Only an urgent
+    save (`Job.is_urgent`) does not wait for the others.
+    """
 
     def __init__(self, store: Store, settings: UploadSettings) -> None:
         self._store = store
-        # Uploads fill the limits of their own store for minutes, and a heartbeat must not wait.
+        # With a separate store a heartbeat does not wait for uploads, which may use all request
+        # slots of their store for minutes.
         self.heartbeat_store = store.reopened()
         self._settings = settings
         self._lock = asyncio.Lock()
-        self._announced: dict[str, Heartbeat] = {}
+        self._early_heartbeats: dict[str, Heartbeat] = {}
+        """Heartbeats of saves that `run` was not called for yet, by save id."""
 
-    def announce(self, save_id: str, prefix: str, rank: int) -> None:
-        """Start the heartbeats of a save whose job is to come: staging may take long."""
-        self._announced[save_id] = self._heartbeat(save_id, prefix, rank, is_late=False)
+    def start_heartbeat(self, save_id: str, prefix: str, rank: int) -> None:
+        """Start the heartbeats of a save before `run`, because staging may take long."""
+        heartbeat = self._new_heartbeat(save_id, prefix, rank, is_late=False)
+        self._early_heartbeats[save_id] = heartbeat
 
-    def withdraw(self, save_id: str = "") -> None:
-        """Stop the heartbeats of a save whose job does not come; of all such saves by default."""
-        for each in [save_id] if save_id else list(self._announced):
-            heartbeat = self._announced.pop(each, None)
-            if heartbeat is not None:
-                heartbeat.cancel()
+    def stop_heartbeat(self, save_id: str) -> None:
+        """Stop the heartbeats of a save that `run` was not called for; otherwise do nothing."""
+        heartbeat = self._early_heartbeats.pop(save_id, None)
+        if heartbeat is not None:
+            heartbeat.cancel()
 
-    def _heartbeat(self, save_id: str, prefix: str, rank: int, *, is_late: bool) -> Heartbeat:
+    def stop_heartbeats(self) -> None:
+        """Stop the heartbeats of all saves that `run` was not called for."""
+        for save_id in list(self._early_heartbeats):
+            self.stop_heartbeat(save_id)
+
+    def _new_heartbeat(self, save_id: str, prefix: str, rank: int, *, is_late: bool) -> Heartbeat:
         return Heartbeat(
             self.heartbeat_store,
             prefix,
@@ -52,16 +63,16 @@ class SaveQueue:
     async def run(
         self, job: Job, memory: memoryview, progress: Callable[[int], None]
     ) -> SaveResult:
-        """Upload and commit one save.
+        """Upload and commit one save, whose staged state is in `memory`.
 
         Raises:
-            AiofluxError: It is not committed, on any rank; what it wrote is removed as far as the
-                service allows.
+            AiofluxError: The save failed on all ranks, and its objects are deleted if the service
+                allows it; or its outcome is unknown.
         """
-        heartbeat = self._announced.pop(job.save_id, None)
+        heartbeat = self._early_heartbeats.pop(job.save_id, None)
         if heartbeat is None and job.world_size > 1:
             prefix, is_late = job.checkpoint_prefix, job.attempt > 0
-            heartbeat = self._heartbeat(job.save_id, prefix, job.rank, is_late=is_late)
+            heartbeat = self._new_heartbeat(job.save_id, prefix, job.rank, is_late=is_late)
         try:
             return await self._run(
                 RankSave(self._store, self._settings, job, memory, progress),
@@ -69,14 +80,14 @@ class SaveQueue:
             )
         finally:
             if heartbeat is not None:
-                await run_to_end(heartbeat.end())
+                await run_to_end(heartbeat.stop())
 
     async def _run(self, save: RankSave, *, is_urgent: bool) -> SaveResult:
         if is_urgent:
             return await save.run()
         try:
             await self._lock.acquire()
-        except BaseException as exc:  # cancelled while it waited
+        except BaseException as exc:  # cancelled before its upload
             await save.undo(exc)
             raise
         try:

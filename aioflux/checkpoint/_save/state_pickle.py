@@ -1,9 +1,9 @@
-"""StatePickle: the bytes that torch.save writes of an object, without a copy of its tensors.
+"""StatePickle: the output of torch.save for an object, without a copy of its tensors.
 
-    torch.save -> StatePickle: headers are gathered, tensors noted where they are -> the size
-               -> one copy, by a few threads; or an upload of the pieces
+    torch.save -> StatePickle: copies headers, keeps views of the tensors' memory -> total size
+               -> one copy of all pieces into an arena; or an upload of the pieces
 
-Besides the tensors in main memory it holds their headers, and copies of tensors of other devices.
+Tensors on devices other than the CPU are copied.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["StatePickle", "pickle_state"]
 
-_LEAST_NOTED_BYTES = 16 * 1024
-"""Less is copied at once: to note a piece costs as much as a copy of about 16 KiB."""
+_MIN_VIEW_BYTES = 16 * 1024
+"""Smaller pieces are copied: keeping a view costs as much as copying about 16 KiB."""
 
 
 class StatePickle(RawBinaryFile):
-    """The file that torch.save writes to: memory of tensors is noted, and copied later."""
+    """A file for torch.save that keeps views of the tensors' memory, to copy or upload later."""
 
     def __init__(self, memory: TensorMemory) -> None:
         self._memory = memory
@@ -36,30 +36,29 @@ class StatePickle(RawBinaryFile):
         self.num_bytes = 0
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Note all of `data`."""
+        """Keep a view of the data if it is memory of a tensor and not small; otherwise copy it."""
         view = memoryview(data).cast("B")
-        found = self._memory.find(view) if view.nbytes >= _LEAST_NOTED_BYTES else None
-        if found is None:
+        tensor_view = self._memory.find(view) if view.nbytes >= _MIN_VIEW_BYTES else None
+        if tensor_view is None:
             self._small += view
         else:
             self._flush_small()
-            self._pieces.append(found)
+            self._pieces.append(tensor_view)
         self.num_bytes += view.nbytes
         return view.nbytes
 
     def copy_to(self, target: memoryview) -> None:
-        """Copy everything to memory of that size at least."""
+        """Copy all pieces to memory, which has at least `num_bytes` bytes."""
         self._flush_small()
-        copies, at = [], 0
-        with address_of(target) as begin:
+        copies, offset = [], 0
+        with address_of(target) as start:
             for piece in self._pieces:
                 with address_of(piece) as source:
-                    copies.append(MemoryCopy(begin + at, source, piece.nbytes))
-                at += piece.nbytes
+                    copies.append(MemoryCopy(start + offset, source, piece.nbytes))
+                offset += piece.nbytes
             copy_all(copies)
 
     def views(self) -> list[memoryview]:
@@ -74,9 +73,11 @@ class StatePickle(RawBinaryFile):
 
 
 def pickle_state(value: Any) -> StatePickle:
-    """Return what torch.save writes of a value, whose tensors must not change meanwhile."""
-    memory = TensorMemory()
-    pieces = StatePickle(memory)
+    """Return the output of torch.save for a value.
 
-    save_by_torch(value, pieces, memory)
-    return pieces
+    The tensors of the value must not change as long as the result is in use.
+    """
+    memory = TensorMemory()
+    pickled = StatePickle(memory)
+    save_by_torch(value, pickled, memory)
+    return pickled

@@ -1,9 +1,9 @@
-"""TagSave: a checkpoint of named parts under a tag, which appears whole or not at all.
+"""TagSave: the save of a checkpoint of named parts under a tag.
 
-    root/<tag>/.metadata                        the commit object makes the tag exist
-    root/<tag>/<save_id>/part-<name>            each part as torch.save wrote it
+    root/<tag>/.metadata                        the commit object, which makes the tag exist
+    root/<tag>/<save_id>/part-<name>            a part, in the format of torch.save
 
-The commit protocol is that of all saves.
+The commit protocol is the same as in `RankSave`.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ if TYPE_CHECKING:
 __all__ = ["PartData", "TagSave", "tag_job", "write_part"]
 
 _MAX_PARTS: Final = 4
-"""Parts that are written at once; each is in many pieces by itself."""
+"""Maximum number of parts that a rank writes at the same time. Each part is itself uploaded in
+parallel."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartData:
-    """One part, in memory."""
+    """One part in memory."""
 
     name: str
-    """Its name."""
+    """Name of the part, unique under its tag."""
     pieces: Sequence[memoryview]
-    """Its bytes, in order."""
+    """The bytes of the part, in order."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all pieces."""
+        """Size of the part in bytes."""
         return sum(piece.nbytes for piece in self.pieces)
 
 
 def tag_job(
     tag: str, save_id: str, *, rank: int, world_size: int, started: float, staged_seconds: float
 ) -> Job:
-    """Return a save under a tag."""
+    """Return the job of a save under a tag."""
     return Job(
         step=step_of(tag),
         save_id=save_id,
@@ -65,10 +66,10 @@ def tag_job(
 
 
 async def write_part(store: Store, job: Job, part: PartData) -> StoredObject:
-    """Write one part, which is not visible before the commit.
+    """Write one part; a load sees it only after the commit.
 
     Raises:
-        StorageError: It could not be written.
+        StorageError: The part could not be written.
     """
     key = part_key(job.save_id, quote_name(part.name))
     stored = await write_object(
@@ -78,7 +79,10 @@ async def write_part(store: Store, job: Job, part: PartData) -> StoredObject:
 
 
 class TagSave(RankSave):
-    """One save of one rank under a tag, of parts in memory and of parts that are stored already."""
+    """One save of one rank under a tag.
+
+    A part is either in memory, or stored already by `write_part`.
+    """
 
     def __init__(
         self,
@@ -90,9 +94,9 @@ class TagSave(RankSave):
         super().__init__(store, settings, job, memoryview(b""), lambda _: None)
         self._parts = parts
         self.num_files = len(parts)
-        """Parts of all ranks, once they are known."""
+        """Number of parts of this rank; after the commit, on the coordinator, of all ranks."""
         self.checksums: dict[str, int] = {}
-        """CRC32C of each part of this rank, once it is written."""
+        """The crc32c of each part of this rank, by name; empty before the upload."""
 
     async def _upload(self) -> tuple[StoredObject, ...]:
         started = time.monotonic()

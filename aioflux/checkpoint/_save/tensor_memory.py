@@ -1,9 +1,9 @@
-"""TensorMemory: the storages of a state, as the pickler of torch.save finds them.
+"""TensorMemory: the storages of a state in main memory, which can be uploaded without a copy.
 
-torch.save pickles first and then writes the memory of each storage to the file. Storages that the
-pickler has found in main memory are kept alive here until the upload has ended, and need no copy.
-Other bytes that are written may be gone when the write returns: a copy that torch made of memory of
-a GPU, a pickle.
+torch.save first pickles the state, and then writes the memory of each storage to the file. The
+pickler records the storages here, so that they stay alive until the upload is complete. Any other
+memory that torch.save writes may be freed when the write returns, and must be copied: a pickle, or
+torch's copy of GPU memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["TensorMemory"]
 
 
 class TensorMemory:
-    """The memory of storages in main memory, which a state keeps while it is saved."""
+    """Views of the storages of one state in main memory."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -29,50 +29,50 @@ class TensorMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the storages that were found."""
+        """Size of the recorded storages in bytes."""
         return sum(view.nbytes for view in self._views.values())
 
     def pickle_module(self) -> Any:
-        """Return a `pickle_module` for torch.save that notes each storage."""
-        note = self._note
+        """Return a `pickle_module` for torch.save whose pickler records each storage."""
+        record = self._record
 
-        class NotingPickler(pickle.Pickler):
-            """Notes the objects that the `persistent_id` of torch.save's subclass names."""
+        class RecordingPickler(pickle.Pickler):
+            """Base of the pickler of torch.save, which gives each storage a persistent id."""
 
             def __init_subclass__(cls) -> None:
-                identify = cls.persistent_id
+                torch_persistent_id = cls.persistent_id
 
                 def persistent_id(self: Any, obj: Any) -> Any:
-                    found = identify(self, obj)
-                    if found is not None:
-                        note(obj)
-                    return found
+                    storage_id = torch_persistent_id(self, obj)
+                    if storage_id is not None:
+                        record(obj)
+                    return storage_id
 
                 cls.persistent_id = persistent_id  # type: ignore[method-assign]
 
-        return SimpleNamespace(__name__="pickle", Pickler=NotingPickler)
+        return SimpleNamespace(__name__="pickle", Pickler=RecordingPickler)
 
     def find(self, view: memoryview) -> memoryview | None:
-        """Return the same memory as a view that keeps it alive; None if it is unknown."""
-        with address_of(view) as begin:
-            at = bisect_right(self._starts, begin) - 1
-            if at < 0:
+        """Return a view of the same memory that keeps its storage alive; None if not recorded."""
+        with address_of(view) as address:
+            index = bisect_right(self._starts, address) - 1
+            if index < 0:
                 return None
-            start = self._starts[at]
-            known = self._views[start]
-            if begin + view.nbytes > start + known.nbytes:
+            start = self._starts[index]
+            storage = self._views[start]
+            if address + view.nbytes > start + storage.nbytes:
                 return None
-            return known[begin - start :][: view.nbytes]
+            return storage[address - start :][: view.nbytes]
 
-    def _note(self, obj: Any) -> None:
+    def _record(self, obj: Any) -> None:
         storage = getattr(obj, "_untyped_storage", obj)
         if type(storage) is not torch.UntypedStorage or storage.device.type != "cpu":
             return
         num_bytes, start = storage.nbytes(), storage.data_ptr()
-        known = self._views.get(start)
-        if not start or num_bytes <= (known.nbytes if known else 0):
+        recorded = self._views.get(start)
+        if not start or num_bytes <= (recorded.nbytes if recorded else 0):
             return
         whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
         self._views[start] = whole.numpy().data
-        if known is None:
+        if recorded is None:
             insort(self._starts, start)

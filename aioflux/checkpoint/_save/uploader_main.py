@@ -2,8 +2,9 @@
 
     trainer --(jobs, arenas)--> uploader --(bytes sent, outcomes)--> trainer
 
-It maps the trainer's arenas. When the trainer has ended, killed or not, it finishes its jobs and
-ends: a save that was staged is not lost with the process that staged it.
+The trainer is the process of the Checkpointer. The uploader maps the trainer's arenas. When the
+trainer has exited, even if it was killed, the uploader completes its jobs and exits, so that a
+staged save is not lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from aioflux.checkpoint._save.uploader_messages import (
     MAX_READ_BYTES,
     Inbox,
     encode,
-    portable,
+    picklable_error,
 )
 from aioflux.errors import CheckpointError
 
@@ -38,11 +39,11 @@ __all__ = ["main"]
 _log = logging.getLogger("aioflux")
 
 _NICENESS: Final = 5
-"""Training has priority if there are too few processors for both."""
+"""Added niceness: training has priority if there are too few processors for both processes."""
 
 _CHECK_SECONDS: Final = 1.0
-"""Time between two checks that the trainer is alive: a worker that it forked may hold its end of
-the socket open."""
+"""Interval of checks whether the trainer is alive. The socket alone does not show it: a forked
+worker of the trainer keeps the trainer's end of the socket open."""
 
 
 class _UploaderProcess:
@@ -54,27 +55,28 @@ class _UploaderProcess:
         self._trainer = os.getppid()
         self._inbox = Inbox()
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
-        self._is_over = asyncio.Event()
+        self._is_closed = asyncio.Event()
+        """Set when the trainer has closed the socket."""
         self._store: Store | None = None
         self._queue: SaveQueue | None = None
         self._arenas: dict[int, mmap.mmap] = {}
         self._tasks: dict[int, asyncio.Task[SaveResult]] = {}
 
     async def run(self) -> None:
-        """Serve until the trainer has ended and all jobs are done."""
+        """Run jobs until the trainer has closed the socket or exited, and all jobs are complete."""
         loop = asyncio.get_running_loop()
         self._jobs.setblocking(False)
         self._results.setblocking(False)
         loop.add_reader(self._jobs.fileno(), self._read)
         sending = loop.create_task(self._send())
-        while not self._is_over.is_set() and os.getppid() == self._trainer:
+        while not self._is_closed.is_set() and os.getppid() == self._trainer:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_over.wait(), _CHECK_SECONDS)
-        if not self._is_over.is_set():
-            self._read()  # what it sent before it died
+                await asyncio.wait_for(self._is_closed.wait(), _CHECK_SECONDS)
+        if not self._is_closed.is_set():
+            self._read()  # the messages that the trainer sent before it died
         loop.remove_reader(self._jobs.fileno())
         if self._queue is not None:
-            self._queue.withdraw()  # announced, and not staged to the end
+            self._queue.stop_heartbeats()  # of saves that the trainer did not submit
         while self._tasks:
             await asyncio.wait(self._tasks.values())
         if self._store is not None:
@@ -89,7 +91,7 @@ class _UploaderProcess:
         loop = asyncio.get_running_loop()
         while True:
             data = await self._outbox.get()
-            with suppress(OSError):  # the trainer has ended
+            with suppress(OSError):  # the trainer has exited
                 await loop.sock_sendall(self._results, data)
             self._outbox.task_done()
 
@@ -97,8 +99,8 @@ class _UploaderProcess:
         self._outbox.put_nowait(encode(message))
 
     def _read(self) -> None:
-        """Handle the messages that have arrived."""
-        while not self._is_over.is_set():
+        """Handle all messages that the socket has received."""
+        while not self._is_closed.is_set():
             try:
                 data, fds, _, _ = socket.recv_fds(self._jobs, MAX_READ_BYTES, MAX_FDS)
             except BlockingIOError:
@@ -106,7 +108,7 @@ class _UploaderProcess:
             except OSError:
                 data, fds = b"", []
             if not data:
-                self._is_over.set()
+                self._is_closed.set()
                 return
             for message in self._inbox.feed(data, fds):
                 self._handle(message)
@@ -116,12 +118,12 @@ class _UploaderProcess:
             case ("open", store, settings):
                 self._store = store
                 self._queue = SaveQueue(store, settings)
-            case ("announce", str(save_id), str(prefix), int(rank)):
+            case ("start_heartbeat", str(save_id), str(prefix), int(rank)):
                 if self._queue is not None:
-                    self._queue.announce(save_id, prefix, rank)
-            case ("withdraw", str(save_id)):
+                    self._queue.start_heartbeat(save_id, prefix, rank)
+            case ("stop_heartbeat", str(save_id)):
                 if self._queue is not None:
-                    self._queue.withdraw(save_id)
+                    self._queue.stop_heartbeat(save_id)
             case ("arena", int(number), int(size)):
                 fd = self._inbox.fds.pop(0)
                 self._arenas[number] = mmap.mmap(fd, size, prot=mmap.PROT_READ)
@@ -130,7 +132,8 @@ class _UploaderProcess:
                 self._arenas.pop(number, None)
             case ("cancel", int(number)):
                 if (task := self._tasks.get(number)) is not None:
-                    # Not before its first step: it has to report to the other ranks.
+                    # A task that is cancelled before its first step never runs, and would not
+                    # report the failure to the other ranks. So it is cancelled after this step.
                     asyncio.get_running_loop().call_soon(task.cancel)
             case ("job", int(number), Job() as job):
                 task = asyncio.get_running_loop().create_task(self._run_job(number, job))
@@ -140,8 +143,8 @@ class _UploaderProcess:
     async def _run_job(self, number: int, job: Job) -> SaveResult:
         if self._queue is None:
             raise CheckpointError(
-                "the uploader process could not take over the store; its log says why, such as "
-                "credentials that are a function which it cannot import"
+                "the uploader process could not open the store; see its log for the reason, for "
+                "example a credentials function that it cannot import"
             )
         arena = self._arenas.get(job.staged.arena)
         memory = memoryview(arena) if arena is not None else memoryview(b"")
@@ -155,13 +158,13 @@ class _UploaderProcess:
             self._post("done", number, task.result())
             return
         if os.getppid() != self._trainer:
-            _log.error("step %d was staged by a trainer that has ended: %s", job.step, error)
-        self._post("failed", number, portable(error))
+            _log.error("step %d was not saved, and its trainer has exited: %s", job.step, error)
+        self._post("failed", number, picklable_error(error))
 
 
 def main() -> None:
-    """Serve the trainer whose sockets are named on the command line."""
-    # Ctrl-C and a scheduler's SIGTERM are for the trainer; this process ends after it.
+    """Run the uploader; the arguments are the descriptors of the sockets to the trainer."""
+    # Ctrl-C and a scheduler's SIGTERM are for the trainer; this process exits after the trainer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Messages between a trainer and its uploader: pickles with their length before, over a socket.
+"""Messages between a trainer and its uploader process: length and pickle, over a socket.
 
-Descriptors of arenas travel with the message that names them. One process started the other: the
-pickles are their own.
+The descriptor of an arena is sent with the message that names the arena. Unpickling is safe here:
+the trainer started the uploader process, and no other process has the socket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aioflux.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["MAX_FDS", "MAX_READ_BYTES", "Inbox", "encode", "portable", "send"]
+__all__ = ["MAX_FDS", "MAX_READ_BYTES", "Inbox", "encode", "picklable_error", "send"]
 
 _HEAD: Final = struct.Struct(">Q")
 
@@ -25,28 +25,27 @@ MAX_FDS: Final = 16
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as bytes."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _HEAD.pack(len(data)) + data
 
 
 def send(target: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
-    """Send a message, and descriptors with it; blocks until all is in the socket's buffer."""
+    """Send a message with descriptors; blocks until the socket's buffer has all bytes."""
     data = encode(message)
     sent = socket.send_fds(target, [data], list(fds)) if fds else 0
     target.sendall(memoryview(data)[sent:])
 
 
 class Inbox:
-    """The bytes that have arrived, cut into messages."""
+    """Decoder of received bytes into messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self.fds: list[int] = []
-        """Descriptors that have arrived and were not taken yet."""
+        """Received descriptors. The handler of a message removes the descriptors it uses."""
 
     def feed(self, data: bytes, fds: Sequence[int] = ()) -> Iterator[Any]:
-        """Add bytes, and yield the messages that are complete with them."""
+        """Add received bytes, and yield the messages that are complete."""
         self._data += data
         self.fds += fds
         while len(self._data) >= _HEAD.size:
@@ -56,11 +55,11 @@ class Inbox:
                 return
             message = bytes(memoryview(self._data)[_HEAD.size : end])
             del self._data[:end]
-            yield pickle.loads(message)  # noqa: S301  see above
+            yield pickle.loads(message)  # noqa: S301  see the module's docstring
 
 
-def portable(error: BaseException) -> BaseException:
-    """Return an error that pickles: itself, or one with its class and message."""
+def picklable_error(error: BaseException) -> BaseException:
+    """Return the error; if it cannot be pickled, a CheckpointError with its class and message."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
     except Exception:

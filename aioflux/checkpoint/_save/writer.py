@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aioflux import _bridge
-from aioflux._files import Holder, WritableFile
+from aioflux._files import WritableFile, WriterContext
 from aioflux._values.uri import split_object_uri
 from aioflux.store import open_store
 
@@ -25,63 +25,64 @@ __all__ = ["CheckpointWriter", "open_writer", "writing"]
 
 
 class CheckpointWriter(WritableFile):
-    """A file that `open_writer` opened: writable, not seekable.
+    """A file from `open_writer`: writable, not seekable.
 
-    Parts are sent while more is written; memory is bounded by `TransferOptions.max_buffered_bytes`
-    and 1 MiB. The object becomes visible, whole, when `close` returns, as at the end of a `with`
-    block. An exception in the block, an error of a write, `abort`, or a file that is dropped or
-    left open at the end of the process publish nothing and abort the upload.
+    Parts are uploaded during the writes. The file buffers at most 1 MiB and
+    `TransferOptions.max_buffered_bytes`. `close`, or the end of a `with` block, completes the
+    upload and makes the object visible. The upload is aborted and nothing becomes visible after an
+    exception in the `with` block, a failed write or `abort`, or if the file is never closed.
     """
 
-    def __init__(self, held: Holder, uri: str) -> None:
-        super().__init__(held, uri)
+    def __init__(self, context: WriterContext, uri: str) -> None:
+        super().__init__(context, uri)
         self.uri = uri
         """Whole uri of the object."""
 
     @property
     def meta(self) -> ObjectMeta:
-        """Metadata of the object that was stored.
+        """Metadata of the stored object.
 
         Raises:
-            AttributeError: It is not stored.
+            AttributeError: The file is not closed, or the object could not be stored.
         """
-        return self._held.value.meta
+        return self._context.value.meta
 
     def __repr__(self) -> str:
         return f"<CheckpointWriter {self.uri}>"
 
     def flush(self) -> None:
-        """Do nothing: what was written becomes visible on `close`, all at once."""
+        """Do nothing: the object becomes visible only on `close`."""
         self._require_open()
 
     def close(self) -> None:
-        """Store what was written and make it visible. Closing twice does nothing.
+        """Complete the upload and make the object visible. A second call does nothing.
 
         Raises:
-            StorageError: It could not be stored: nothing is visible and nothing stays.
+            StorageError: The object could not be stored, and the upload was aborted. If the abort
+                failed, too, the error has a note.
         """
         if self.closed:
             return
         try:
             self._raise_failure()
-            self._send_pending()
-            self._held.leave()
+            self._send_buffer()
+            self._context.exit()
         except BaseException as exc:
             self.abort(exc)
             raise
         super().close()
 
     def abort(self, reason: BaseException | None = None) -> None:
-        """Close the file and drop what was written: nothing becomes visible.
+        """Close the file and abort the upload: nothing becomes visible.
 
         Args:
-            reason: Receives a note if the upload cannot be aborted.
+            reason: Error that receives a note if the upload cannot be aborted.
         """
         if self.closed:
             return
         super().close()
-        self._pending.clear()
-        self._held.leave(reason or RuntimeError(f"{self.uri} was aborted"))
+        self._buffer.clear()
+        self._context.exit(reason or RuntimeError(f"{self.uri} was aborted"))
 
     def __exit__(
         self,
@@ -93,16 +94,17 @@ class CheckpointWriter(WritableFile):
             self.close()
             return
         self.abort(error)
-        # torch.save turns the error of a write, also Ctrl-C, into a RuntimeError about positions in
-        # a zip file.
+        # Raise the error of the failed write. torch.save replaces it, even Ctrl-C, by a
+        # RuntimeError about positions in a zip file.
         if self._failure is not None and error is not self._failure:
             raise self._failure from error
 
     def __del__(self) -> None:
-        # A file closes itself here, which would publish. `Held` aborts instead.
+        # The base class would close the file, and so publish the object. Without a close,
+        # `OpenContext` aborts the upload.
         if not self.closed:
             warnings.warn(
-                f"{self.uri} was never closed: nothing of it is stored; open it with `with`",
+                f"{self.uri} was never closed, so it is not stored; open it with `with`",
                 RuntimeWarning,
                 source=self,
                 stacklevel=2,
@@ -120,16 +122,16 @@ def open_writer(
 ) -> CheckpointWriter:
     """Open one object for writing, for `torch.save(state_dict, file)`.
 
-    Sends nothing yet. Use it as a context manager, so that an exception publishes nothing.
+    Sends no request yet. Use the file as a context manager, so that an exception aborts the upload.
 
     Args:
         uri: Whole uri of the object, such as `gs://bucket/run-7/model.pt`.
-        mode: "overwrite" replaces an object of this name, "create" fails if there is one.
-        if_generation_match: Replace only this generation.
+        mode: "overwrite" replaces an existing object; "create" fails if the object exists.
+        if_generation_match: Replace the object only if it has this generation.
         content_type: Media type; `application/octet-stream` by default.
         metadata: User metadata.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
-            as `aioflux.open_store`.
+            as for `aioflux.open_store`.
 
     Raises:
         ValueError: The uri names no object, or a setting has no effect with it.
@@ -141,13 +143,13 @@ def open_writer(
         "content_type": content_type,
         "metadata": metadata,
     }
-    return CheckpointWriter(_bridge.Held(writing(root, key, settings, options)), uri)
+    return CheckpointWriter(_bridge.OpenContext(writing(root, key, settings, options)), uri)
 
 
 @asynccontextmanager
 async def writing(
     root: str, key: str, settings: dict[str, Any], options: StoreOptions
 ) -> AsyncIterator[ObjectWriter]:
-    """Return a context with the writer of one object; see `Store.open_writer`."""
+    """Open a store and the writer of one object in it; see `Store.open_writer`."""
     async with open_store(root, **options) as store, store.open_writer(key, **settings) as writer:
         yield writer

@@ -1,1 +1,1 @@
-"""The objects of a checkpoint in a store: data, commits, tags. Without torch."""
+"""The objects of a checkpoint in a store: data objects, commit objects, tags. Needs no torch."""

@@ -1,8 +1,10 @@
 """The commit: the write that makes a checkpoint visible, and the deletes after it.
 
-    commit object, under its precondition -> objects of the commit that it replaced, pinned -> log
+    write the commit object under a precondition -> log -> delete the replaced data objects
 
-Saves of torch.distributed.checkpoint, saves of the Checkpointer and copies all commit by it.
+All saves and copies use this module. Each delete is pinned to the generation that the replaced
+commit lists, so that it cannot delete an object that another save wrote meanwhile. If the replaced
+checkpoint is a copy, its commit lists the generations of the source, and deletes are not pinned.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from aioflux.checkpoint._format.commit import INDEX_KEY
-from aioflux.checkpoint._store.commits import is_home, uri_below
+from aioflux.checkpoint._store.commits import is_original, uri_below
 from aioflux.errors import (
     AiofluxError,
     AlreadyExistsError,
@@ -36,32 +38,33 @@ _log = logging.getLogger("aioflux")
 async def commit(
     store: Store, key: str, data: bytes, new: Commit, *, replaces: Sequence[CommitObject]
 ) -> bool:
-    """Write a commit object, and delete the objects of the commit that it replaced.
+    """Write a commit object, and delete the objects of the commits that it replaces.
 
     Args:
-        store: A store that holds the checkpoint.
-        key: Name of the commit object in the store.
-        data: Its bytes.
-        new: The commit that they hold.
-        replaces: The commit objects that the checkpoint had when the save began. The one of the
-            same key is replaced if it still has the generation that was read; one of the other
-            layout is deleted.
+        store: The store of the checkpoint.
+        key: Key of the commit object in the store.
+        data: The encoded commit object.
+        new: The decoded content of `data`.
+        replaces: The commit objects that the checkpoint had at the start of the save. The commit
+            object at `key` is overwritten if its generation is unchanged. A commit object of the
+            other layout is deleted if it can be decoded.
 
     Returns:
-        Whether no older commit object is left; objects that could not be deleted are logged.
+        False if a commit object of the other layout could not be deleted. A delete that fails is
+        logged.
 
     Raises:
-        CheckpointError: Another save of the checkpoint was committed meanwhile, and is kept.
-        StorageError: It could not be written. After a TransientError it may exist.
+        CheckpointError: Another save of the checkpoint was committed meanwhile, and stays.
+        StorageError: The commit object could not be written. After a TransientError it may exist.
     """
-    old = next((each.meta for each in replaces if each.meta.key == key), None)
+    replaced = next((found.meta for found in replaces if found.meta.key == key), None)
     content_type = "application/json" if key.endswith(INDEX_KEY) else ""
     try:
-        if old is None:
+        if replaced is None:
             await store.put(key, data, mode="create", content_type=content_type)
         else:
             await store.put(
-                key, data, if_generation_match=old.generation, content_type=content_type
+                key, data, if_generation_match=replaced.generation, content_type=content_type
             )
     except (AlreadyExistsError, PreconditionFailedError) as exc:
         raise CheckpointError(
@@ -74,9 +77,10 @@ async def commit(
 async def delete_replaced(
     store: Store, key: str, new: Commit, replaces: Sequence[CommitObject]
 ) -> bool:
-    """Log a commit object that was written, and delete the objects of those that it replaced.
+    """Log a commit, and delete the objects of the commits that it replaces.
 
-    Arguments and result are those of `commit`, which does this itself.
+    `commit` calls this. A caller whose `commit` failed calls it, too, if the commit object turns
+    out to exist. Arguments and result are those of `commit`.
     """
     _log.info(
         "committed %s: %d objects of %d bytes, save %s",
@@ -86,37 +90,37 @@ async def delete_replaced(
         new.save_id,
     )
     prefix = key.rpartition("/")[0] + "/" if "/" in key else ""
-    named = {each.key for each in new.objects}
+    new_keys = {stored.key for stored in new.objects}
     is_only_commit = True
     for old in replaces:
         if old.commit is None:
-            _log.info("the objects of %s are left: aioflux cannot read it", old.meta.uri)
+            _log.info("cannot decode %s; its data objects are not deleted", old.meta.uri)
             continue
         if old.meta.key != key and not await delete_logged(store, [old.meta], "another layout"):
             is_only_commit = False
             continue
-        is_pinned = is_home(store, prefix, old.commit)
+        is_pinned = is_original(store, prefix, old.commit)
         obsolete = [
             dataclasses.replace(
                 old.meta,
-                key=prefix + each.key,
-                uri=uri_below(store, prefix + each.key),
-                generation=each.generation if is_pinned else "",
+                key=prefix + stored.key,
+                uri=uri_below(store, prefix + stored.key),
+                generation=stored.generation if is_pinned else "",
             )
-            for each in old.commit.objects
-            if each.key not in named
+            for stored in old.commit.objects
+            if stored.key not in new_keys
         ]
         await delete_logged(store, obsolete, "the checkpoint that was replaced")
     return is_only_commit
 
 
-async def delete_logged(store: Store, objects: Iterable[ObjectMeta | str], what: str) -> bool:
-    """Delete objects, and return whether all are gone; those that are left are logged."""
+async def delete_logged(store: Store, objects: Iterable[ObjectMeta | str], owner: str) -> bool:
+    """Delete the objects of an owner, and return whether all deletes succeeded; log failures."""
     try:
         errors = (await store.delete_many(objects)).errors
-    except (AiofluxError, OSError, ValueError) as exc:  # the commit stays valid
-        _log.warning("%s below %s could not be deleted: %s", what, store.uri, exc)
+    except (AiofluxError, OSError, ValueError) as exc:  # not raised: the commit stays valid
+        _log.warning("could not delete objects of %s below %s: %s", owner, store.uri, exc)
         return False
     for key, error in errors.items():
-        _log.warning("%s of %s could not be deleted: %s", uri_below(store, key), what, error)
+        _log.warning("could not delete %s of %s: %s", uri_below(store, key), owner, error)
     return not errors

@@ -1,9 +1,10 @@
 """The steps below a root, and their commit objects.
 
-    root/step-00000100/.metadata                       the commit object; the step exists with it
+    root/step-00000100/.metadata                       the commit object, which makes the step exist
     root/step-00000100/<save_id>/__0_0.distcp          a data object of the commit
 
-Nothing is unpickled here: the commit is the JSON that follows the pickle.
+The root is the prefix of a run. `.metadata` begins with a pickle for stock DCP, and the commit
+follows as JSON. Only the JSON is decoded here; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
     "CommitObject",
     "StepSummary",
     "as_prefix",
-    "is_home",
+    "is_original",
     "list_prefixes",
     "list_steps",
     "read_commit",
@@ -47,23 +48,23 @@ __all__ = [
 ]
 
 COMMIT_KEYS = (COMMIT_KEY, INDEX_KEY)
-"""Keys that a commit object can have below its checkpoint's prefix, one for each layout."""
+"""Keys of a commit object below the prefix of its checkpoint, one for each layout."""
 
 MAX_IN_FLIGHT = 64
-"""Commit objects that are read at once."""
+"""Maximum number of commit objects that are read at the same time."""
 
 
 class CommitObject(NamedTuple):
     """A commit object and its content."""
 
     meta: ObjectMeta
-    """Its metadata; its generation is the precondition of a removal."""
+    """Metadata of the object. Its generation is the precondition of a delete."""
     data: bytes
-    """Its bytes."""
+    """Bytes of the object."""
     commit: Commit | None
-    """The decoded commit; None if another program wrote it, or if it is damaged."""
+    """The decoded commit; None if another program wrote the object, or if it is damaged."""
     problem: CheckpointCorruptError | None = None
-    """The error, if it is damaged."""
+    """The error of a damaged object."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +78,11 @@ class StepSummary:
     created: float = 0.0
     """Time of the commit, in seconds since 1970, UTC."""
     num_bytes: int = 0
-    """Bytes of all data objects, without the commit object."""
+    """Size of all data objects in bytes, without the commit object."""
     num_objects: int = 0
-    """Data objects."""
+    """Number of data objects."""
     world_size: int = 0
-    """Ranks that wrote it."""
+    """Number of ranks that wrote the checkpoint."""
     layout: str = ""
     """`dcp` or `safetensors`."""
     save_id: str = ""
@@ -91,45 +92,48 @@ class StepSummary:
     generation: str = ""
     """Generation of the commit object."""
     problem: str = ""
-    """Message, if the commit object cannot be read; then only step and uri are set."""
+    """Error message if the commit object cannot be decoded. Then only step and uri are set."""
     is_ours: bool = True
-    """False if another program wrote it; then `problem` is set, too."""
+    """False if another program wrote the checkpoint; `problem` is set then."""
 
 
 def as_prefix(prefix: str) -> str:
-    """Return a prefix with a slash at its end; empty for the root of the store."""
+    """Return a prefix with a slash at its end, or the empty prefix unchanged."""
     return prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
 
 
 def uri_below(store: Store, key: str) -> str:
-    """Return the whole uri of a key or prefix of a store."""
+    """Return the uri of a key or prefix of a store."""
     return join_uri(store.uri, key)
 
 
-def is_home(store: Store, prefix: str, commit: Commit) -> bool:
-    """Return whether a checkpoint is at the uri it was saved at: a copy has other generations."""
+def is_original(store: Store, prefix: str, commit: Commit) -> bool:
+    """Return whether a checkpoint is at the uri that it was saved to, and is not a copy.
+
+    The data objects of a copy have other generations than the commit lists.
+    """
     try:
-        home, here = parse_uri(commit.uri), parse_uri(uri_below(store, prefix))
+        saved, current = parse_uri(commit.uri), parse_uri(uri_below(store, prefix))
     except ValueError:
         return False
-    if home.scheme == "file" == here.scheme:
-        # With links and `..` one directory has several names.
-        return os.path.realpath(home.key) == os.path.realpath(here.key)
-    return str(home).rstrip("/") == str(here).rstrip("/")
+    if saved.scheme == "file" == current.scheme:
+        # Because of links and `..` one directory has several paths.
+        return os.path.realpath(saved.key) == os.path.realpath(current.key)
+    return str(saved).rstrip("/") == str(current).rstrip("/")
 
 
 async def list_prefixes(store: Store, root: str = "") -> list[int]:
-    """Return the steps with objects below `root`, committed or not, ascending; one listing."""
-    within = as_prefix(root)
-    listing = await store.list_all(within, delimiter="/")
-    steps = (parse_step(prefix[len(within) :]) for prefix in listing.prefixes)
+    """Return the steps with objects below `root`, committed or not, ascending; by one listing."""
+    root_prefix = as_prefix(root)
+    listing = await store.list_all(root_prefix, delimiter="/")
+    steps = (parse_step(prefix[len(root_prefix) :]) for prefix in listing.prefixes)
     return sorted(step for step in steps if step is not None)
 
 
 async def list_steps(store: Store) -> list[int]:
-    """Return the committed steps below the store's prefix, ascending; they are not verified.
+    """Return the committed steps below the store's prefix, ascending, without verifying them.
 
-    Costs a listing of one level and a request for each step, 64 at once.
+    Costs one listing, and one or two requests for each step.
     """
 
     async def is_committed(step: int) -> bool:
@@ -142,8 +146,8 @@ async def list_steps(store: Store) -> list[int]:
         return False
 
     steps = await list_prefixes(store)
-    found = await gather_bounded(is_committed, steps, max_in_flight=MAX_IN_FLIGHT)
-    return [step for step, is_there in zip(steps, found, strict=True) if is_there]
+    committed = await gather_bounded(is_committed, steps, max_in_flight=MAX_IN_FLIGHT)
+    return [step for step, exists in zip(steps, committed, strict=True) if exists]
 
 
 def _decode(meta: ObjectMeta, data: bytes) -> CommitObject:
@@ -158,58 +162,58 @@ def _decode(meta: ObjectMeta, data: bytes) -> CommitObject:
 async def read_commits(
     store: Store, prefix: str, names: Sequence[str] = COMMIT_KEYS
 ) -> list[CommitObject]:
-    """Return the commit objects of a checkpoint, oldest save first; damaged ones come first.
+    """Return the commit objects of a checkpoint: damaged ones first, then the oldest save first.
 
-    Those of `names` below the checkpoint's prefix are read; by default one for each layout.
+    `names` are the keys to read below the prefix, by default those of all layouts.
     """
     keys = [as_prefix(prefix) + name for name in names]
-    found: list[CommitObject] = []
+    commit_objects: list[CommitObject] = []
     async for batch in store.try_fetch_batches(keys):
-        for each in batch:
-            if each[0] is not None:
-                found.append(_decode(*each))
-            elif not isinstance(each[1], NotFoundError):
-                raise each[1]
-    return sorted(found, key=lambda each: each.commit.save_id if each.commit else "")
+        for result in batch:
+            if result[0] is not None:
+                commit_objects.append(_decode(*result))
+            elif not isinstance(result[1], NotFoundError):
+                raise result[1]
+    return sorted(commit_objects, key=lambda each: each.commit.save_id if each.commit else "")
 
 
 async def read_commit(store: Store, prefix: str) -> CommitObject:
-    """Read the commit object of a checkpoint; the newest if two layouts were saved.
+    """Read the commit object of a checkpoint; the newer one if both layouts were saved.
 
     Raises:
-        CheckpointNotFoundError: There is none: no save was committed.
-        CheckpointCorruptError: It is damaged.
+        CheckpointNotFoundError: No save of the checkpoint was committed.
+        CheckpointCorruptError: A commit object is damaged.
     """
-    found = await read_commits(store, prefix)
-    for each in found:
-        if each.problem is not None:
-            raise each.problem
-    if not found:
+    commit_objects = await read_commits(store, prefix)
+    for commit_object in commit_objects:
+        if commit_object.problem is not None:
+            raise commit_object.problem
+    if not commit_objects:
         uri = uri_below(store, as_prefix(prefix))
         raise CheckpointNotFoundError(
             f"there is no checkpoint {uri}: it has no commit object; list the checkpoints with "
             "`aioflux ckpt list`"
         )
-    return found[-1]
+    return commit_objects[-1]
 
 
 async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[StepSummary]:
-    """Return summaries of the commits of many steps, ascending; they are not verified.
+    """Return the summaries of many steps, ascending, without verifying the steps.
 
-    Costs a request or two for each step, 64 at once. Steps without a commit are left out.
+    Costs one or two requests for each step. Steps without a commit have no summary.
     """
 
     async def summarize_step(step: int) -> StepSummary | None:
         uri = uri_below(store, step_prefix(step))
         try:
-            found = await read_commit(store, step_prefix(step))
+            commit_object = await read_commit(store, step_prefix(step))
         except CheckpointNotFoundError:
             return None
         except CheckpointCorruptError as exc:
             return StepSummary(step=step, uri=uri, problem=str(exc))
-        commit = found.commit
+        commit = commit_object.commit
         if commit is None:
-            problem = f"{found.meta.uri} holds no commit of aioflux: another program wrote it"
+            problem = f"{commit_object.meta.uri} has no commit of aioflux: another program wrote it"
             return StepSummary(step=step, uri=uri, problem=problem, is_ours=False)
         return StepSummary(
             step=step,
@@ -221,7 +225,7 @@ async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[St
             layout=commit.layout,
             save_id=commit.save_id,
             metrics=commit.metrics,
-            generation=found.meta.generation,
+            generation=commit_object.meta.generation,
         )
 
     selected = sorted(set(steps)) if steps is not None else await list_prefixes(store)

@@ -1,10 +1,11 @@
-"""A whole object in memory, in one copy: private, or under a path for callers that map files.
+"""A whole object in memory, read without a copy: private memory, or memory with a path.
 
-object -> ranges in parallel, straight into the mapping -> crc32c of the whole
-       -> PrivateMemory: tensors refer to it
-       -> MemoryFile: unmapped; the caller maps it again by its path: the same memory, no copy
+    object -> ranges in parallel, straight into the mapping -> compare crc32c of the object
+    -> PrivateMemory: tensors refer to the mapping
+    -> MemoryFile: unmapped; the caller maps the same memory again by its path, without a copy
 
-Mapped twice at a time, the bytes of a `MemoryFile` would be counted twice as resident.
+A `MemoryFile` is unmapped after the read, because memory that is mapped twice counts twice in the
+resident size of the process.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
 __all__ = ["MemoryFile", "PrivateMemory", "read_into_memory"]
 
 _DIRECTORIES = ("/proc/self/fd", "/dev/fd")
-"""Directories with a path for each open file."""
+"""Directories with a path for each open descriptor of this process."""
 _RANGE_BYTES: Final = 8 * MIB
-"""Bytes of a range, at most: the first is requested as soon as its memory is allocated."""
+"""Maximum size of a range. Each request waits until the memory of its range is allocated, so
+smaller ranges start earlier."""
 _MADV_POPULATE_WRITE: Final = 23
-"""Since Linux 5.14 (madvise(2)); a kernel without it returns an error, and allocates by page."""
+"""Allocates memory at once, since Linux 5.14 (madvise(2)). An older kernel returns an error, which
+is ignored: it allocates each page at the first write to the page."""
 
 _madvise = ctypes.CDLL(None)["madvise"] if sys.platform == "linux" else None
 if _madvise is not None:
@@ -48,14 +51,14 @@ if _madvise is not None:
 
 
 class PrivateMemory:
-    """Memory of a fixed size, of this process alone.
+    """Memory of a fixed size, private to this process.
 
-    The kernel allocates 298 MB of it in 140 ms of CPU time; memory under a path takes 250, and 50
-    more to be mapped again. Large pages took from 25 to 930, depending on the host of the virtual
-    machine.
+    The kernel allocates 298 MB of private memory in 140 ms of CPU time. Memory with a path takes
+    250 ms, and 50 ms to map it again. Huge pages took 25 to 930 ms on different virtual machines,
+    and are not used.
 
     Attributes:
-        mapping: The memory, writable; it can be read as a file as well.
+        mapping: The writable memory, which also has the methods of a file.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -69,24 +72,24 @@ class PrivateMemory:
             yield used
 
     def populate(self, view: memoryview, start: int, end: int) -> None:
-        """Allocate the memory of a range of `view`, which is of `mapped`, at once."""
+        """Allocate the memory of a range now; `view` is the view that `mapped` returned."""
         _populate(view, start, end)
 
     def close(self) -> None:
-        """Release the memory, unless tensors refer to it. Closing twice does nothing."""
+        """Release the memory, unless tensors refer to it. A second call does nothing."""
         with suppress(BufferError):
             self.mapping.close()
 
 
 class MemoryFile:
-    """Memory of a fixed size with a path, of this process alone.
+    """Memory of a fixed size with a path, for libraries that open files.
 
-    On Linux it is a memfd, which is on no disk and is not limited by the size of /dev/shm;
-    elsewhere a temporary file, which is unlinked if open files have paths.
+    On Linux the memory is a memfd, which uses no disk and is not limited by the size of /dev/shm.
+    On other systems it is a temporary file, which is unlinked at once if its descriptor has a path.
 
     Attributes:
-        path: Path to open and map it by, in this process.
-        fd: Its descriptor, until `close`.
+        path: Path that opens the memory, in this process only.
+        fd: Descriptor of the memory; -1 after `close`.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -104,7 +107,7 @@ class MemoryFile:
             self.path = self.path or self._name
             os.ftruncate(self.fd, num_bytes)
             if is_on_disk:
-                # On a full disk a write to the mapping would end the process.
+                # On a full disk a write to the mapping would kill the process by SIGBUS.
                 self._allocate(0, num_bytes)
         except BaseException:
             self.close()
@@ -122,20 +125,20 @@ class MemoryFile:
             yield view
         finally:
             view.release()
-            # The traceback of an error may still refer to it.
+            # The traceback of an error may still refer to a view of the mapping.
             with suppress(BufferError):
                 mapping.close()
 
     def populate(self, view: memoryview, start: int, end: int) -> None:
-        """Allocate the memory of a range of `view`, which is of `mapped`, at once.
+        """Allocate the memory of a range now; `view` is the view that `mapped` returned.
 
-        Allocating the file before its mapping costs a third less than the mapping alone.
+        Allocating in the file first takes a third less time than populating the mapping alone.
         """
         self._allocate(start, end)
         _populate(view, start, end)
 
     def close(self) -> None:
-        """Release the memory, except for other mappings of it. Closing twice does nothing."""
+        """Close the descriptor. Other mappings of the memory stay. A second call does nothing."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -163,17 +166,17 @@ def _populate(view: memoryview, start: int, end: int) -> None:
 
 
 def _open_memfd() -> int:
-    """Return the descriptor of a memfd, or -1 if there are none."""
+    """Return the descriptor of a new memfd, or -1 if the system supports none."""
     if not hasattr(os, "memfd_create"):
         return -1
     try:
         return os.memfd_create("aioflux-checkpoint")
-    except OSError:  # a sandbox without this system call
+    except OSError:  # a sandbox may forbid the system call
         return -1
 
 
 def _path_of(fd: int) -> str:
-    """Return the path of an open file, or nothing if the system has none."""
+    """Return the path of a descriptor, or an empty string if the system has no such paths."""
     paths = (f"{directory}/{fd}" for directory in _DIRECTORIES)
     return next((path for path in paths if os.path.exists(path)), "")
 
@@ -181,19 +184,19 @@ def _path_of(fd: int) -> str:
 async def read_into_memory(
     root: str, key: str, options: StoreOptions, kind: type[Memory]
 ) -> tuple[ObjectMeta, Memory]:
-    """Read one generation of an object into memory of a kind, and verify all of it.
+    """Read one generation of an object into a new instance of `kind`, and verify all of it.
 
-    An object that is replaced meanwhile is read again after a pause, as by `Store.get`.
+    If the object is replaced during the read, the newer generation is read after a pause.
 
     Raises:
-        NotFoundError: There is no such object.
-        ChecksumError: Its bytes do not match its checksum, three times.
-        PreconditionFailedError: It was replaced in each read until the retry policy ended.
+        NotFoundError: The object does not exist.
+        ChecksumError: The bytes did not match the checksum of the object in any of four reads.
+        PreconditionFailedError: The object was replaced in each attempt of the retry policy.
     """
-    # The checksum of the whole object is compared here, so that ranges need no verification.
+    # The store need not verify ranges: the checksum of the whole object is compared here.
     transfer = options.get("transfer") or TransferOptions()
-    plain: StoreOptions = {**options, "transfer": replace(transfer, verify=False)}
-    async with open_store(root, **plain) as store:
+    unverified: StoreOptions = {**options, "transfer": replace(transfer, verify=False)}
+    async with open_store(root, **unverified) as store:
         backoff = Backoff(store.retry)
         while True:
             meta = await store.head(key)
@@ -215,21 +218,21 @@ async def read_into_memory(
 async def _read_generation(
     store: Store, root: str, meta: ObjectMeta, options: StoreOptions, kind: type[Memory]
 ) -> Memory:
-    """Read one generation by a store without verification, and verify all of it.
+    """Read one generation with a store that does not verify, and verify the whole object.
 
-    An object whose checksum the service does not know is read by another store of `options`.
+    If the service reports no crc32c, or it does not match, a store that verifies reads the object.
     """
     is_hashed = (options.get("transfer") or TransferOptions()).verify
     memory = kind(meta.size)
     try:
         with memory.mapped() as view:
-            is_right = False
+            is_valid = False
             if meta.crc32c is not None or not is_hashed:
                 checksum = await _fill(store, meta, memory, view, is_hashed=is_hashed)
-                is_right = not is_hashed or checksum == meta.crc32c
-            if not is_right:
-                async with open_store(root, **options) as other:
-                    await other.get_into(meta, view)
+                is_valid = not is_hashed or checksum == meta.crc32c
+            if not is_valid:
+                async with open_store(root, **options) as verifying_store:
+                    await verifying_store.get_into(meta, view)
     except BaseException:
         memory.close()
         raise
@@ -246,8 +249,8 @@ async def _fill(
 ) -> int:
     """Read an object into memory range by range, and return its crc32c, or 0 if not `is_hashed`.
 
-    A range is requested as soon as a thread has allocated its memory: the event loop would take as
-    long for that as for the bytes.
+    A thread allocates the memory of each range before its request is sent: on the event loop the
+    allocation would take as long as receiving the bytes.
     """
     step = min(store.transfer.range_size_bytes, _RANGE_BYTES)
     plan = [(start, min(start + step, meta.size)) for start in range(0, meta.size, step)]
@@ -258,8 +261,9 @@ async def _fill(
 
     reads = []
     try:
-        async with asyncio.TaskGroup() as group, aclosing(_populated(memory, view, plan)) as pieces:
-            async for start, end in pieces:
+        populating = _populate_ranges(memory, view, plan)
+        async with asyncio.TaskGroup() as group, aclosing(populating) as populated:
+            async for start, end in populated:
                 reads.append(group.create_task(read(start, end)))
     except BaseExceptionGroup as failed:
         error = failed.exceptions[0]
@@ -270,18 +274,18 @@ async def _fill(
     return checksum
 
 
-async def _populated(
+async def _populate_ranges(
     memory: PrivateMemory | MemoryFile, view: memoryview, plan: Sequence[tuple[int, int]]
 ) -> AsyncGenerator[tuple[int, int], None]:
     """Yield each range of `plan` once a thread has allocated its memory."""
     loop = asyncio.get_running_loop()
     populated: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
-    is_over = False
+    is_cancelled = False
 
     def populate() -> None:
         try:
             for start, end in plan:
-                if is_over:
+                if is_cancelled:
                     return
                 memory.populate(view, start, end)
                 loop.call_soon_threadsafe(populated.put_nowait, (start, end))
@@ -290,11 +294,11 @@ async def _populated(
 
     thread = asyncio.ensure_future(asyncio.to_thread(populate))
     try:
-        while (piece := await populated.get()) is not None:
-            yield piece
+        while (populated_range := await populated.get()) is not None:
+            yield populated_range
         await asyncio.shield(thread)
     finally:
-        is_over = True
-        # The memory must outlive the thread, also if the caller is cancelled.
+        is_cancelled = True
+        # The memory must stay allocated until the thread returns, also after a cancellation.
         await wait_until_done(thread)
-        thread.exception()  # raised above, unless something else was first
+        thread.exception()  # marks the error as retrieved; the shield above raises it

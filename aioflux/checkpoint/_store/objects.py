@@ -1,7 +1,7 @@
 """The data objects of a checkpoint: written without copies, read in verified ranges.
 
-segments -> borrowing writer -> service -> its crc32c is compared with that of all blocks
-commit   -> ranges, widened to blocks -> crc32c of each -> caller's memory
+write: pieces in memory -> zero-copy writer -> compare the service's crc32c with the blocks'
+read:  range, extended to whole blocks -> compare crc32c of each block -> caller's memory
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ if TYPE_CHECKING:
 __all__ = ["meta_of", "open_checkpoint", "read_range", "write_object"]
 
 _SLICE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes whose checksums are computed between two awaits: 1-2 ms."""
+"""Size of the pieces that are hashed between two awaits. Each piece blocks the event loop for
+1-2 ms."""
 
 _MAX_READS: Final = 3
-"""Reads of a block whose checksum does not match: it may be damaged in transit only."""
+"""Maximum number of reads of a range in which a block does not match: the transfer may have damaged
+the bytes."""
 
 
 def open_checkpoint(uri: str, **options: Unpack[StoreOptions]) -> Store:
-    """Open a checkpoint for reads that are verified by blocks only."""
+    """Open a store that does not verify ranges, because `read_range` verifies blocks."""
     transfer = options.get("transfer") or TransferOptions()
     options["transfer"] = replace(transfer, verify_ranges="never")
     return open_store(uri, **options)
@@ -55,18 +57,19 @@ async def write_object(
     size_hint: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> StoredObject:
-    """Write one data object, and return it as the service reports it, without its items.
+    """Write one data object, and return its description for the commit, without items.
 
     Args:
         store: The store.
-        key: Name of the object in the store, used by no other.
-        segments: Its bytes, in order. They must not change until this returns: they are not copied.
-        rank: Rank that writes it.
-        size_hint: Its approximate size in bytes, which decides the size of its blocks.
-        progress: Called with the number of bytes of each piece that was written.
+        key: Unique key of the object in the store.
+        segments: The bytes of the object, in order. The memory is sent without a copy and must not
+            change until this returns.
+        rank: Rank that writes the object.
+        size_hint: Approximate size of the object in bytes, which decides the size of its blocks.
+        progress: Called after each write, with the number of bytes written.
 
     Raises:
-        StorageError: It could not be written; no object is visible.
+        StorageError: The object could not be written; nothing is visible.
         ChecksumError: The service stored other bytes than were sent.
     """
     digest = BlockDigest(plan_block_size(size_hint))
@@ -80,8 +83,8 @@ async def write_object(
     meta = writer.meta
     if meta.size != digest.size or meta.crc32c not in {None, whole}:
         raise ChecksumError(
-            f"could not write {meta.uri}: it has {meta.size} bytes and crc32c {meta.crc32c}, "
-            f"{digest.size} bytes with crc32c {whole} were sent; save again",
+            f"could not write {meta.uri}: {digest.size} bytes with crc32c {whole} were sent, but "
+            f"the stored object has {meta.size} bytes and crc32c {meta.crc32c}; save again",
             uri=meta.uri,
         )
     return StoredObject(
@@ -109,13 +112,13 @@ async def _slices(
 
 def _cut(segment: bytes | memoryview) -> Iterable[memoryview]:
     view = memoryview(segment).cast("B")
-    return (view[at : at + _SLICE_BYTES] for at in range(0, view.nbytes, _SLICE_BYTES))
+    return (view[start : start + _SLICE_BYTES] for start in range(0, view.nbytes, _SLICE_BYTES))
 
 
 def meta_of(
     store: Store, stored: StoredObject, *, key: str = "", is_pinned: bool = True
 ) -> ObjectMeta:
-    """Return the metadata of a data object, in the generation of the commit if `is_pinned`."""
+    """Return metadata to read a data object, with the generation in the commit if `is_pinned`."""
     key = key or stored.key
     generation = stored.generation if is_pinned else ""
     return ObjectMeta(key=key, uri=uri_below(store, key), size=stored.size, generation=generation)
@@ -130,21 +133,23 @@ async def read_range(
     key: str = "",
     is_pinned: bool = True,
 ) -> None:
-    """Read bytes of a data object into memory, verified; straight into it if they are blocks.
+    """Read a range of a data object into memory, and verify it.
 
-    Another range is widened to blocks, and copied: up to two blocks more are read.
+    A range of whole blocks is read straight into `into`. Any other range is extended to whole
+    blocks, by up to two blocks, and copied.
 
     Args:
-        store: Opened by `open_checkpoint`; other stores would verify, and read, ranges twice.
-        stored: The object in the commit.
-        start: First byte.
+        store: A store from `open_checkpoint`. Another store may read each range a second time, to
+            verify ranges itself.
+        stored: Description of the object in the commit.
+        start: Offset of the first byte in the object.
         into: Memory to fill.
-        key: Name of the object in the store; `stored.key` by default.
-        is_pinned: Read only the generation in the commit.
+        key: Key of the object in the store; `stored.key` by default.
+        is_pinned: Read only the generation that the commit lists.
 
     Raises:
-        CheckpointCorruptError: The object is gone, was replaced or cut off, or its bytes are not
-            those that were saved.
+        CheckpointCorruptError: The object was deleted, replaced or truncated, or its bytes do not
+            match the checksums of the commit.
     """
     end = start + into.nbytes
     if start == end:
@@ -153,22 +158,22 @@ async def read_range(
     meta = meta_of(store, stored, key=key, is_pinned=is_pinned)
     if start < 0 or end > stored.size:
         raise CheckpointCorruptError(
-            f"bytes {start} to {end} of {meta.uri} are not there, its size is {stored.size}: the "
-            "commit contradicts itself"
+            f"cannot read bytes [{start}, {end}) of {meta.uri}: the commit lists this object with "
+            f"{stored.size} bytes, so the commit contradicts itself; load an earlier checkpoint"
         )
-    first, last = start - start % block, min(stored.size, -(-end // block) * block)
-    if (first, last) == (start, end):
+    blocks_start, blocks_end = start - start % block, min(stored.size, -(-end // block) * block)
+    if (blocks_start, blocks_end) == (start, end):
         await _read_blocks(store, stored, meta, start, into)
         return
-    blocks = memoryview(bytearray(last - first))
-    await _read_blocks(store, stored, meta, first, blocks)
-    into[:] = blocks[start - first : end - first]
+    blocks = memoryview(bytearray(blocks_end - blocks_start))
+    await _read_blocks(store, stored, meta, blocks_start, blocks)
+    into[:] = blocks[start - blocks_start : end - blocks_start]
 
 
 async def _read_blocks(
     store: Store, stored: StoredObject, meta: ObjectMeta, start: int, into: memoryview
 ) -> None:
-    wrong = 0
+    damaged_block = 0
     for _ in range(_MAX_READS):
         try:
             num_read = await store.get_into(
@@ -188,12 +193,13 @@ async def _read_blocks(
                 f"{meta.uri} is truncated: it ends at byte {start + num_read} of {stored.size}; "
                 "load an earlier checkpoint"
             )
-        found = verify_blocks(stored, start, into)
-        if found is None:
+        mismatch = verify_blocks(stored, start, into)
+        if mismatch is None:
             return
-        wrong = found
-    at = wrong * stored.block_size
+        damaged_block = mismatch
+    first = damaged_block * stored.block_size
+    last = min(first + stored.block_size, stored.size)
     raise CheckpointCorruptError(
-        f"{meta.uri} is damaged: bytes [{at}, {min(at + stored.block_size, stored.size)}) are not "
-        f"those that were saved, {_MAX_READS} reads agree; load an earlier checkpoint"
+        f"{meta.uri} is damaged: {_MAX_READS} reads returned bytes that are not those that were "
+        f"saved, the last read in the block [{first}, {last}); load an earlier checkpoint"
     )

@@ -1,4 +1,4 @@
-"""Tags and names of parts in keys. Pure."""
+"""Tags and names of parts as segments of keys. Without I/O."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from urllib.parse import quote, unquote
 __all__ = ["is_tag", "part_name", "quote_name", "step_of", "tag_of"]
 
 _SAFE: Final = " !#$&'()+,;=@[]^{}~"
-"""Characters that every service and every disk allows in names, besides letters, digits, `-._`."""
+"""Characters besides letters, digits and `-._` that every service and file system allows."""
 
 _MAX_BYTES: Final = 200
-"""Disks allow names of 255 bytes, and keys add a prefix to the name."""
+"""File systems allow names of 255 bytes, and the key of a part adds a prefix to its name."""
 
 _NUMBER_AT_END = re.compile(r"(\d{1,15})$")
 _PART = "part-"
 
 
 def quote_name(name: str) -> str:
-    """Return a tag or the name of a part as one segment of a key; `tag_of` undoes it.
+    """Quote a tag or the name of a part as one segment of a key; `tag_of` reverses it.
 
     Raises:
-        TypeError: It is no string.
-        ValueError: It is empty, or too long.
+        TypeError: `name` is not a string.
+        ValueError: `name` is empty or too long.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a tag and the name of a part are strings, not {type(name).__name__}")
+        raise TypeError(f"a tag or the name of a part must be a string, not {type(name).__name__}")
     quoted = quote(name, safe=_SAFE)
-    if quoted.startswith("."):  # `.` and `..` are directories, and dot files are not always listed
+    if quoted.startswith("."):  # `.` and `..` are directories; listings may skip dot files
         quoted = f"%2E{quoted[1:]}"
     if not 1 <= len(quoted) <= _MAX_BYTES:
         raise ValueError(
-            f"{name!r} is no tag and no name of a part: in a key it has {len(quoted)} bytes, not 1 "
-            f"to {_MAX_BYTES}"
+            f"{name!r} is not a valid tag or name of a part: in a key it has {len(quoted)} bytes, "
+            f"and 1 to {_MAX_BYTES} are allowed"
         )
     return quoted
 
@@ -47,7 +47,7 @@ def is_tag(segment: str) -> bool:
 
 
 def tag_of(segment: str) -> str:
-    """Return the tag of a segment of a key."""
+    """Return the tag that `quote_name` has quoted as a segment of a key."""
     return unquote(segment)
 
 
@@ -58,5 +58,5 @@ def part_name(key: str) -> str:
 
 def step_of(tag: str) -> int:
     """Return the number at the end of a tag, such as 500 of `global_step500`, or 0."""
-    found = _NUMBER_AT_END.search(tag)
-    return int(found[1]) if found else 0
+    match = _NUMBER_AT_END.search(tag)
+    return int(match[1]) if match else 0

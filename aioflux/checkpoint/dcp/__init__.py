@@ -3,8 +3,8 @@
     dcp.save(state, storage_writer=StorageWriter("gs://bucket/run-7/step-00000100"))
     dcp.load(state, storage_reader=StorageReader("gs://bucket/run-7/step-00000100"))
 
-Compatible with PyTorch in both directions: `FileSystemReader` loads a copy of the objects in a
-directory, and checkpoints of `FileSystemWriter` and `FsspecWriter` load here.
+The format is PyTorch's own. `FileSystemReader` loads a checkpoint whose objects were copied to a
+directory, and `StorageReader` loads checkpoints of `FileSystemWriter` and `FsspecWriter`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checkpoint_id of DCP, which here is a whole uri."""
+"""Checks of the `checkpoint_id` that DCP passes: it must be a uri in a string."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["is_checkpoint_uri", "require_checkpoint_uri"]
 
 
 def is_checkpoint_uri(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Return whether this is a uri that a checkpoint can have; a path never is."""
+    """Return whether `checkpoint_id` has the form of a uri. A path does not."""
     if not isinstance(checkpoint_id, str):
         return False
     try:
@@ -24,9 +24,9 @@ def is_checkpoint_uri(checkpoint_id: str | os.PathLike[str]) -> bool:
 
 
 def require_checkpoint_uri(checkpoint_id: str | os.PathLike[str], *, example: str) -> None:
-    """Raise ValueError unless this is a uri that a checkpoint can have."""
+    """Raise ValueError unless `checkpoint_id` has the form of a uri."""
     if not is_checkpoint_uri(checkpoint_id):
         raise ValueError(
-            f"checkpoint_id must be a whole uri in a string, such as {example!r}, not "
+            f"checkpoint_id must be a string with a uri, such as {example!r}, not "
             f"{checkpoint_id!r}; a Path drops a slash of gs://"
         )

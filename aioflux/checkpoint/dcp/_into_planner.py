@@ -1,11 +1,12 @@
-"""IntoPlanner: a load into an existing nested state.
+"""IntoPlanner: planner of a load into an existing nested state.
 
-    metadata + containers -> the stored state, nested, with a `_StoredValue` for each value
-    existing state        -> matched with it, key by key -> targets by stored name -> DCP's planner
-    loaded values         -> set in the containers of the state
+    metadata + containers  -> the stored state, nested, with a `_StoredValue` for each value
+    existing state         -> matched with the stored state, key by key
+    matched values         -> targets by stored name -> DCP's planner
+    loaded values          -> set in the containers of the existing state
 
-DCP's own planner turns the keys of both states into strings. It would set a value that is no tensor
-under the string "0", and keep the old one under the number 0.
+DCP's own planner turns all keys into strings. If a key of the existing state is the number 0, it
+would set the loaded value under the string "0", and keep the old value under the number 0.
 """
 
 from __future__ import annotations
@@ -35,25 +36,23 @@ __all__ = ["IntoPlanner"]
 
 @dataclass(frozen=True, slots=True)
 class _StoredValue:
-    """A stored value."""
-
     name: str
     stored: TensorStorageMetadata | BytesStorageMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class _DictMatch:
-    """A dictionary of the state, matched with a stored one."""
+    """A dictionary of the existing state, matched with a stored dictionary."""
 
     existing: MutableMapping[Any, Any]
     values: dict[Any, _Match]
     is_whole: bool
-    """Keys that are not among `values` are removed."""
+    """Remove the existing keys that are not in `values`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ListMatch:
-    """A list of the state, which gets the stored length."""
+    """A list of the existing state, matched with a stored list."""
 
     existing: list[Any]
     values: list[_Match]
@@ -63,12 +62,12 @@ _Match: TypeAlias = "_StoredValue | _DictMatch | _ListMatch"
 
 
 class IntoPlanner(DefaultLoadPlanner):
-    """Plans a load into a nested state; `fill` sets the loaded values.
+    """Planner of a load into a nested state. After the load, `fill` sets the loaded values.
 
-    Dictionaries with text for keys select what is loaded: their keys must be stored, and other
-    stored keys are ignored. Everything else becomes what was saved, with all values below: lists
-    get the saved length, dictionaries with numbers for keys the saved keys, and empty containers
-    and values are replaced. Tensors are loaded in place.
+    A dictionary with string keys selects values: each of its keys must be stored, and other stored
+    keys are ignored. Other containers become equal to the saved container, with everything in
+    them: a list gets the saved length, a dictionary with other keys gets the saved keys, and an
+    empty container gets the saved content. Tensors are loaded in place.
     """
 
     def __init__(self, into: dict[Any, Any], reader: StorageReader, world_size: int) -> None:
@@ -87,23 +86,23 @@ class IntoPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Keep the metadata, which `create_local_plan` needs. See base class."""
+        """Keep the metadata for `create_local_plan`. See base class."""
         self.metadata = metadata
         self.is_coordinator = is_coordinator
 
     def create_local_plan(self) -> LoadPlan:
-        """Match the state with the stored one. See base class.
+        """Match the existing state with the stored state. See base class.
 
         Raises:
-            CheckpointError: A value is not stored, or is of another size.
-            CheckpointCorruptError: The checkpoint contradicts itself.
+            CheckpointError: A value is not stored, or is stored in another size.
+            CheckpointCorruptError: The metadata is damaged.
         """
         self._root = self._match(self._into, self._stored(), (), is_whole=False)
         super().set_up_planner(self._targets, self.metadata, self.is_coordinator)
         return super().create_local_plan()
 
     def fill(self) -> None:
-        """Set the loaded values in the state."""
+        """Set the loaded values in the existing state."""
         assert self._root is not None
         _set_values(self._root, self.state_dict)
 
@@ -113,19 +112,20 @@ class IntoPlanner(DefaultLoadPlanner):
         return self.metadata
 
     def _stored(self) -> dict[Any, Any]:
-        """Return the stored state, nested."""
         metadata = self._metadata
-        values = {name: _StoredValue(name, e) for name, e in metadata.state_dict_metadata.items()}
+        items = metadata.state_dict_metadata.items()
+        values = {name: _StoredValue(name, stored) for name, stored in items}
         paths = metadata.planner_data
         if not isinstance(paths, Mapping):
-            # The stored state was not flattened by DCP: use the nesting of the existing state.
+            # The save stored no paths of nested values: use the nesting of the existing state.
             paths = flatten_state_dict(self._into)[1]
         try:
             self._parameters = parameter_names(self._reader.containers)
             return nest(values, paths, self._reader.containers)
         except ValueError as exc:
             raise CheckpointCorruptError(
-                f"{self._uri} is damaged: its values do not nest: {exc}; load an earlier checkpoint"
+                f"{self._uri} is damaged: its values cannot be nested: {exc}; load an earlier "
+                "checkpoint"
             ) from exc
 
     @property
@@ -135,9 +135,10 @@ class IntoPlanner(DefaultLoadPlanner):
     def _match(
         self, existing: Any, stored: Any, path: tuple[Any, ...], *, is_whole: bool
     ) -> _Match:
-        """Match a value of the state, or None, with a stored one, and add its targets.
+        """Match an existing value or container with the stored one, and add targets for its values.
 
-        `is_whole`: load all stored values below it, and remove all others.
+        `existing` is None if the state has no value at the path. If `is_whole` is True, load all
+        values of a stored container, and remove all other values.
         """
         if isinstance(stored, _StoredValue):
             self._targets[stored.name] = self._target(existing, stored, path, is_whole=is_whole)
@@ -149,18 +150,19 @@ class IntoPlanner(DefaultLoadPlanner):
                 raise self._mismatch(path, _differ(type(stored).__name__, existing))
             existing = None
         if isinstance(stored, list):
-            mine: list[Any] = [] if existing is None else existing
-            padded = [*mine, *[None] * len(stored)]
+            old_list: list[Any] = [] if existing is None else existing
+            padded = [*old_list, *[None] * len(stored)]
             return _ListMatch(
-                mine,
+                old_list,
                 [
-                    self._match(one, each, (*path, at), is_whole=True)
-                    for at, (one, each) in enumerate(zip(padded, stored, strict=False))
+                    self._match(old, new, (*path, index), is_whole=True)
+                    for index, (old, new) in enumerate(zip(padded, stored, strict=False))
                 ],
             )
-        node: MutableMapping[Any, Any] = type(stored)() if existing is None else existing
-        is_whole = is_whole or not node or not all(type(key) is str for key in (*node, *stored))
-        return self._match_keys(node, stored, path, is_whole=is_whole)
+        old_dict: MutableMapping[Any, Any] = type(stored)() if existing is None else existing
+        has_text_keys = all(type(key) is str for key in (*old_dict, *stored))
+        is_whole = is_whole or not old_dict or not has_text_keys
+        return self._match_keys(old_dict, stored, path, is_whole=is_whole)
 
     def _match_keys(
         self,
@@ -171,23 +173,23 @@ class IntoPlanner(DefaultLoadPlanner):
         is_whole: bool,
     ) -> _DictMatch:
         values = dict(existing.items())
-        # If the commit has no containers, as in checkpoints of stock DCP, all keys were stored as
-        # strings: the keys of the existing state show which of them are numbers.
-        texts = {str(key): key for key in values}
-        keys = {key: key if key in values else texts.get(str(key), key) for key in stored}
+        # Checkpoints without stored containers, such as those of stock DCP, have string keys only.
+        # There a stored "0" may mean the number 0, if the existing state has this key.
+        by_text = {str(key): key for key in values}
+        keys = {key: key if key in values else by_text.get(str(key), key) for key in stored}
         if not is_whole and (missing := values.keys() - set(keys.values())):
             raise self._mismatch((*path, min(missing)), "is not stored")
         matched = {
-            mine: self._match(values.get(mine), stored[key], (*path, mine), is_whole=is_whole)
-            for key, mine in keys.items()
-            if is_whole or mine in values
+            key: self._match(values.get(key), stored[stored_key], (*path, key), is_whole=is_whole)
+            for stored_key, key in keys.items()
+            if is_whole or key in values
         }
         return _DictMatch(existing, matched, is_whole)
 
     def _target(
         self, existing: Any, value: _StoredValue, path: tuple[Any, ...], *, is_whole: bool
     ) -> Any:
-        """Return the tensor that a stored value is loaded into; None for another value."""
+        """Return the tensor to load a stored tensor into; None for a value that is not a tensor."""
         stored = value.stored
         if not isinstance(stored, TensorStorageMetadata):
             return None
@@ -196,27 +198,29 @@ class IntoPlanner(DefaultLoadPlanner):
                 raise self._mismatch(path, _differ("tensor", existing))
             if self._world_size > 1 and len(stored.chunks) > 1:
                 raise self._mismatch(
-                    path, "is sharded across ranks, and is no tensor in this state"
+                    path,
+                    "is stored as a tensor sharded across ranks, and is not a tensor in this state",
                 )
-            made = torch.empty(stored.size, dtype=stored.properties.dtype)
-            return as_parameter(made, stored) if value.name in self._parameters else made
+            empty = torch.empty(stored.size, dtype=stored.properties.dtype)
+            return as_parameter(empty, stored) if value.name in self._parameters else empty
         if existing.shape != stored.size:
             raise self._mismatch(
                 path,
-                f"is stored in size {tuple(stored.size)}, and has {tuple(existing.shape)} here",
+                f"is stored with size {tuple(stored.size)}, and has size {tuple(existing.shape)} "
+                "in this state",
             )
-        # Tensors that are stored apart must not share memory: the last would overwrite the others.
+        # Two stored tensors in the same memory would overwrite each other.
         if is_whole and has_plain_memory(existing) and existing.numel():
             identity = storage_identity(self._metadata, value.name)
             if self._identities.setdefault(existing.data_ptr(), identity) != identity:
                 return torch.empty_like(existing)
         return existing
 
-    def _mismatch(self, path: tuple[Any, ...], what: str) -> CheckpointError:
+    def _mismatch(self, path: tuple[Any, ...], reason: str) -> CheckpointError:
         name = ".".join(map(str, path))
         return CheckpointError(
-            f"{self._uri} cannot be loaded into this state: {name!r} {what}; load into a state of "
-            "the saved structure, or without into="
+            f"{self._uri} cannot be loaded into this state: {name!r} {reason}; load into a state "
+            "of the saved structure, or without into="
         )
 
 
@@ -224,16 +228,16 @@ def _differ(stored_kind: str, existing: Any) -> str:
     return f"is stored as a {stored_kind}, and is a {type(existing).__name__} in this state"
 
 
-def _set_values(node: _Match, read: Mapping[str, Any]) -> Any:
-    """Return a matched value or container with the loaded values."""
-    if isinstance(node, _StoredValue):
-        return read[node.name]
-    if isinstance(node, _ListMatch):
-        node.existing[:] = [_set_values(each, read) for each in node.values]
-        return node.existing
-    values = {key: _set_values(each, read) for key, each in node.values.items()}
-    if node.is_whole:
-        node.existing.clear()
+def _set_values(match: _Match, loaded: Mapping[str, Any]) -> Any:
+    """Set loaded values in a matched container and return it, or return a loaded value."""
+    if isinstance(match, _StoredValue):
+        return loaded[match.name]
+    if isinstance(match, _ListMatch):
+        match.existing[:] = [_set_values(child, loaded) for child in match.values]
+        return match.existing
+    values = {key: _set_values(child, loaded) for key, child in match.values.items()}
+    if match.is_whole:
+        match.existing.clear()
     for key, value in values.items():
-        node.existing[key] = value
-    return node.existing
+        match.existing[key] = value
+    return match.existing

@@ -1,4 +1,4 @@
-"""Loads of one step into a state."""
+"""load_into: load of a checkpoint into a state, on all ranks."""
 
 from __future__ import annotations
 
@@ -23,27 +23,31 @@ __all__ = ["AdaptiveState", "load_into"]
 
 @runtime_checkable
 class AdaptiveState(Protocol):
-    """A state that adapts what it loads to the contents of the checkpoint."""
+    """A state that can load checkpoints with more or fewer values than it has itself."""
 
     def template_for(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state to load into.
 
         Args:
-            contents: DCP's metadata of the checkpoint's values, by names flattened with dots.
+            contents: `Metadata.state_dict_metadata` of the checkpoint: DCP's metadata of each
+                value, by the dotted name of the value.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the loaded state."""
+        """Apply the loaded state."""
 
 
 def load_into(
     uri: str, into: Any, ranks: Ranks, *, weights_only: bool, options: StoreOptions
 ) -> None:
-    """Load a checkpoint into a state, each rank its part.
+    """Load a checkpoint into a state. Each rank loads its part.
+
+    The state is an `AdaptiveState`, a `Stateful`, or a dictionary that may contain `Stateful`
+    values.
 
     Raises:
-        CheckpointCorruptError: The bytes that a rank read are not those that were saved.
-        CheckpointError: A rank could not load.
+        CheckpointCorruptError: The bytes that a rank read are damaged.
+        CheckpointError: A rank could not load its part.
     """
     group = ranks.group
     reader = StorageReader(uri, weights_only=weights_only, process_group=group, **options)
@@ -63,8 +67,8 @@ def load_into(
     for key in [key for key in into if key not in template]:
         del into[key]
     for key, value in template.items():
-        if isinstance(there := into.get(key), Stateful):
-            there.load_state_dict(value)
+        if isinstance(existing := into.get(key), Stateful):
+            existing.load_state_dict(value)
         else:
             into[key] = value
 
@@ -75,7 +79,7 @@ def _load(template: dict[str, Any], reader: StorageReader, ranks: Ranks) -> None
         _load_alone(planner, reader)
     else:
         try:
-            # The planner has the state; DCP uses only the top-level names of this copy.
+            # The planner has the state. DCP uses only the keys of the dictionary passed here.
             names = dict.fromkeys(map(str, template))
             load(names, storage_reader=reader, planner=planner, process_group=ranks.group)
         except CheckpointException as exc:
@@ -84,7 +88,7 @@ def _load(template: dict[str, Any], reader: StorageReader, ranks: Ranks) -> None
 
 
 def _load_alone(planner: IntoPlanner, reader: StorageReader) -> None:
-    """Do what `dcp.load` does, which warns in one process, and wraps errors."""
+    """Load as `dcp.load` does, but without its warning for one process and its wrapped errors."""
     metadata = reader.read_metadata()
     planner.set_up_planner({}, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, True)
@@ -94,10 +98,11 @@ def _load_alone(planner: IntoPlanner, reader: StorageReader) -> None:
 
 
 def _join_failures(error: CheckpointException) -> CheckpointError:
-    """Return the errors of all ranks as one, corrupt if one of them is."""
+    """Return one error for the errors of all ranks: a CheckpointCorruptError if one rank has it."""
     failures = {rank: failure for rank, (failure, _) in error.failures.items()}
     text = "; ".join(
-        f"rank {rank}: {type(each).__name__}: {each}" for rank, each in sorted(failures.items())
+        f"rank {rank}: {type(failure).__name__}: {failure}"
+        for rank, failure in sorted(failures.items())
     )
-    is_corrupt = any(isinstance(each, CheckpointCorruptError) for each in failures.values())
+    is_corrupt = any(isinstance(error, CheckpointCorruptError) for error in failures.values())
     return CheckpointCorruptError(text) if is_corrupt else CheckpointError(text)

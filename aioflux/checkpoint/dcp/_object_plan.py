@@ -1,8 +1,9 @@
-"""The plan of data objects: which item goes to which object, and what each rank receives. Pure.
+"""Object plans: the data object of each item, and the rank that writes it. Pure.
 
-In the safetensors layout no tensor is split over objects. A tensor that one rank holds whole goes
-to an object of that rank. Sharded tensors are put together by the coordinator: large
-tensors whose parts are rows are composed on the service, others are read and written again.
+In the safetensors layout each tensor is stored whole in one object. A tensor that is not sharded is
+written by the rank that DCP assigns it to. The parts of a sharded tensor are uploaded by their
+ranks, and the coordinator joins them. If the tensor is large and its parts are rows, the service
+composes them. Otherwise the coordinator reads the parts and writes the tensor.
 """
 
 from __future__ import annotations
@@ -38,59 +39,64 @@ __all__ = [
 ]
 
 _MIN_COMPOSED_BYTES: Final = 32 * 1024 * 1024
-"""Smaller tensors go through the coordinator: an object for each part would cost more."""
+"""Smaller tensors are not composed. Composing needs an object for each part of a tensor, which
+would cost more than reading the parts of all small tensors from one object of each rank."""
 
 
 class WriteKind(Enum):
-    """The method by which a tensor, or a part of one, is written to its object."""
+    """Ways to write a tensor to its object."""
 
     WHOLE = "whole"
-    """Its rank writes the object."""
+    """A rank that has the whole tensor writes the object."""
     COMPOSED = "composed"
-    """The service composes the object from rows."""
+    """The service composes the object from rows that the ranks uploaded."""
     ASSEMBLED = "assembled"
-    """The coordinator reads the parts, and writes the object."""
+    """The coordinator reads the parts that the ranks uploaded, and writes the object."""
 
 
 class ItemPlacement(NamedTuple):
-    """The object that an item of a plan goes to."""
+    """The object of an item, and the way to write it."""
 
     kind: WriteKind
     object_number: int
-    """Number of the object among those of the checkpoint, from 1."""
+    """Number of the object in the checkpoint, counted from 1."""
     offset: int = 0
-    """First byte of the part in a composed object."""
+    """First byte of the item in a composed object."""
     block_size: int = 0
-    """Bytes of a block of a composed object; each block has its own checksum."""
+    """Block size of a composed object, in bytes."""
 
 
 @dataclass(frozen=True)
 class RankLayout:
-    """The placements of one rank's tensors; items without one are stored like values."""
+    """The placements of one rank's items in the safetensors layout.
+
+    Items without a placement are stored in objects of the layout of DCP.
+    """
 
     num_objects: int
-    """Objects of the whole checkpoint."""
+    """Number of safetensors objects of the whole checkpoint."""
     placements: Mapping[MetadataIndex, ItemPlacement] = field(default_factory=dict)
 
 
 @dataclass
 class RankPlacement:
-    """The storage data of a rank's plan, sent by the coordinator to the rank.
+    """The `storage_data` of a rank's plan; the coordinator sends it to the rank.
 
-    A planner that caches plans returns the same plan, with this in it, for every save. So each use
-    derives a new save id from the number of uses, which is the same on all ranks.
+    A planner that caches plans returns the same plan and the same `RankPlacement` for every save.
+    So each rank derives the save id from its number of earlier saves with this plan. Ranks that
+    have taken part in the same saves derive the same id.
     """
 
     save_id: str
-    """Save id of the first save."""
+    """Save id of the first save with this plan."""
     rank: int
     layout: RankLayout | None = None
     """None in the layout of DCP."""
     num_uses: int = 0
-    """Saves that used it in this process."""
+    """Number of saves that used this placement in this process."""
 
     def use(self) -> str:
-        """Return the save id of the save that starts now."""
+        """Count one more save, and return its save id."""
         number, self.num_uses = self.num_uses, self.num_uses + 1
         if not number:
             return self.save_id
@@ -99,7 +105,7 @@ class RankPlacement:
 
 
 def item_bytes(item: WriteItem) -> int:
-    """Return the bytes of an item that is a tensor; 0 for another value."""
+    """Return the size of a tensor item in bytes; 0 for a value that is not a tensor."""
     data = item.tensor_data
     if data is None:
         return 0
@@ -107,10 +113,11 @@ def item_bytes(item: WriteItem) -> int:
 
 
 def plan_objects(items: Sequence[WriteItem], num_objects: int) -> list[list[WriteItem]]:
-    """Spread items over at most `num_objects` objects of about the same size, none empty.
+    """Spread items over at most `num_objects` objects of about the same size, none of them empty.
 
-    Values that are not tensors come first in an object. Tensors keep the order of the plan, which
-    is that of the state: items that are loaded together are stored together.
+    In an object, values that are not tensors come first, and tensors have the order of the plan.
+    The plan has the order of the state, so neighbours in the state are neighbours in the object,
+    and few reads load them.
     """
     order = {id(item): number for number, item in enumerate(items)}
     heap = [(0, number) for number in range(num_objects)]
@@ -118,15 +125,15 @@ def plan_objects(items: Sequence[WriteItem], num_objects: int) -> list[list[Writ
     for item in sorted(items, key=item_bytes, reverse=True):
         num_bytes, number = heapq.heappop(heap)
         objects[number].append(item)
-        # One byte more, so that values without a size are spread, too.
+        # Count one byte more for each item, so that values without a size are spread, too.
         heapq.heappush(heap, (num_bytes + item_bytes(item) + 1, number))
-    for each in objects:
-        each.sort(key=lambda item: (item.type != WriteItemType.BYTE_IO, order[id(item)]))
-    return [each for each in objects if each]
+    for content in objects:
+        content.sort(key=lambda item: (item.type != WriteItemType.BYTE_IO, order[id(item)]))
+    return [content for content in objects if content]
 
 
 def _is_storable(item: WriteItem) -> bool:
-    """Return whether safetensors can hold the tensor of an item."""
+    """Return whether an item is a tensor that safetensors can store."""
     data = item.tensor_data
     if item.type == WriteItemType.BYTE_IO or data is None:
         return False
@@ -138,7 +145,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def tensor_of(item: WriteItem) -> TensorSpec:
-    """Return the spec of the whole tensor that an item is, or is a part of."""
+    """Return the spec of the whole tensor; the item is this tensor or a part of it."""
     data = item.tensor_data
     assert data is not None
     return TensorSpec(item.index.fqn, _dtype_name(data.properties.dtype), tuple(data.size))
@@ -148,15 +155,16 @@ def plan_ranks(plans: Sequence[Sequence[WriteItem]], objects_per_rank: int) -> l
     """Return the placements of each rank's tensors.
 
     Args:
-        plans: Items of all ranks, no part twice.
-        objects_per_rank: Objects of each rank, at most; shared tensors take at most as many for
-            each rank.
+        plans: The items of each rank. No part of a tensor occurs twice.
+        objects_per_rank: Maximum number of objects of whole tensors that a rank writes. The service
+            composes at most this number of objects for each rank, too.
     """
     placements: list[dict[MetadataIndex, ItemPlacement]] = [{} for _ in plans]
     parts: dict[str, list[tuple[int, WriteItem]]] = {}
     num_objects = 0
-    # By name: one rank may hold all rows of a sharded tensor, and the others empty parts.
-    cut = {
+    # If one rank has all rows of a sharded tensor, its item looks whole. Then only the empty parts
+    # of other ranks show that the tensor is sharded, so compare names.
+    sharded = {
         item.index.fqn
         for items in plans
         for item in items
@@ -164,18 +172,18 @@ def plan_ranks(plans: Sequence[Sequence[WriteItem]], objects_per_rank: int) -> l
     }
     for rank, items in enumerate(plans):
         storable = [item for item in items if _is_storable(item)]
-        whole = [item for item in storable if item.index.fqn not in cut]
-        for each in plan_objects(whole, objects_per_rank):
+        whole = [item for item in storable if item.index.fqn not in sharded]
+        for content in plan_objects(whole, objects_per_rank):
             num_objects += 1
             placement = ItemPlacement(WriteKind.WHOLE, num_objects)
-            placements[rank] |= {item.index: placement for item in each}
+            placements[rank] |= {item.index: placement for item in content}
         for item in storable:
-            if item.index.fqn in cut:
+            if item.index.fqn in sharded:
                 parts.setdefault(item.index.fqn, []).append((rank, item))
     composed: dict[str, list[tuple[int, WriteItem]]] = {}
     assembled: list[str] = []
-    for name, shared in parts.items():
-        rows = sorted(shared, key=lambda each: _offsets(each[1]))
+    for name, of_tensor in parts.items():
+        rows = sorted(of_tensor, key=lambda part: _offsets(part[1]))
         if _are_rows([item for _, item in rows]):
             composed[name] = rows
         else:
@@ -185,17 +193,17 @@ def plan_ranks(plans: Sequence[Sequence[WriteItem]], objects_per_rank: int) -> l
         layout = plan_layout(tensor_of(composed[name][0][1]) for name in names)
         block_size = plan_block_size(layout.size)
         for name in names:
-            at = layout.offsets[name]
+            offset = layout.offsets[name]
             for rank, item in composed[name]:
-                placement = ItemPlacement(WriteKind.COMPOSED, num_objects, at, block_size)
+                placement = ItemPlacement(WriteKind.COMPOSED, num_objects, offset, block_size)
                 placements[rank][item.index] = placement
-                at += item_bytes(item)
+                offset += item_bytes(item)
     if assembled:
         num_objects += 1
         placement = ItemPlacement(WriteKind.ASSEMBLED, num_objects)
-        for rank, item in (each for name in assembled for each in parts[name]):
+        for rank, item in (part for name in assembled for part in parts[name]):
             placements[rank][item.index] = placement
-    return [RankLayout(num_objects, each) for each in placements]
+    return [RankLayout(num_objects, of_rank) for of_rank in placements]
 
 
 def _offsets(item: WriteItem) -> tuple[int, ...]:
@@ -210,7 +218,7 @@ def _is_whole(item: WriteItem) -> bool:
 
 
 def _are_rows(items: Sequence[WriteItem]) -> bool:
-    """Return whether items, in order, are all rows of one large tensor."""
+    """Return whether the items are all rows of one large tensor, in order."""
     tensor, row = tensor_of(items[0]), 0
     if tensor.num_bytes < _MIN_COMPOSED_BYTES:
         return False
@@ -225,14 +233,14 @@ def _are_rows(items: Sequence[WriteItem]) -> bool:
     return row == tensor.sizes[0]
 
 
-def _groups(shared: Mapping[str, list[tuple[int, WriteItem]]], num_groups: int) -> list[list[str]]:
-    """Spread tensors over at most `num_groups` groups, balanced by size."""
-    first = {name: parts[0][1] for name, parts in shared.items()}
+def _groups(tensors: Mapping[str, list[tuple[int, WriteItem]]], num_groups: int) -> list[list[str]]:
+    """Spread tensors over at most `num_groups` groups of about the same size."""
+    first = {name: parts[0][1] for name, parts in tensors.items()}
     sizes = {name: tensor_of(item).num_bytes for name, item in first.items()}
     groups: list[list[str]] = [[] for _ in range(num_groups)]
     loads = [0] * num_groups
-    for name in sorted(sizes, key=lambda each: -sizes[each]):
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
         least = loads.index(min(loads))
         groups[least].append(name)
         loads[least] += sizes[name]
-    return [sorted(each, key=list(sizes).index) for each in groups if each]
+    return [sorted(group, key=list(sizes).index) for group in groups if group]

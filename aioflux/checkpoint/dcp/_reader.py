@@ -1,7 +1,7 @@
 """StorageReader: loads of torch.distributed.checkpoint from object storage.
 
-coordinator   .metadata, broadcast to the ranks of the process group that the reader was given
-every rank    its part of each tensor, by ranges, verified, into the memory of the tensor
+coordinator   reads .metadata, and broadcasts it to the ranks of the reader's process group
+every rank    reads its part of each tensor in ranges, verified, into the tensor's memory
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ T = TypeVar("T")
 
 
 class _Unreadable(Metadata):
-    """A placeholder for metadata that could not be read: `set_up_storage_reader` raises the error.
+    """Metadata that could not be read; `set_up_storage_reader` raises the error.
 
-    `dcp.load` makes an AssertionError of every error of `read_metadata`, and raises an error of
-    `set_up_storage_reader` as it is.
+    If `read_metadata` raises an error, `dcp.load` raises an AssertionError instead. An error of
+    `set_up_storage_reader` is not replaced.
     """
 
     def __init__(self, error: AiofluxError) -> None:
@@ -65,27 +65,28 @@ class _Unreadable(Metadata):
 
 
 class StorageReader(dcp_storage.StorageReader):
-    """Reads checkpoints of `torch.distributed.checkpoint` from object storage.
+    """Reader of checkpoints of `torch.distributed.checkpoint` in object storage.
 
         dcp.load(state, storage_reader=StorageReader("gs://bucket/run-7/step-100"))
 
-    Every rank makes one. With `process_group` one rank reads the metadata for all; without it each
-    rank reads it, and a load fails if the checkpoint was replaced between these reads.
+    Every rank creates a reader. With `process_group`, one rank reads the metadata for all ranks.
+    Without it, each rank reads the metadata, and a load fails if the checkpoint was replaced
+    between these reads.
 
-    Only the bytes that a rank needs are read: of a tensor that is sharded in another way than it
-    was saved, its rows. Blocks of 64 KiB or more are compared with the checksums of the commit, and
-    objects are read in the generations that it names.
+    A rank reads only the bytes that it needs, even if a tensor is sharded differently than at the
+    save. The bytes are compared with the checksums of the commit, which has one for each block (64
+    KiB, or more in large objects), and objects are pinned to the generations in the commit.
 
-    Checkpoints of stock `FileSystemWriter` and `FsspecWriter` load by ranges, too. They hold no
-    checksums: their objects are pinned to the generations found when the load begins, and a damaged
-    byte in them goes unnoticed.
+    Checkpoints of stock `FileSystemWriter` and `FsspecWriter` are read by ranges, too. They have no
+    checksums, so damaged bytes are not detected. Their objects are pinned to the generations that
+    they have when the load begins.
 
-    A checkpoint never runs code: metadata is read by an interpreter of pickles that calls nothing,
-    and values that are no tensors by `torch.load(weights_only=True)`. `dcp.load` raises a
-    `CheckpointException`, which is no `Exception`; its `failures` hold the errors of the ranks.
-    After an error the loaded state may hold a part of the checkpoint. Tensors of other float types
-    than were saved are filled with rounded values; types that cannot hold the saved values, such as
-    whole numbers for fractions, are a CheckpointError.
+    A checkpoint cannot run code: an interpreter of pickles that calls nothing reads the metadata,
+    and `torch.load(weights_only=True)` reads the values that are not tensors. If ranks fail,
+    `dcp.load` raises a `CheckpointException`, which is not an `Exception`; its `failures` are the
+    errors of the ranks. After an error the state may be loaded in part. A tensor may have another
+    float type than the saved tensor; values are then rounded. A type that cannot represent the
+    saved values, such as integers for fractions, raises CheckpointError.
     """
 
     def __init__(
@@ -98,22 +99,23 @@ class StorageReader(dcp_storage.StorageReader):
         process_group: ProcessGroup | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        """Open no connection yet.
+        """Create a reader; connections are opened later.
 
         Args:
             uri: Prefix of the checkpoint, such as `gs://bucket/run-7/step-100`.
-            weights_only: Refuse values whose pickles hold more than tensors, plain values and the
-                classes given to `torch.serialization.add_safe_globals`. Otherwise the planner
-                unpickles them, which runs any code in them.
-            verify: Compare the bytes with the checksums of the commit. Without it, ranges are not
-                widened to whole blocks.
-            extension_registry: Transforms that items of stock DCP may have; by default torch's own
-                and `aioflux.checkpoint.compression`.
-            process_group: The group that is passed to `dcp.load`, or
-                `torch.distributed.group.WORLD` for its default: its first rank reads the metadata
-                for all. All its ranks must load. It is not pickled.
+            weights_only: Reject pickles that contain anything but tensors, plain values and the
+                classes passed to `torch.serialization.add_safe_globals`. False lets the planner
+                unpickle everything, which runs any code in the pickles.
+            verify: Compare the bytes with the checksums of the commit. For this, ranges are widened
+                to whole blocks; with False they are not.
+            extension_registry: Extensions that undo the transforms of items of stock DCP; by
+                default torch's own and `aioflux.checkpoint.compression`.
+            process_group: Pass the group that `dcp.load` receives; if it receives none, pass
+                `torch.distributed.group.WORLD`. Its first rank reads the metadata for all, and all
+                ranks of the group must load. By default each rank reads the metadata. The group is
+                not pickled.
             options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
-                `ssl_context`, as `aioflux.open_store`.
+                `ssl_context`, as for `aioflux.open_store`.
 
         Raises:
             ValueError: The uri cannot be opened, or a setting has no effect with it.
@@ -153,7 +155,11 @@ class StorageReader(dcp_storage.StorageReader):
 
     @property
     def containers(self) -> str:
-        """Containers of the state, from the commit that was read last; empty without one."""
+        """Result of `describe_containers` for the saved state; empty without a commit.
+
+        It is in the last commit that was read, and describes the containers that DCP's paths cannot
+        restore, as JSON.
+        """
         commit = self._checkpoint.commit if self._checkpoint is not None else None
         return commit.extra.get(CONTAINERS, "") if commit is not None else ""
 
@@ -164,14 +170,14 @@ class StorageReader(dcp_storage.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether this is a uri that a checkpoint can be read from; a path never is."""
+        """Return whether `checkpoint_id` has the form of a uri. A path does not."""
         return is_checkpoint_uri(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Prepare another load, from another uri if one is given; all settings stay.
+        """Prepare another load, of another checkpoint if a uri is given, with the same settings.
 
         Raises:
-            ValueError: It is not a whole uri, or was taken apart by `pathlib.Path`.
+            ValueError: `checkpoint_id` is not a string such as `gs://bucket/run-7/step-100`.
         """
         self._checkpoint = self._metadata_error = None
         if checkpoint_id is None or checkpoint_id == "":
@@ -181,15 +187,18 @@ class StorageReader(dcp_storage.StorageReader):
             self._store = self._open(str(checkpoint_id))
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read the metadata of the checkpoint, or that of `rank=` saved without collectives.
+        """Read the metadata of the checkpoint.
+
+        With the keyword `rank`, read the metadata that this rank saved without collectives.
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint.
-            CheckpointCorruptError: It is damaged, or holds more than metadata; nothing was run.
-            StorageError: It could not be read.
+            CheckpointCorruptError: The metadata is damaged, or contains anything but metadata. No
+                code in it was run.
+            StorageError: The metadata could not be read.
         """
         rank: int | None = kwargs.get("rank")
-        # `dcp.load` calls once more with its rank if the first call raised anything.
+        # If the first call raises an error, `dcp.load` calls a second time with its rank.
         first_error, self._metadata_error = self._metadata_error, None
         if rank is None:
             first_error = None
@@ -211,13 +220,13 @@ class StorageReader(dcp_storage.StorageReader):
         def read() -> CommitBytes:
             return _bridge.run(read_commit_object(self._store, rank))
 
-        if rank is not None:  # saved without collectives: the metadata of this rank alone
-            found, self._commit_checksum = read(), None
+        if rank is not None:
+            commit_bytes, self._commit_checksum = read(), None
         else:
             ranks = Ranks(self._group)
-            found = read() if ranks.world_size == 1 else _read_on_coordinator(ranks, read)
-            self._commit_checksum = crc32c(found.data)
-        return decode_checkpoint(self._store, found)
+            commit_bytes = read() if ranks.world_size == 1 else _read_on_coordinator(ranks, read)
+            self._commit_checksum = crc32c(commit_bytes.data)
+        return decode_checkpoint(self._store, commit_bytes)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -225,15 +234,14 @@ class StorageReader(dcp_storage.StorageReader):
         """Check that this reader read the metadata. See base class.
 
         Raises:
-            CheckpointError: It could not be read: the error of `read_metadata`.
+            CheckpointError: `read_metadata` failed, or the metadata is from another reader.
         """
         if isinstance(metadata, _Unreadable):
             raise metadata.error
         if self._checkpoint is None or self._checkpoint.metadata is not metadata:
-            # Of another reader, or changed since: its commit is not known.
+            # The metadata is from another reader, or was changed: its commit is unknown.
             raise CheckpointError(
-                f"{self!r} was given metadata that it did not read; call read_metadata() of the "
-                "reader that loads"
+                f"{self!r} did not read this metadata; call its read_metadata() before the load"
             )
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -244,7 +252,7 @@ class StorageReader(dcp_storage.StorageReader):
         """Check that all ranks read the same commit object. See base class.
 
         Raises:
-            CheckpointError: They did not.
+            CheckpointError: The checkpoint was replaced between the reads.
         """
         if len({plan.storage_data for plan in plans} - {None}) > 1:
             raise CheckpointError(
@@ -256,12 +264,13 @@ class StorageReader(dcp_storage.StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of a plan. See base class.
 
-        Every tensor of the plan is resolved before the first byte is read.
+        The planner resolves every tensor of the plan before the first byte is read.
 
         Raises:
-            CheckpointCorruptError: The bytes are not those that were saved.
-            CheckpointError: A value is not loaded because of `weights_only`.
-            StorageError: It could not be read.
+            CheckpointCorruptError: The stored bytes are damaged.
+            CheckpointError: `weights_only` rejects a value, or a tensor has other sizes or an
+                unsuitable dtype.
+            StorageError: The stored bytes could not be read.
         """
         checkpoint = self._checkpoint
         if checkpoint is None:
@@ -276,7 +285,7 @@ class StorageReader(dcp_storage.StorageReader):
             tensors[index] = item, tensor
             targets.append(_tensor_target(checkpoint, item, tensor))
 
-        def done(index: int) -> None:
+        def on_loaded(index: int) -> None:
             if index in tensors:
                 planner.commit_tensor(*tensors[index])
 
@@ -286,7 +295,7 @@ class StorageReader(dcp_storage.StorageReader):
                 checkpoint,
                 targets,
                 registry=self._registry,
-                done=done,
+                on_loaded=on_loaded,
                 is_verified=self.verify,
             )
         future: Future[None] = Future()
@@ -301,7 +310,7 @@ class StorageReader(dcp_storage.StorageReader):
 
         def load(data: torch.Tensor) -> None:
             if self.weights_only:
-                # The planner unpickles without `weights_only`: refuse the value before.
+                # The planner unpickles without `weights_only`, so reject the value before.
                 load_value(as_bytes(data), name, uri_below(self._store, stored.key))
             planner.load_bytes(item, io.BytesIO(as_bytes(data)))
 
@@ -316,7 +325,7 @@ def _read_on_coordinator(ranks: Ranks, read: Callable[[], T]) -> T:
             outcome = read(), None
         except AiofluxError as exc:
             outcome = None, exc
-        except Exception as exc:  # may not pickle, and then the other ranks would wait forever
+        except Exception as exc:  # an error that cannot be pickled would hang the other ranks
             outcome = None, CheckpointError(f"{type(exc).__name__}: {exc}")
     value, error = ranks.broadcast(outcome)
     if error is not None:
@@ -331,7 +340,7 @@ def _tensor_target(
     if tuple(tensor.shape) != tuple(item.lengths):
         raise CheckpointError(
             f"{index.fqn!r} of {checkpoint.uri} is loaded into a tensor of {tuple(tensor.shape)}, "
-            f"and {tuple(item.lengths)} of it were planned; load into a state of the saved shapes"
+            f"and a part of {tuple(item.lengths)} is planned; load into a state of the saved shapes"
         )
     shape, offsets = checkpoint.shape_of(index), tuple(item.storage_offsets)
     if tensor.is_quantized or not _can_hold(tensor.dtype, shape.dtype):
@@ -340,23 +349,23 @@ def _tensor_target(
             f"{tensor.dtype}, which cannot hold all its values; load into {shape.dtype} and convert"
         )
     if len(offsets) != len(shape.sizes) or any(
-        not 0 <= at <= at + length <= size
-        for at, length, size in zip(offsets, item.lengths, shape.sizes, strict=False)
+        not 0 <= offset <= offset + length <= size
+        for offset, length, size in zip(offsets, item.lengths, shape.sizes, strict=False)
     ):
         raise checkpoint.corrupt_error(f"a plan asks for more of {index.fqn!r} than is stored")
     return TensorTarget(index.fqn, checkpoint.locate(index), shape, offsets, tensor)
 
 
 def _can_hold(target: torch.dtype, stored: torch.dtype) -> bool:
-    """Return whether a tensor may be loaded into another dtype: of its kind, or of a wider one.
+    """Return whether a stored tensor may be loaded into a tensor of another dtype.
 
-    Between floats, precision may be lost, as models are loaded into other precisions than they
-    were trained in; numbers may not wrap, nor lose their fraction or their imaginary part.
+    Floats may lose precision, since models are loaded in other precisions than they were trained
+    in. Integers must not wrap. Fractions and imaginary parts must not be dropped.
     """
     if not torch.can_cast(stored, target):
         return False
     is_integer = not (target.is_floating_point or target.is_complex or stored is torch.bool)
     if target == stored or not is_integer:
         return True
-    inner, outer = torch.iinfo(stored), torch.iinfo(target)
-    return outer.min <= inner.min and inner.max <= outer.max
+    source, wider = torch.iinfo(stored), torch.iinfo(target)
+    return wider.min <= source.min and source.max <= wider.max

@@ -1,10 +1,12 @@
-"""Tensors that ranks share, each put together in one object by the coordinator.
+"""Sharded tensors in the safetensors layout: the coordinator joins the parts of all ranks.
 
-    rank r   rows -> an object of their own          | coordinator: compose(header, rows, rows, ...)
-             any other part -> parts of rank r       | coordinator: reads parts, writes the tensor
+    rank                                     coordinator
+    rows -> one object for each tensor       composes header, rows, rows, ... to one object
+    other parts -> one object for the rank   reads the parts, and writes whole tensors
 
-When rows are composed, no byte passes through the coordinator. Each rank reports the crc32c of its
-rows by block of the composed object, so the checksums of these blocks are known without a read.
+For composed objects, the coordinator writes only the header, and reads nothing. Each rank reports
+the crc32c of its rows for each block of the composed object, so block checksums are known without a
+read.
 """
 
 from __future__ import annotations
@@ -36,14 +38,15 @@ if TYPE_CHECKING:
 __all__ = ["TensorLocation", "UploadedPart", "finish_objects"]
 
 _MAX_COMPOSED: Final = 32
-"""Objects that GCS composes at once (cloud.google.com/storage/quotas)."""
+"""Maximum number of objects that one compose request of GCS accepts
+(cloud.google.com/storage/quotas)."""
 
 _MAX_TENSORS: Final = 8
-"""Tensors that are read at once, while those before them are written."""
+"""Maximum number of tensors that are read in parallel, before they are written."""
 
 
 class TensorLocation(NamedTuple):
-    """The object and the item that hold a tensor."""
+    """The object that contains a tensor, and the item of the tensor in it."""
 
     stored: StoredObject
     item: StoredItem
@@ -51,7 +54,7 @@ class TensorLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class UploadedPart:
-    """A part of a tensor that a rank uploaded: the storage data of a `WriteResult`."""
+    """A part of a tensor that a rank uploaded. It is the `storage_data` of a `WriteResult`."""
 
     save_id: str
     num_objects: int
@@ -59,48 +62,47 @@ class UploadedPart:
     tensor: TensorSpec
     """The whole tensor."""
     offsets: tuple[int, ...]
-    """First element of the part in the tensor, in each dimension."""
+    """Position of the part's first element in the tensor."""
     sizes: tuple[int, ...]
-    """Elements of the part in each dimension."""
     stored: StoredObject
-    """The object that holds the part."""
     start: int = 0
-    """First byte of the part in that object."""
+    """First byte of the part in the object."""
     checksums: tuple[RangeChecksum, ...] = ()
-    """Checksums of the part by block, if the service composes it."""
+    """Checksums of the part for each block of the composed object; empty if not composed."""
 
 
 async def finish_objects(
     store: Store, reader: Store, parts: Sequence[UploadedPart], *, rank: int
 ) -> dict[str, TensorLocation]:
-    """Write the objects of tensors that ranks share, and return the tensors' locations by name.
+    """Write the objects of sharded tensors, and return the locations of the tensors by name.
 
-    Parts are those of all ranks. They are read by `reader`, which `open_checkpoint` opened.
+    `parts` has the parts of all ranks. They are read by `reader`, the same store, which
+    `open_checkpoint` opened.
 
     Raises:
-        CheckpointError: One could not be written.
+        CheckpointError: An object could not be written.
     """
     by_number: dict[int, list[UploadedPart]] = {}
     for part in parts:
         by_number.setdefault(part.placement.object_number, []).append(part)
     locations = dict[str, TensorLocation]()
-    for number, own in sorted(by_number.items()):
-        key = model_key(own[0].save_id, number, own[0].num_objects)
-        layout = plan_layout({part.tensor.name: part.tensor for part in own}.values())
+    for number, of_object in sorted(by_number.items()):
+        key = model_key(of_object[0].save_id, number, of_object[0].num_objects)
+        layout = plan_layout({part.tensor.name: part.tensor for part in of_object}.values())
         try:
-            if own[0].placement.kind is WriteKind.COMPOSED:
-                stored = await _compose(store, key, layout, own, rank)
+            if of_object[0].placement.kind is WriteKind.COMPOSED:
+                stored = await _compose(store, key, layout, of_object, rank)
             else:
-                stored = await _assemble(store, reader, key, layout, own, rank)
+                stored = await _assemble(store, reader, key, layout, of_object, rank)
         except Exception as exc:
             raise CheckpointError(
                 f"rank {rank} could not write {store.uri}{key} from the parts that the ranks "
                 f"uploaded: {type(exc).__name__}: {exc}"
             ) from exc
-        sizes = {part.tensor.name: part.tensor.num_bytes for part in own}
+        sizes = {part.tensor.name: part.tensor.num_bytes for part in of_object}
         items = {
-            name: StoredItem(at, sizes[name], at, sizes[name])
-            for name, at in layout.offsets.items()
+            name: StoredItem(offset, sizes[name], offset, sizes[name])
+            for name, offset in layout.offsets.items()
         }
         stored = msgspec.structs.replace(stored, items=tuple(items.values()))
         locations |= {name: TensorLocation(stored, item) for name, item in items.items()}
@@ -110,7 +112,7 @@ async def finish_objects(
 async def _compose(
     store: Store, key: str, layout: ObjectLayout, parts: Sequence[UploadedPart], rank: int
 ) -> StoredObject:
-    """Compose an object from its header and the rows of all ranks."""
+    """Compose an object from a header and the rows of all ranks."""
     prefix = f"{parts[0].save_id}/{key}"
     header = await write_object(store, f"{prefix}.header", [layout.header], rank=rank)
     rows = sorted(
@@ -122,13 +124,14 @@ async def _compose(
         placement = part.placement
         if placement.offset != digest.size or placement.block_size != digest.block_size:
             raise CheckpointError(
-                f"{part.tensor.name!r} has a part at byte {placement.offset}, expected at "
-                f"{digest.size}; save again with a planner that does not cache plans"
+                f"{part.tensor.name!r} has a part at byte {placement.offset} in blocks of "
+                f"{placement.block_size} bytes, expected at byte {digest.size} in blocks of "
+                f"{digest.block_size} bytes; save again with a planner that does not cache plans"
             )
-        for each in part.checksums:
-            digest.add(each)
+        for checksum in part.checksums:
+            digest.add(checksum)
     whole, block_crcs = digest.finish()
-    sources = [meta_of(store, each) for each in (header, *(part.stored for part in rows))]
+    sources = [meta_of(store, header), *(meta_of(store, part.stored) for part in rows)]
     level = 0
     while len(sources) > _MAX_COMPOSED:
         level += 1
@@ -140,8 +143,8 @@ async def _compose(
     meta = await store.compose(key, sources)
     if meta.size != layout.size or meta.crc32c not in {None, whole}:
         raise ChecksumError(
-            f"{meta.uri} was composed of {meta.size} bytes with crc32c {meta.crc32c}, and "
-            f"{layout.size} bytes with crc32c {whole} were uploaded; save again",
+            f"{meta.uri} was composed with {meta.size} bytes and crc32c {meta.crc32c}, but its "
+            f"parts have {layout.size} bytes and crc32c {whole}; save again",
             uri=meta.uri,
         )
     return StoredObject(
@@ -163,18 +166,17 @@ async def _assemble(
     parts: Sequence[UploadedPart],
     rank: int,
 ) -> StoredObject:
-    """Read the parts of all tensors of an object, and write it."""
+    """Read the parts of all tensors of an object, and write the object."""
     by_name: dict[str, list[UploadedPart]] = {name: [] for name in layout.offsets}
     for part in parts:
         by_name[part.tensor.name].append(part)
 
     async def pieces() -> AsyncIterator[bytes | memoryview]:
         yield layout.header
-        own = list(by_name.values())
-        for at in range(0, len(own), _MAX_TENSORS):
-            tensors = await gather(
-                _read_tensor(reader, each) for each in own[at : at + _MAX_TENSORS]
-            )
+        of_tensors = list(by_name.values())
+        for start in range(0, len(of_tensors), _MAX_TENSORS):
+            batch = of_tensors[start : start + _MAX_TENSORS]
+            tensors = await gather(_read_tensor(reader, of_tensor) for of_tensor in batch)
             for tensor in tensors:
                 yield tensor_memory(tensor)
 
@@ -182,7 +184,7 @@ async def _assemble(
 
 
 async def _read_tensor(reader: Store, parts: Sequence[UploadedPart]) -> torch.Tensor:
-    """Read all parts of a tensor."""
+    """Read the parts of a tensor, and return the whole tensor."""
     spec = parts[0].tensor
     dtype: torch.dtype = getattr(torch, spec.dtype)
     whole = torch.empty(spec.sizes, dtype=dtype)
@@ -199,6 +201,6 @@ async def _read_tensor(reader: Store, parts: Sequence[UploadedPart]) -> torch.Te
     if num_read != whole.numel():
         raise CheckpointError(
             f"the ranks uploaded {num_read:,} of the {whole.numel():,} elements of {spec.name!r}; "
-            "every part of a tensor must be on some rank"
+            "every element of a tensor must be on exactly one rank"
         )
     return whole

@@ -1,4 +1,4 @@
-"""Uploads of one rank in the layout of safetensors, and the index that completes the checkpoint."""
+"""Uploads of one rank in the safetensors layout, and the index that commits the checkpoint."""
 
 from __future__ import annotations
 
@@ -49,15 +49,17 @@ if TYPE_CHECKING:
 __all__ = ["encode_safetensors", "plan_uploads"]
 
 _MAX_ROWS = 4
-"""Parts of rows that are resolved and uploaded at once, each to an object of its own."""
+"""Maximum number of parallel uploads of rows. Each upload holds this rank's rows of one tensor in
+memory."""
 
 
 def plan_uploads(
     upload: RankUpload, items: Sequence[WriteItem], layout: RankLayout, objects_per_rank: int
 ) -> dict[str, Callable[[], Awaitable[list[WriteResult]]]]:
-    """Return the write of each object of a rank, by key.
+    """Return, for the key of each object of this rank, a function that writes the object.
 
-    Items without a placement are stored as DCP does, in at most `objects_per_rank` objects.
+    Items without a placement are written in the layout of DCP, to at most `objects_per_rank`
+    objects.
     """
     save_id, rank = upload.save_id, upload.rank
     values = [item for item in items if item.index not in layout.placements]
@@ -65,9 +67,9 @@ def plan_uploads(
     parts: list[WriteItem] = []
     uploads: dict[str, Callable[[], Awaitable[list[WriteResult]]]] = {}
     slots = asyncio.Semaphore(_MAX_ROWS)
-    for at, some in enumerate(plan_objects(values, objects_per_rank)):
-        key = data_key(save_id, rank, at)
-        uploads[key] = partial(upload_items, upload, key, some)
+    for number, content in enumerate(plan_objects(values, objects_per_rank)):
+        key = data_key(save_id, rank, number)
+        uploads[key] = partial(upload_items, upload, key, content)
     for item in items:
         placement = layout.placements.get(item.index)
         if placement is None:
@@ -79,9 +81,9 @@ def plan_uploads(
         else:
             key = f"{save_id}/rows-{rank}-{len(uploads)}"
             uploads[key] = partial(_upload_rows, upload, key, item, layout, slots)
-    for number, some in wholes.items():
+    for number, content in wholes.items():
         key = model_key(save_id, number, layout.num_objects)
-        uploads[key] = partial(_upload_wholes, upload, key, some)
+        uploads[key] = partial(_upload_wholes, upload, key, content)
     if parts:
         key = f"{save_id}/parts-{rank}"
         uploads[key] = partial(_upload_parts, upload, key, parts, layout)
@@ -89,7 +91,7 @@ def plan_uploads(
 
 
 def _memory(upload: RankUpload, item: WriteItem) -> memoryview:
-    """Return the bytes of an item that is a tensor, or a part of one."""
+    """Return the memory of a tensor item."""
     tensor, data = resolve(upload.planner, item), item.tensor_data
     assert data is not None
     if (
@@ -100,7 +102,8 @@ def _memory(upload: RankUpload, item: WriteItem) -> memoryview:
     ):
         raise CheckpointError(
             f"{item.index.fqn!r} was planned as {item_bytes(item)} bytes of "
-            f"{data.properties.dtype}, and is not such a tensor; the layout of DCP takes it"
+            f"{data.properties.dtype}, but the planner returned something else; save it in the "
+            "layout of DCP"
         )
     return tensor_memory(tensor)
 
@@ -112,7 +115,7 @@ async def _memories(
         yield header
     for batch in batches(items):
         views = await asyncio.to_thread(
-            lambda some: [_memory(upload, item) for item in some], batch
+            lambda items: [_memory(upload, item) for item in items], batch
         )
         for view in views:
             yield view
@@ -121,7 +124,7 @@ async def _memories(
 async def _upload_wholes(
     upload: RankUpload, key: str, items: Sequence[WriteItem]
 ) -> list[WriteResult]:
-    """Write an object of tensors that this rank holds whole."""
+    """Write an object of whole tensors of this rank."""
     by_name = {item.index.fqn: item for item in items}
     layout = plan_layout(map(tensor_of, items))
     ordered = [by_name[name] for name in layout.offsets]
@@ -134,40 +137,40 @@ async def _upload_wholes(
     )
     ranges = [(layout.offsets[item.index.fqn], item_bytes(item)) for item in ordered]
     stored = msgspec.structs.replace(
-        stored, items=tuple(StoredItem(at, size, at, size) for at, size in ranges)
+        stored, items=tuple(StoredItem(start, size, start, size) for start, size in ranges)
     )
     return [
         WriteResult(
             index=item.index,
             size_in_bytes=size,
             storage_data=UploadedItem(
-                _StorageInfo(key, at, size), upload.save_id, None if number else stored
+                _StorageInfo(key, start, size), upload.save_id, None if number else stored
             ),
         )
-        for number, (item, (at, size)) in enumerate(zip(ordered, ranges, strict=True))
+        for number, (item, (start, size)) in enumerate(zip(ordered, ranges, strict=True))
     ]
 
 
 async def _upload_parts(
     upload: RankUpload, key: str, items: Sequence[WriteItem], layout: RankLayout
 ) -> list[WriteResult]:
-    """Write an object of parts that the coordinator will read."""
+    """Write an object of parts of tensors, for the coordinator to read."""
     hint = sum(map(item_bytes, items))
     stored = await write_object(
         upload.store, key, _memories(upload, items), rank=upload.rank, size_hint=hint
     )
     results = list[WriteResult]()
-    at = 0
+    start = 0
     for item in items:
-        results.append(_part_result(upload, item, layout, stored, start=at))
-        at += item_bytes(item)
+        results.append(_part_result(upload, item, layout, stored, start=start))
+        start += item_bytes(item)
     return results
 
 
 async def _upload_rows(
     upload: RankUpload, key: str, item: WriteItem, layout: RankLayout, slots: asyncio.Semaphore
 ) -> list[WriteResult]:
-    """Write an object of this rank's rows of one tensor."""
+    """Write an object of this rank's rows of one tensor, for the service to compose."""
     placement = layout.placements[item.index]
 
     def read_rows() -> tuple[memoryview, tuple[RangeChecksum, ...]]:
@@ -213,10 +216,11 @@ def encode_safetensors(
     shared: Mapping[str, TensorLocation],
     commit: Commit,
 ) -> tuple[bytes, Commit]:
-    """Return the index of Hugging Face that is the commit object, and the commit in it.
+    """Return the commit object, which is a Hugging Face index, and the commit in it.
 
-    Its metadata differs from DCP's, whose plan planners cache: each tensor of a safetensors object
-    is one part. `shared` are the tensors that the coordinator put together.
+    The commit object stores a changed copy of DCP's metadata: each sharded tensor is one whole
+    part. `metadata` itself keeps its parts, because planners cache and reuse it. `shared` has the
+    sharded tensors that the coordinator joined, by name.
     """
     storage: dict[MetadataIndex, _StorageInfo] = {}
     objects: dict[str, StoredObject] = {}
@@ -250,9 +254,9 @@ def encode_safetensors(
     )
     total_size = sum(
         item.data_size
-        for key, each in objects.items()
+        for key, stored in objects.items()
         if key.endswith(".safetensors")
-        for item in each.items
+        for item in stored.items
     )
     index = {"metadata": {"total_size": total_size}, "weight_map": weights}
     return encode_index(index, commit), commit

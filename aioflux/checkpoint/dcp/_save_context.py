@@ -1,11 +1,11 @@
-"""The context of one save of a writer, kept by the thread that saves; its begin and its end.
+"""Saves of a `StorageWriter`: the context of each save, and its first and last operation.
 
-`async_save` runs each save on a thread of its own, and two saves of one writer may run at once. DCP
-calls a writer several times for each save without naming the save; but a thread runs one at a time,
-so that the save is found by the thread's context variables.
+DCP calls several methods of a writer during one save, and does not pass the save to them.
+`async_save` runs each save on a thread of its own, so two saves of one writer may run at the same
+time. But each thread runs one save at a time, so a context variable finds the current save.
 
 begin_save    deletes objects of failed saves, and reads the existing commit objects
-finish_save   replaces the commit object that was read, if any, and deletes its objects
+finish_save   writes the commit object, and deletes the objects of the commit that it replaced
 """
 
 from __future__ import annotations
@@ -47,24 +47,23 @@ _log = logging.getLogger("aioflux")
 
 @dataclass(eq=False)
 class SaveContext:
-    """One save."""
+    """The facts about one save, between the calls of DCP."""
 
     store: Store
-    """The store of the checkpoint."""
     rank: int | None = None
-    """The rank that DCP passed, or None."""
+    """The rank that DCP passed to the writer; None if DCP passed none."""
     is_collective: bool = True
-    """All ranks write one checkpoint."""
+    """All ranks save one checkpoint. False: each rank saves its own (`use_collectives=False`)."""
     is_committer: bool = False
     """This rank writes the commit object."""
     save_id: str = ""
-    """Name of the save, once it is known."""
+    """Empty before the plan is known."""
     replaces: tuple[CommitObject, ...] = ()
-    """Commit objects of the checkpoint when the save began."""
+    """Commit objects that the checkpoint had when the save began."""
     is_set_up: bool = False
-    """DCP has set the writer up for it."""
+    """DCP has called `set_up_storage_writer`."""
     is_over: bool = False
-    """It succeeded, or its thread went on to another save."""
+    """The save was committed, or its thread started another save."""
 
 
 _contexts: ContextVar[weakref.WeakKeyDictionary[object, SaveContext] | None] = ContextVar(
@@ -79,7 +78,7 @@ def context_of(writer: object) -> SaveContext | None:
 
 
 def start_save(writer: object, context: SaveContext) -> None:
-    """Set the context of the writer in this thread; the save before is over."""
+    """Set the context of the writer in this thread. The previous save of the thread is over."""
     contexts = weakref.WeakKeyDictionary(_contexts.get() or {})
     if (last := contexts.get(writer)) is not None:
         last.is_over = True
@@ -88,7 +87,10 @@ def start_save(writer: object, context: SaveContext) -> None:
 
 
 def run_without_context(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the background loop, which would keep a reference to this context."""
+    """Run a coroutine on the background loop in an empty context.
+
+    The loop keeps references to the contexts of its callers, and so would keep the save.
+    """
     return Context().run(_bridge.run, coroutine)
 
 
@@ -102,7 +104,7 @@ class UnfinishedSave(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Return whether it has ended or failed."""
+        """Return whether the save has failed or was committed."""
         context = self.context()
         return context is None or context.is_over
 
@@ -110,38 +112,39 @@ class UnfinishedSave(NamedTuple):
 async def begin_save(
     store: Store, keys: Sequence[str], unfinished: Sequence[UnfinishedSave]
 ) -> tuple[CommitObject, ...]:
-    """Delete the objects of failed saves, and return the commit objects that a save replaces.
+    """Delete the objects of failed saves, and return the commit objects of the checkpoint.
 
     Raises:
-        UnsupportedError: The server ignores the condition of the commit.
+        UnsupportedError: The server ignores the precondition of the commit.
     """
     await store.check_conditions()
-    for each in unfinished:
-        await delete_failed(each)
-    found = await read_commits(store, "", keys)
-    for old in found:
+    for save in unfinished:
+        await delete_failed(save)
+    commits = await read_commits(store, "", keys)
+    for old in commits:
         if old.problem is not None:
-            _log.warning("the checkpoint that a save replaces is damaged: %s", old.problem)
-    return tuple(found)
+            _log.warning("a save replaces a damaged checkpoint: %s", old.problem)
+    return tuple(commits)
 
 
 async def delete_failed(unfinished: UnfinishedSave) -> None:
-    """Delete the objects of a save that failed on some rank, unless it was committed after all."""
+    """Delete the objects of a save that failed on a rank, unless the save was committed."""
     store, save_id = unfinished.store, unfinished.save_id
     try:
         commits = await read_commits(store, "", unfinished.keys)
-        if any(each.problem is not None for each in commits):
-            return  # the objects that it names are unknown
-        # A planner that caches plans may count saves differently on each rank: a commit of another
-        # save may name objects of this one.
-        made = [each.commit for each in commits if each.commit is not None]
-        if any(each.save_id == save_id for each in made):
+        if any(old.problem is not None for old in commits):
+            return  # the objects of the damaged commit are unknown
+        # With a cached plan each rank derives the save id from its number of earlier saves (see
+        # `RankPlacement.use`). If these numbers differ, the commit of another save may list objects
+        # with this save id.
+        decoded = [old.commit for old in commits if old.commit is not None]
+        if any(commit.save_id == save_id for commit in decoded):
             return
-        named = {stored.key for each in made for stored in each.objects}
+        committed = {stored.key for commit in decoded for stored in commit.objects}
         for prefix in (f"{save_id}/", f"model-{save_id}-"):
-            await _delete_unnamed(store, prefix, named, "a save that failed")
+            await _delete_uncommitted(store, prefix, committed, "a save that failed")
     except AiofluxError as exc:
-        _log.warning("objects of a failed save are left below %s%s/: %s", store.uri, save_id, exc)
+        _log.warning("could not delete a failed save below %s%s/: %s", store.uri, save_id, exc)
 
 
 async def finish_save(
@@ -153,20 +156,22 @@ async def finish_save(
     *,
     has_leftovers: bool = False,
 ) -> None:
-    """Commit as `aioflux.checkpoint._store.commit` does.
+    """Commit a save, and delete the objects of the commit that it replaced.
 
-    If the save has leftovers, which are objects that are not in the commit, these are deleted, too.
+    `replaces` is the result of `begin_save`. If `has_leftovers` is True, the save uploaded objects
+    that its commit does not list, such as parts of tensors; delete them, too.
     """
     await commit_object(store, key, data, commit, replaces=replaces)
     if not has_leftovers:
         return
     try:
-        named = {each.key for each in commit.objects}
-        await _delete_unnamed(store, f"{commit.save_id}/", named, "a save")
+        committed = {stored.key for stored in commit.objects}
+        await _delete_uncommitted(store, f"{commit.save_id}/", committed, "leftovers of a save")
     except AiofluxError as exc:
-        _log.warning("objects are left below %s%s/: %s", store.uri, commit.save_id, exc)
+        _log.warning("could not delete leftovers below %s%s/: %s", store.uri, commit.save_id, exc)
 
 
-async def _delete_unnamed(store: Store, prefix: str, named: set[str], what: str) -> None:
+async def _delete_uncommitted(store: Store, prefix: str, committed: set[str], label: str) -> None:
     listed = await store.list_all(prefix)
-    await delete_logged(store, [each for each in listed if each.key not in named], what)
+    orphans = [meta for meta in listed if meta.key not in committed]
+    await delete_logged(store, orphans, label)

@@ -1,8 +1,8 @@
-"""Uploads of the items of a rank's plan, from the memory of their tensors.
+"""Uploads of the items in a rank's plan, straight from the memory of the tensors.
 
-    planner.resolve_data -> CPU, contiguous -> zip in pieces -> write_object, several at once
+    planner.resolve_data -> CPU, contiguous -> zip in pieces -> write_object, objects in parallel
 
-Items are resolved in threads, one bounded batch after the other.
+Items are resolved in a thread, one batch of bounded size after another.
 """
 
 from __future__ import annotations
@@ -71,39 +71,41 @@ __all__ = [
 T = TypeVar("T")
 
 PICKLE_PROTOCOL: Final = 4
-"""Protocol of the metadata: the newest that every Python of torch reads."""
+"""Pickle protocol of the metadata: the newest that every Python supported by torch reads."""
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_ITEMS: Final = 256
-"""Most bytes and items that one call in a thread resolves; a call itself costs about 100 us."""
+"""Largest batch that one call in a thread resolves. The call itself costs about 100 us."""
 
 _SMALL_BYTES: Final = 64 * 1024
-"""Smaller pieces are joined: the copy costs less than a write of each."""
+"""Pieces up to this size are joined: the copy costs less than one write for each piece."""
 
 _ITEM_BYTES: Final = 2048
-"""Approximate zip overhead of a tensor."""
+"""Approximate size of the zip around a tensor's memory."""
 
 
 @dataclass(frozen=True)
 class UploadedItem:
-    """An item that a rank uploaded: the storage data of a `WriteResult`."""
+    """An item that a rank uploaded. It is the `storage_data` of a `WriteResult`."""
 
     info: _StorageInfo
-    """Its location for stock readers."""
+    """Location of the item, for DCP's own readers."""
     save_id: str
-    """Name of the save."""
     stored: StoredObject | None = None
-    """Its object; set for the first item of each object only."""
+    """The object of the item; None except for the first item of each object."""
 
 
 def describe(error: BaseException) -> str:
-    """Return the class and message of an error, in place of an error that may not pickle."""
+    """Return class and message of an error, for messages of errors that must pickle."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _to_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the CPU, contiguous, without lazy conjugation; copied only if needed."""
+    """Return a contiguous CPU tensor without lazy conjugation; copies only if necessary.
+
+    A tensor of a subclass is only moved to the CPU.
+    """
     tensor = tensor.detach()
     if not has_plain_memory(tensor):
         return tensor.cpu()
@@ -111,10 +113,10 @@ def _to_plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
-    """Return the tensor of an item, or the bytes of another value.
+    """Return the tensor of an item, or the bytes of a value that is not a tensor.
 
     Raises:
-        CheckpointError: The planner cannot resolve it.
+        CheckpointError: The planner cannot resolve the item, or returns another type.
     """
     name = item.index.fqn
     try:
@@ -134,22 +136,21 @@ def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RankUpload:
-    """The upload of one rank in one save."""
+    """Arguments that all uploads of one rank in one save share."""
 
     store: Store
     planner: SavePlanner
     rank: int
     save_id: str
     codec: Codec | None = None
-    """Compresses the tensors."""
+    """Compresses tensors; None stores them uncompressed."""
     descriptor: str = ""
-    """Name of the compression in the metadata."""
 
 
 async def _pieces(
     upload: RankUpload, packer: Packer, items: Sequence[WriteItem]
 ) -> AsyncGenerator[bytes | memoryview]:
-    """Yield the bytes of one object; items are resolved in batches."""
+    """Yield the bytes of one object. Items are resolved in batches."""
     for batch in batches(items):
         if upload.codec is None:
             for piece in await asyncio.to_thread(_pack, upload.planner, packer, batch):
@@ -164,11 +165,11 @@ async def _pieces(
 def _pack(
     planner: SavePlanner, packer: Packer, items: Iterable[WriteItem]
 ) -> list[bytes | memoryview]:
-    """Return the bytes of items, with small pieces joined to larger ones."""
+    """Return the bytes of items, with neighbouring small pieces joined."""
     pieces: list[bytes | memoryview] = []
     small: list[bytes | memoryview] = []
     for encoded in _encode(planner, items):
-        for piece in packer.lay(encoded):
+        for piece in packer.add(encoded):
             if len(piece) <= _SMALL_BYTES:
                 small.append(piece)
                 continue
@@ -191,9 +192,10 @@ def _encode(planner: SavePlanner, items: Iterable[WriteItem]) -> list[EncodedIte
 
 
 def find_tied_items(planner: SavePlanner, items: Sequence[WriteItem]) -> dict[int, int]:
-    """Map the index of each item that shares the memory of an earlier one to the earlier index.
+    """Find tied items: map the index of each later item to the index of the first.
 
-    Only of stock planners: another one may create tensors in each call, at reused addresses.
+    The result is empty for planners that override the stock methods, since they may create
+    temporary tensors, and a later one may have the address of an earlier one.
     """
     kind, stock = type(planner), DefaultSavePlanner
     if not isinstance(planner, stock) or any(
@@ -201,20 +203,20 @@ def find_tied_items(planner: SavePlanner, items: Sequence[WriteItem]) -> dict[in
         for name in ("resolve_data", "lookup_object", "transform_object")
     ):
         return {}
-    numbers = [at for at, item in enumerate(items) if item.type != WriteItemType.BYTE_IO]
+    indices = [index for index, item in enumerate(items) if item.type != WriteItemType.BYTE_IO]
     with torch.no_grad():
-        found = [planner.lookup_object(items[at].index) for at in numbers]
-    return {numbers[at]: numbers[first] for at, first in find_ties(found).items()}
+        tensors = [planner.lookup_object(items[index].index) for index in indices]
+    return {indices[tied]: indices[first] for tied, first in find_ties(tensors).items()}
 
 
 def tied_result(item: WriteItem, first: WriteResult) -> WriteResult:
-    """Return the result of an item that shares the stored bytes of another one."""
+    """Return the result of an item that is tied to the item with the result `first`."""
     uploaded = dataclasses.replace(first.storage_data, stored=None)
     return WriteResult(item.index, first.size_in_bytes, uploaded)
 
 
 def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Yield batches of items, each for one call in a thread."""
+    """Yield items in batches. One call in a thread resolves one batch."""
     batch: list[WriteItem] = []
     num_bytes = 0
     for item in items:
@@ -230,7 +232,7 @@ def batches(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
 async def upload_items(
     upload: RankUpload, key: str, items: Sequence[WriteItem]
 ) -> list[WriteResult]:
-    """Write one object in the layout of DCP, and return the result of each item."""
+    """Write one object in the layout of DCP, and return the results of the items."""
     packer = Packer(upload.codec)
     hint = sum(item_bytes(item) + _ITEM_BYTES for item in items)
     async with aclosing(_pieces(upload, packer, items)) as pieces:
@@ -240,14 +242,19 @@ async def upload_items(
     return [
         WriteResult(
             index=item.index,
-            size_in_bytes=at.length,
+            size_in_bytes=location.length,
             storage_data=UploadedItem(
-                _StorageInfo(key, at.offset, at.length, descriptors if at.frame_size else None),
+                _StorageInfo(
+                    key,
+                    location.offset,
+                    location.length,
+                    descriptors if location.frame_size else None,
+                ),
                 upload.save_id,
                 stored if number == 0 else None,
             ),
         )
-        for number, (item, at) in enumerate(zip(items, packer.stored, strict=True))
+        for number, (item, location) in enumerate(zip(items, packer.stored, strict=True))
     ]
 
 
@@ -257,18 +264,21 @@ async def upload_objects(
     *,
     cleanup_seconds: float,
 ) -> list[WriteResult]:
-    """Write the objects of one rank concurrently, by key; if one fails, all are deleted.
+    """Write the objects of one rank in parallel. If a write fails, delete all of them.
+
+    `objects` has a function for each key, which writes the object. The deletes may take
+    `cleanup_seconds`.
 
     Raises:
-        CheckpointError: The first that could not be written, with rank and key.
+        CheckpointError: An object could not be written; the error names rank and object.
     """
     try:
-        written = await gather(_upload_object(upload, *each) for each in objects.items())
+        written = await gather(_upload_object(upload, *entry) for entry in objects.items())
     except BaseException as exc:
         if note := await asyncio.shield(_delete(upload.store, objects, cleanup_seconds)):
             exc.add_note(note)
         raise
-    return [result for each in written for result in each]
+    return [result for results in written for result in results]
 
 
 async def _upload_object(upload: RankUpload, key: str, write: Callable[[], Awaitable[T]]) -> T:
@@ -281,12 +291,12 @@ async def _upload_object(upload: RankUpload, key: str, write: Callable[[], Await
 
 
 async def _delete(store: Store, keys: Iterable[str], seconds: float) -> str:
-    """Delete the objects of a failed save, and return a note on those that are left."""
+    """Delete the objects of a failed save. Return a note if some could not be deleted."""
     try:
         async with asyncio.timeout(seconds):
             errors = (await store.delete_many(keys)).errors
     except (AiofluxError, TimeoutError) as exc:
-        return f"uploaded objects may be left; `aioflux clean` deletes them: {describe(exc)}"
+        return f"uploaded objects may remain ({describe(exc)}); `aioflux clean` deletes them"
     if errors:
         return f"{', '.join(errors)} could not be deleted; `aioflux clean` deletes them"
     return ""
@@ -296,7 +306,7 @@ def encode_dcp(
     metadata: Metadata, results: Sequence[WriteResult], commit: Commit
 ) -> tuple[bytes, Commit]:
     """Return the commit object in the layout of DCP, and the commit in it."""
-    metadata.storage_data = {each.index: each.storage_data.info for each in results}
-    stored = (each.storage_data.stored for each in results)
+    metadata.storage_data = {result.index: result.storage_data.info for result in results}
+    stored = (result.storage_data.stored for result in results)
     commit = msgspec.structs.replace(commit, objects=tuple(filter(None, stored)))
     return encode_commit(pickle.dumps(metadata, protocol=PICKLE_PROTOCOL), commit), commit

@@ -1,10 +1,12 @@
 """StorageWriter: saves of torch.distributed.checkpoint to object storage.
 
-    every rank    items -> <save_id>/__<rank>_<n>.distcp, keys that no save had before
-    coordinator   .metadata, written last, if it was not replaced since the save began
+    every rank    writes its items to <save_id>/__<rank>_<n>.distcp, keys that no other save uses
+    coordinator   writes .metadata last, if no other save replaced it since the save began
 
-A save is visible when `.metadata` is, which names every other object with its size, checksum and
-generation: a failure before leaves the older checkpoint as it was.
+`.metadata` is the commit object: it lists every data object with size, checksum and generation. If
+a save fails before it writes `.metadata`, the previous checkpoint is unchanged. In the safetensors
+layout the index is the commit object. With `use_collectives=False` each rank commits by itself, to
+`__<rank>.metadata`.
 """
 
 from __future__ import annotations
@@ -79,17 +81,18 @@ _VERSION = "1.0.0"
 
 
 class StorageWriter(dcp_storage.StorageWriter):
-    """Writes checkpoints of `torch.distributed.checkpoint` to object storage.
+    """Writer of checkpoints of `torch.distributed.checkpoint` to object storage.
 
         dcp.save(state, storage_writer=StorageWriter("gs://bucket/run-7/step-100"))
 
-    Every rank makes one. Stock `FileSystemReader` loads a copy of the objects. `dcp.save` raises a
-    `CheckpointException`, which is no `Exception`; its `failures` hold the errors of the ranks,
-    each a `CheckpointError` that names the rank and the object. A rank that died is noticed by the
-    process group only, after the timeout of `init_process_group`; `Checkpointer` has heartbeats.
+    Every rank creates a writer. Stock `FileSystemReader` can load the objects from a local copy. If
+    ranks fail, `dcp.save` raises a `CheckpointException`, which is not an `Exception`; its
+    `failures` are the errors of the ranks, each a `CheckpointError` that names the rank and the
+    object. If a rank dies, the others wait for the timeout of `init_process_group`. `Checkpointer`
+    detects a dead rank sooner, by heartbeats.
 
-    Tied tensors of one rank, which share their memory, are stored once, except in the layout of
-    safetensors. Tensors that no load could read, such as sparse and quantized ones, are rejected.
+    Tied tensors of one rank, which share their memory, are stored once, except in the safetensors
+    layout. Tensors that no load could read, such as sparse and quantized tensors, are rejected.
     """
 
     def __init__(
@@ -104,26 +107,27 @@ class StorageWriter(dcp_storage.StorageWriter):
         metrics: Mapping[str, float] | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        """Open no connection yet.
+        """Create a writer; connections are opened later.
 
         Args:
             uri: Prefix of the checkpoint, such as `gs://bucket/run-7/step-100`.
-            objects_per_rank: Data objects that each rank spreads its tensors over at most. Each is
-                uploaded in parallel parts anyway; more help readers that read whole objects.
-            compression: Compress tensors, in frames that are still read by ranges. Stock readers
-                need this class in their registry of extensions.
-            layout: "dcp" for `FileSystemReader`. "safetensors" for the safetensors library and
-                Hugging Face's: each tensor whole in one object, with an index; values that this
-                format cannot hold are stored next to it as in "dcp".
-            mode: "overwrite" replaces the checkpoint of this uri once the new one is whole,
-                "create" fails if there is one.
-            step: Training step, for the commit object.
-            metrics: Numbers that retention may choose by, for the commit object.
+            objects_per_rank: Maximum number of data objects that each rank writes. One object is
+                uploaded in parallel parts, too; more objects help readers that read whole objects.
+            compression: Compress tensors in frames, so that loads can still read ranges. Stock
+                readers need this class in their registry of extensions.
+            layout: "dcp" can be loaded by `FileSystemReader`. "safetensors" can be loaded by the
+                safetensors library and by Hugging Face libraries: each tensor is whole in one
+                object, and there is an index. Values that safetensors cannot store are written
+                to further objects as in "dcp".
+            mode: "overwrite" replaces an existing checkpoint once the new one is complete; "create"
+                fails if a checkpoint exists.
+            step: Training step, stored in the commit object.
+            metrics: Metrics for retention, stored in the commit object.
             options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
-                `ssl_context`, as `aioflux.open_store`.
+                `ssl_context`, as for `aioflux.open_store`.
 
         Raises:
-            ValueError: The uri cannot be opened, or a setting has no effect with it.
+            ValueError: The uri cannot be opened, or a setting is not valid or has no effect.
         """
         if objects_per_rank < 1:
             raise ValueError(f"objects_per_rank must be 1 or more, not {objects_per_rank}")
@@ -148,7 +152,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         return f"<StorageWriter {self.checkpoint_id}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        pickle.dumps(self._store)  # raises rather than pickle a token
+        pickle.dumps(self._store)  # raises if the store contains credentials
         options = {name: value for name, value in self._options.items() if name != "progress"}
         return {**self.__dict__, "_options": options, "_last": None, "_unfinished": []}
 
@@ -164,7 +168,7 @@ class StorageWriter(dcp_storage.StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """Uri of the checkpoint that this thread writes, or will write next."""
+        """Uri of the checkpoint that this thread is writing, or will write next."""
         context = context_of(self)
         is_saving = context is not None and context.is_set_up and not context.is_over
         return (context.store if context and is_saving else self._store).uri.rstrip("/")
@@ -180,14 +184,14 @@ class StorageWriter(dcp_storage.StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether this is a uri that a checkpoint can be written to; a path never is."""
+        """Return whether `checkpoint_id` has the form of a uri. A path does not."""
         return is_checkpoint_uri(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Prepare another save, to another uri if one is given; all settings stay.
+        """Prepare another save, of another checkpoint if a uri is given, with the same settings.
 
         Raises:
-            ValueError: It is not a whole uri, or was taken apart by `pathlib.Path`.
+            ValueError: `checkpoint_id` is not a string such as `gs://bucket/run-7/step-100`.
         """
         if checkpoint_id is None or checkpoint_id == "":
             self._start_save()
@@ -198,15 +202,16 @@ class StorageWriter(dcp_storage.StorageWriter):
         self._start_save()
 
     def storage_meta(self) -> StorageMeta:
-        """Return the storage metadata for planners."""
+        """See base class."""
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Read, on the coordinator, the commit that the save replaces. See base class.
+        """Read the commit object that the save replaces, on the coordinator. See base class.
 
         Raises:
-            AlreadyExistsError: `mode="create"`, and there is a checkpoint.
-            CheckpointError: It cannot be read.
+            AlreadyExistsError: `mode` is "create", and a checkpoint exists.
+            CheckpointError: The commit object cannot be read, or `use_collectives=False` was passed
+                with the safetensors layout.
         """
         context = context_of(self)
         if context is None or context.is_set_up:
@@ -217,22 +222,22 @@ class StorageWriter(dcp_storage.StorageWriter):
         context.is_committer = is_coordinator or not context.is_collective
         if self.layout == "safetensors" and not context.is_collective:
             raise CheckpointError(
-                f"could not save {self.checkpoint_id}: safetensors hold whole tensors, which ranks "
-                "cannot agree on with use_collectives=False"
+                f"could not save {self.checkpoint_id}: safetensors contain whole tensors, which "
+                "ranks cannot agree on with use_collectives=False"
             )
         if not context.is_committer:
             return
-        over = [each for each in self._unfinished if each.is_over]
-        self._unfinished = [each for each in self._unfinished if each not in over]
+        ended = [save for save in self._unfinished if save.is_over]
+        self._unfinished = [save for save in self._unfinished if save not in ended]
         with self._named_errors("start to save"):
             context.replaces = run_without_context(
-                begin_save(context.store, self._commit_keys(context), over)
+                begin_save(context.store, self._commit_keys(context), ended)
             )
         if context.replaces and self.mode == "create":
             uri = context.replaces[0].meta.uri
             raise AlreadyExistsError(
                 f'could not create {self.checkpoint_id}: {uri} exists; mode="overwrite" replaces '
-                "it once the new checkpoint is whole",
+                "it once the new checkpoint is complete",
                 uri=uri,
             )
 
@@ -241,9 +246,9 @@ class StorageWriter(dcp_storage.StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Agree on the name of the save. See base class.
+        """Set the save id of all ranks, and the placements of their items. See base class.
 
-        Plans come in the order of ranks; without collectives there is one, of this rank.
+        `plans` has the plan of each rank, in order; without collectives, the plan of this rank.
         """
         context, save_id = self._context, _fresh_save_id()
         ranks = range(len(plans)) if context.is_collective else [context.rank or 0]
@@ -254,11 +259,11 @@ class StorageWriter(dcp_storage.StorageWriter):
 
     def _layouts(self, plans: list[SavePlan]) -> Sequence[RankLayout | None]:
         if self.layout == "dcp" or not any(plan.usable for plan in plans):
-            return [None] * len(plans)  # ranks use cached plans with their placements
+            return [None] * len(plans)  # unusable plans are replaced by cached plans
         if not all(plan.usable for plan in plans):
             raise CheckpointError(
-                f"could not save {self.checkpoint_id}: the state changed on some ranks alone, and "
-                "the planner gave the cached plans of the others; save with another planner"
+                f"could not save {self.checkpoint_id}: the state changed on some ranks only, and "
+                "the other ranks use cached plans; save with a planner that does not cache plans"
             )
         return plan_ranks([plan.items for plan in plans], self.objects_per_rank)
 
@@ -266,11 +271,11 @@ class StorageWriter(dcp_storage.StorageWriter):
         """Upload the items of this rank. See base class.
 
         Raises:
-            CheckpointError: An object could not be written; it names rank and object. Nothing that
-                this rank uploaded is left.
+            CheckpointError: An object could not be written; the error names rank and object. The
+                objects that this rank uploaded were deleted, unless a note says otherwise.
         """
         context, placement = self._context, plan.storage_data
-        if not isinstance(placement, RankPlacement):  # planned for another writer, and cached
+        if not isinstance(placement, RankPlacement):  # a cached plan of another kind of writer
             placement = RankPlacement(_fresh_save_id(), context.rank or 0)
         rank = placement.rank if context.rank is None else context.rank
         context.save_id = placement.use()
@@ -283,9 +288,9 @@ class StorageWriter(dcp_storage.StorageWriter):
                 upload = dataclasses.replace(
                     upload, codec=codec, descriptor=self.compression.get_descriptor()
                 )
-            # safetensors has no two names for one tensor.
+            # A safetensors object cannot have two names for the same bytes.
             ties = find_tied_items(planner, plan.items) if self.layout == "dcp" else {}
-            items = [item for at, item in enumerate(plan.items) if at not in ties]
+            items = [item for index, item in enumerate(plan.items) if index not in ties]
             uploads = self._uploads(upload, items, placement.layout)
             cleanup = (self._options.get("timeouts") or Timeouts()).cleanup
             written = run_without_context(
@@ -293,8 +298,8 @@ class StorageWriter(dcp_storage.StorageWriter):
             )
             results = {result.index: result for result in written}
             written += [
-                tied_result(plan.items[at], results[plan.items[first].index])
-                for at, first in ties.items()
+                tied_result(plan.items[tied], results[plan.items[first].index])
+                for tied, first in ties.items()
             ]
         future: Future[list[WriteResult]] = Future()
         future.set_result(written)
@@ -303,28 +308,28 @@ class StorageWriter(dcp_storage.StorageWriter):
     def _uploads(
         self, upload: RankUpload, items: Sequence[WriteItem], layout: RankLayout | None
     ) -> Mapping[str, Callable[[], Awaitable[list[WriteResult]]]]:
-        """Return the write of each object of this rank, by key."""
+        """Return, for the key of each object of this rank, a function that writes the object."""
         if self.layout == "safetensors":
             if layout is None:
                 raise CheckpointError(
-                    f"could not save {self.checkpoint_id}: the planner gave a plan that it cached "
-                    "for another layout; save with another planner"
+                    f"could not save {self.checkpoint_id}: the planner returned a plan that it "
+                    "cached for another layout; save with another planner"
                 )
             return plan_uploads(upload, items, layout, self.objects_per_rank)
-        planned = plan_objects(items, self.objects_per_rank)
-        keys = [data_key(upload.save_id, upload.rank, at) for at in range(len(planned))]
+        objects = plan_objects(items, self.objects_per_rank)
+        keys = [data_key(upload.save_id, upload.rank, number) for number in range(len(objects))]
         return {
-            key: partial(upload_items, upload, key, some)
-            for key, some in zip(keys, planned, strict=True)
+            key: partial(upload_items, upload, key, content)
+            for key, content in zip(keys, objects, strict=True)
         }
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit the checkpoint, and delete the one that it replaces. See base class.
+        """Commit the checkpoint, and delete the checkpoint that it replaces. See base class.
 
         Raises:
-            CheckpointError: It could not be committed; another save may have been faster.
+            CheckpointError: The commit failed, for example because another save committed first.
         """
-        written = [result for each in results for result in each]
+        written = [result for of_rank in results for result in of_rank]
         context = self._context
         save_id = written[0].storage_data.save_id if written else context.save_id
         metadata.version = _VERSION
@@ -340,7 +345,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         )
         with self._named_errors("commit"):
             run_without_context(self._finish(context, metadata, written, commit))
-        self._unfinished = [each for each in self._unfinished if each.save_id != save_id]
+        self._unfinished = [save for save in self._unfinished if save.save_id != save_id]
         context.is_over, context.replaces = True, ()
 
     async def _finish(
@@ -356,9 +361,9 @@ class StorageWriter(dcp_storage.StorageWriter):
                 data, commit = encode_dcp(metadata, results, commit)
             else:
                 parts = [
-                    each.storage_data
-                    for each in results
-                    if isinstance(each.storage_data, UploadedPart)
+                    result.storage_data
+                    for result in results
+                    if isinstance(result.storage_data, UploadedPart)
                 ]
                 has_leftovers = bool(parts)
                 async with open_checkpoint(context.store.uri, **self._options) as reader:
@@ -371,7 +376,7 @@ class StorageWriter(dcp_storage.StorageWriter):
                 context.store, key, data, commit, context.replaces, has_leftovers=has_leftovers
             )
         except AiofluxError as exc:
-            # After a TransientError it may be committed, now or in a moment.
+            # After a TransientError the commit may have happened, or may still happen.
             if not isinstance(exc, TransientError):
                 await delete_failed(self._unfinished_of(context))
             raise
@@ -382,7 +387,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         )
 
     def _commit_keys(self, context: SaveContext) -> list[str]:
-        """Return the key of the commit object, then those of other layouts."""
+        """Return the key of the commit object, then the keys that other layouts would use."""
         if self.layout == "safetensors":
             return [INDEX_KEY, COMMIT_KEY]
         if context.is_collective:
@@ -390,8 +395,8 @@ class StorageWriter(dcp_storage.StorageWriter):
         return [f"__{context.rank or 0}{COMMIT_KEY}"]
 
     @contextmanager
-    def _named_errors(self, doing: str) -> Iterator[None]:
-        """Raise every error as one that names the rank and can be pickled."""
+    def _named_errors(self, operation: str) -> Iterator[None]:
+        """Turn errors of other classes into a CheckpointError, which names the rank and pickles."""
         try:
             yield
         except CheckpointError:
@@ -399,7 +404,7 @@ class StorageWriter(dcp_storage.StorageWriter):
         except Exception as exc:
             rank = self._context.rank or 0
             raise CheckpointError(
-                f"rank {rank} could not {doing} {self.checkpoint_id}: {describe(exc)}"
+                f"rank {rank} could not {operation} {self.checkpoint_id}: {describe(exc)}"
             ) from exc
 
 

@@ -1,4 +1,4 @@
-"""`aioflux ckpt`: the commands for checkpoints, a module each. None of them needs PyTorch."""
+"""`aioflux ckpt`: the commands for checkpoints, a module for each. PyTorch is not needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aioflux ckpt copy`: copies checkpoints, each whole or not at all."""
+"""`aioflux ckpt copy`: copies of checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from aioflux.cli._ckpt.root import VERIFIED_BY_BLOCKS, Steps
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
-from aioflux.cli._progress import Progress
+from aioflux.cli._progress import CommandProgress
 from aioflux.cli._text import format_count, format_size, one_line
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
 
@@ -38,12 +38,12 @@ def copy_command(
 ) -> int:
     """Copy checkpoints: first the objects, verified, then the commit object.
 
-    A copy can be loaded like the original, by PyTorch too. An interrupted copy is not visible, and
-    the same command resumes it: objects that exist are not copied again. A step that cannot be
-    copied does not stop the others; the exit status is then 1.
+    A copy can be loaded like the original, also by PyTorch alone. An interrupted copy is not
+    visible. The same command resumes it: objects that exist are not copied again. If a step cannot
+    be copied, an error is printed, the other steps are copied, and the exit status is 1.
 
     "aioflux cp -r" copies the same bytes, but an interrupted copy can be visible and incomplete,
-    and it is not verified with the commit object.
+    and the copy is not verified with the commit object.
     """
     from aioflux.checkpoint._maintain.copy import copy_checkpoint, copy_root
     from aioflux.checkpoint._store.commits import read_commits
@@ -53,7 +53,7 @@ def copy_command(
 
     async def work() -> int:
         errors: dict[str, AiofluxError] = {}
-        progress = Progress()
+        progress = CommandProgress()
         async with AsyncExitStack() as stack:
             stores: dict[str, Store] = {}
             locations = [await _locate(each, stores, stack) for each in arguments]
@@ -83,7 +83,10 @@ def copy_command(
 async def _locate(
     argument: UriOrPath, stores: dict[str, Store], stack: AsyncExitStack
 ) -> CheckpointLocation:
-    """Return store and prefix of an argument; two in one bucket share the store, which copies."""
+    """Return store and prefix of an argument.
+
+    Source and target in one bucket get the same store, so that the service copies the bytes.
+    """
     from aioflux.checkpoint._maintain.copy import CheckpointLocation
 
     root, prefix = argument.split()

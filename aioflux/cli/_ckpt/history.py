@@ -1,6 +1,7 @@
 """`aioflux ckpt history`: every save and its outcome, as a table, JSON, CSV or plot.
 
-A column of the table is a line of `_COLUMNS`.
+To add a column to the table, add a line to `_COLUMNS`. JSON and CSV have the `COLUMNS` of
+`checkpoint/_maintain/history.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def history(
     *,
     as_json: Json = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV with a header; the same fields.")
+        bool, typer.Option("--csv", help="Print CSV with a header; its fields are above.")
     ] = False,
     as_plot: Annotated[
         bool, typer.Option("--plot", help="Plot the throughput of the last 100 saves as bars.")
@@ -57,7 +58,8 @@ def history(
 ) -> int:
     """Show every save below URI and its outcome, oldest first. A step can be saved repeatedly.
 
-    STAGED is the time for which training was blocked, UPLOADED the time from then to the commit.
+    STAGED is the time for which the save blocked training. UPLOADED is the time after that, until
+    the commit.
 
     --json, --csv: time (RFC 3339), step, outcome ("committed", "failed" or "cancelled"), num_bytes,
     staged_seconds, upload_seconds, bytes_per_second, num_retries, world_size, error and record_id.
@@ -109,7 +111,7 @@ _COLUMNS: dict[str, Callable[[SaveRecord], str]] = {
     "RETRIES": lambda save: str(save.num_retries),
     "ERROR": lambda save: save.error,
 }
-"""Columns of the table: their headers and texts."""
+"""Header and text of each column of the table."""
 _LEFT = frozenset({"TIME", "OUTCOME", "ERROR"})
 """Columns that are aligned left."""
 

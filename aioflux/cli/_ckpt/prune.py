@@ -1,4 +1,4 @@
-"""`aioflux ckpt prune`: deletes steps that no rule keeps."""
+"""`aioflux ckpt prune`: deletion of old steps, except those that a rule keeps."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def prune_command(
 ) -> int:
     """Delete the steps below URI that no rule keeps; at least one rule is needed.
 
-    The newest valid step and all newer ones are always kept; invalid steps do not count for a rule.
-    The commit object is deleted first: "aioflux clean" deletes what an interrupted run left.
+    The newest valid step and all newer steps are always kept. Rules count valid steps only. The
+    commit object of a step is deleted first: if the command is interrupted, "aioflux clean" deletes
+    the remaining objects of the step.
 
     --json: type ("checkpoint"), uri and step of each deleted step.
     """
@@ -121,7 +122,7 @@ def _parse_best(text: str) -> tuple[str, str] | tuple[str, str, int]:
     """Parse `loss:min` or `accuracy:max:3`.
 
     Raises:
-        ValueError: The text is of neither form.
+        ValueError: The text has neither form.
     """
     metric, colon, mode = text.partition(":")
     mode, more, count = mode.partition(":")

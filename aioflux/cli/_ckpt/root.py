@@ -1,7 +1,7 @@
-"""Opens the URI argument of `aioflux ckpt`: the root of a run, or one checkpoint.
+"""The URI argument of `aioflux ckpt`, opened: the root of a run, or one checkpoint.
 
-Modules of `aioflux.checkpoint` are imported by the command that runs: the help and the other
-commands start without them.
+Each command imports the modules of `aioflux.checkpoint` when it runs, so that `--help` and the
+other commands do not wait for these imports.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ Steps = Annotated[
 ]
 
 VERIFIED_BY_BLOCKS = TransferOptions(verify_ranges="never")
-"""For reads that are verified with the checksums of the commit: no other check is needed."""
+"""Options for reads that are verified with the checksums in the commit object: the check by the
+store is turned off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,16 @@ class CheckpointRoot:
     """The root of a run, or one checkpoint."""
 
     store: Store
-    """The store of the uri."""
+    """The store at the uri of the argument."""
     is_root: bool
-    """False for one checkpoint."""
+    """True for the root of a run, False for one checkpoint."""
 
     async def prefixes(self, steps: Sequence[int] | None) -> list[str]:
-        """Return the prefixes of these steps, or of all, by step.
+        """Return the prefixes of the given steps, or of all steps for None, sorted by step.
 
         Raises:
-            CheckpointNotFoundError: There is none.
-            ValueError: It is one checkpoint, and steps are given.
+            CheckpointNotFoundError: The root has no checkpoint.
+            ValueError: Steps are given, but the store is one checkpoint.
         """
         from aioflux.checkpoint._format.commit import step_prefix
         from aioflux.checkpoint._store.commits import list_steps
@@ -79,7 +80,7 @@ class CheckpointRoot:
         return [step_prefix(step) for step in found]
 
     def uri(self, prefix: str) -> str:
-        """Return the uri of a checkpoint."""
+        """Return the uri of the checkpoint with this prefix."""
         from aioflux.checkpoint._store.commits import uri_below
 
         return uri_below(self.store, prefix)
@@ -87,7 +88,7 @@ class CheckpointRoot:
 
 @asynccontextmanager
 async def open_checkpoints(argument: UriOrPath) -> AsyncIterator[CheckpointRoot]:
-    """Open a root or a checkpoint; it is a checkpoint if it has a commit object."""
+    """Open the root of a run, or one checkpoint: a prefix that has a commit object."""
     from aioflux.checkpoint._store.commits import read_commits
 
     root = str(argument.location)

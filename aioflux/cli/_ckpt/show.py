@@ -60,7 +60,8 @@ async def _choose(root: CheckpointRoot, step: int | None) -> str:
     """Return the prefix of the checkpoint to show.
 
     Raises:
-        CheckpointNotFoundError: No step is valid.
+        CheckpointNotFoundError: `step` is None, and no step is valid.
+        ValueError: `step` is given, but the uri is one checkpoint.
     """
     from aioflux.checkpoint._maintain.verify import newest_first
 

@@ -1,4 +1,4 @@
-"""`aioflux ckpt verify`: compares checkpoints with their commit objects."""
+"""`aioflux ckpt verify`: comparison of checkpoints with their commit objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from aioflux.cli._ckpt.root import Root, Steps, open_checkpoints
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
-from aioflux.cli._progress import Progress
+from aioflux.cli._progress import CommandProgress
 from aioflux.cli._text import format_count, format_size, json_line, one_line
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
 
@@ -33,8 +33,9 @@ def verify_command(
 ) -> int:
     """Verify the steps below URI, or one checkpoint, against their commit objects.
 
-    A checkpoint is valid if its commit object is intact, and all objects that it lists exist with
-    the same size, generation and crc32c. Problems are printed, and the exit status is then 1.
+    A checkpoint is valid if its commit object is intact, and all objects in the commit exist with
+    the same size, generation and crc32c. If there is a problem, it is printed, and the exit status
+    is 1.
 
     --json: type ("checkpoint"), uri, step, is_valid, num_objects, size (bytes) and problems, a list
     of kind ("no_commit", "commit", "foreign", "missing", "size", "generation", "crc32c" or
@@ -49,7 +50,7 @@ def verify_command(
         num_valid = num_bytes = 0
         async with open_checkpoints(argument) as root:
             for prefix in await root.prefixes(step):
-                progress = Progress()
+                progress = CommandProgress()
                 with progress.show(is_wanted=deep):
                     found = await verify(root.store, prefix, deep=deep, progress=progress.advance)
                 await print_lines(json_line(_row(found)) if as_json else _line(found))

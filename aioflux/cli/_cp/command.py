@@ -24,7 +24,7 @@ from aioflux.cli._cp.sources import (
 )
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines, print_notice
-from aioflux.cli._progress import Progress
+from aioflux.cli._progress import CommandProgress
 from aioflux.cli._text import one_line
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
 
@@ -77,16 +77,16 @@ def cp(
     or not either ends in "/": "cp -r dir gs://b/p" creates "gs://b/p/..." from "dir/...". An empty
     object whose key ends in "/" becomes a directory; empty directories are not copied.
 
-    These are errors, which do not stop the other copies; the exit status is then 1: links to
-    directories, which are not followed; files that are not regular, such as pipes; keys that would
-    leave a local TARGET ("..", "/...", through a link in it), or that need a directory with the
-    name of another file; names at TARGET that are below SOURCE.
+    For each of the following an error is printed, the other copies are made, and the exit status
+    is 1: links to directories, which are not followed; files that are not regular, such as pipes;
+    keys whose path would be outside a local TARGET ("..", "/...", through a link); keys that need
+    a directory with the name of another file; copies that would be written below SOURCE itself.
 
-    Copies overwrite what exists, and appear whole or not at all; a local file that is overwritten
-    keeps its mode. The bytes of objects are verified with crc32c when they are read and when they
-    are written. Copies within a bucket keep all metadata. Copies to another bucket keep content
-    type and custom metadata, but not cache control, content disposition, content language and
-    storage class.
+    Existing objects and files are overwritten. Copies appear whole or not at all; a local file
+    that is overwritten keeps its mode. The bytes of objects are verified with crc32c when they are
+    read and when they are written. Copies within a bucket keep all metadata. Copies to another
+    bucket keep content type and custom metadata, but not cache control, content disposition,
+    content language and storage class.
     """
     origins, destination = _parse(
         sources, target, endpoint_url, anonymous=anonymous, recursive=recursive
@@ -112,7 +112,10 @@ def _parse(
     anonymous: bool,
     recursive: bool,
 ) -> tuple[list[UriOrPath | None], Destination]:
-    """Parse the arguments, None for a standard stream, and reject what cannot be combined."""
+    """Parse the arguments, and reject combinations without a meaning.
+
+    The source is None for standard input.
+    """
     if recursive and (len(sources) > 1 or sources == ["-"]):
         raise typer.BadParameter("-r takes one SOURCE, which is not standard input")
     if recursive and target == "-":
@@ -133,13 +136,13 @@ def _parse(
 
 
 class CopyRun:
-    """One run of the command: the stores that it opens, its progress and its summary."""
+    """One run of the command: open stores, copies, and counts for the summary."""
 
     def __init__(self, target: Destination, *, no_clobber: bool, dry_run: bool) -> None:
         self._target = target
         self._no_clobber = no_clobber
         self._dry_run = dry_run
-        self._progress = Progress(num_listings=1)
+        self._progress = CommandProgress(num_listings=1)
         self._report = Report()
         self._threads = FileThreads()
         goal = target.argument
@@ -149,7 +152,7 @@ class CopyRun:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        # A terminal that shows the data itself shows no progress.
+        # If the data is printed on the terminal, a progress bar would be mixed with it.
         is_data_shown = self._target.argument is None and sys.stdout.isatty()
         shown = self._progress.show(is_wanted=not (self._dry_run or is_data_shown))
         self._stack.enter_context(shown)
@@ -175,7 +178,7 @@ class CopyRun:
         return self._report.finish(self._progress.summary("copied"))
 
     async def copy_below(self, source: UriOrPath) -> None:
-        """Copy everything below a directory or prefix; if it is one file or object, copy that."""
+        """Copy everything below a directory or prefix, or the one file or object of this name."""
         reject_copy_into_itself(source, self._target)
         goal = self._target.argument
         if goal is not None and goal.is_file():
@@ -189,7 +192,7 @@ class CopyRun:
             await self.copy_each([source])
 
     async def copy_each(self, sources: Sequence[UriOrPath | None]) -> None:
-        """Copy single files and objects, and standard input for None, in the given order."""
+        """Copy single files and objects, in the given order; None is standard input."""
         used: dict[str, str] = {}
         groups = [(root, list(group)) for root, group in groupby(sources, key=_root)]
         self._progress.num_listings = len(groups)
@@ -244,7 +247,7 @@ class CopyRun:
                     await print_lines("\n".join(filter(None, lines)))
 
     def _plan_line(self, job: JobOrProblem, *, is_kept: bool) -> str:
-        """Count one object of a dry run, and return its line; empty if it is not copied."""
+        """Count one object of a dry run, and return its line; empty if it would not be copied."""
         if isinstance(job, Problem):
             self._report.fail(job.message)
             return ""

@@ -1,9 +1,9 @@
-"""Copies jobs from a source to a target, in batches and streams.
+"""Copier of objects from a source to a target, in batches and streams.
 
-jobs -> batches -> read_many -> write_many     four batches at a time, each in memory whole
-                `-> pieces -> writer           two large objects at a time, piece by piece
+jobs -> batches -> read_many -> write_many     at most four batches, which are held in memory
+                `-> pieces -> writer           at most two large objects, piece by piece
 
-To standard output, one object after the other is copied, in order.
+Objects are written to standard output one after the other, in order.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from aioflux.cli._cp.objects import CopySource, CopyTarget
     from aioflux.cli._cp.plan import CopyJob, JobOrProblem
     from aioflux.cli._output import Report
-    from aioflux.cli._progress import Progress
+    from aioflux.cli._progress import CommandProgress
 
 __all__ = ["Copier"]
 
 _MAX_BATCHES = 4
 _MAX_LARGE = 2
 _MAX_READS = 3
-"""Attempts to read a large object whose checksum does not match."""
+"""Largest number of attempts to copy a large object whose bytes do not match their checksum."""
 
 
 class Copier:
-    """Copies objects from one source to one target; counts and reports what became of them."""
+    """Copier of objects from one source to one target; counts copies and reports failures."""
 
     def __init__(
-        self, source: CopySource, target: CopyTarget, progress: Progress, report: Report
+        self, source: CopySource, target: CopyTarget, progress: CommandProgress, report: Report
     ) -> None:
         self._source = source
         self._target = target
@@ -47,7 +47,7 @@ class Copier:
         self._report = report
         self._is_ordered = isinstance(target, StandardStreams)
         self._large = asyncio.Semaphore(_MAX_LARGE)
-        # Within one bucket the service copies, without a download.
+        # Set if both are one store: then the service copies, and nothing is downloaded.
         self._within: StoreObjects | None = None
         if (
             isinstance(source, StoreObjects)
@@ -93,7 +93,7 @@ class Copier:
             self._finish(job, outcome)
 
     async def _stream(self, job: CopyJob) -> None:
-        # Bytes of standard input cannot be read again, nor bytes of standard output taken back.
+        # A standard stream cannot be rewound for another attempt.
         streams = (self._source, self._target)
         max_reads = 1 if any(isinstance(each, StandardStreams) for each in streams) else _MAX_READS
         async with self._large:
@@ -105,7 +105,7 @@ class Copier:
         self._finish(job, outcome, counted=num_bytes)
 
     async def _stream_once(self, job: CopyJob) -> tuple[Outcome, int]:
-        """Copy a large object; return its outcome and the bytes that were counted."""
+        """Copy a large object; return its outcome and the bytes that the progress has counted."""
         num_bytes = 0
         try:
             async with (
@@ -134,7 +134,7 @@ class Copier:
 
 
 def _message(job: CopyJob, error: Exception) -> str:
-    """Return the message of an error, with source and target if it names neither."""
+    """Return the message of an error, and add source and target if the error names neither."""
     text = describe(error)
     source, target = one_line(job.source), one_line(job.target)
     return text if source in text or target in text else f"cannot copy {source} to {target}: {text}"

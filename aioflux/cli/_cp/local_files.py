@@ -2,8 +2,9 @@
 
     bytes -> .aioflux-<random> in the same directory -> rename (link if it must be new)
 
-There is no fsync, as in `cp`. Files appear whole; directories that were created and stayed empty
-are removed.
+Files appear whole or not at all. Like `cp` of Unix, the copy does not call fsync. Directories that
+the copy created and that are empty at the end are removed, except those that an object with a `/`
+at the end of its key represents.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ __all__ = ["FileThreads", "FileWriter", "LocalFiles", "Outcome"]
 T = TypeVar("T")
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Outcome: TypeAlias = "Exception | None"
-"""Result of one job: None if the object was copied, FileExistsError if an existing one is kept."""
+"""Result of one job: None if the object was copied, FileExistsError if the target exists and must
+not be overwritten, or another error."""
 
 _PIECE_BYTES = LARGE_BYTES
 _MAX_THREADS = 4
 
 
 class FileThreads:
-    """A few threads for blocking calls; a cancelled call waits until its thread is done.
+    """A few threads for blocking calls.
 
     Attributes:
-        stop: Set when a call is cancelled; long calls check it between their steps.
+        stop: Set when a call is cancelled. Functions that take long check it between two files.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,7 @@ class FileThreads:
         self._executor = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="aioflux")
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread, which has ended when this returns or raises."""
+        """Call a function in a thread. A cancelled call still waits until the function returns."""
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._executor, function, *arguments)
         try:
@@ -58,19 +60,19 @@ class FileThreads:
         except asyncio.CancelledError:
             self.stop.set()
             await wait_until_done(future)
-            with suppress(Exception):  # marks it as retrieved
+            with suppress(Exception):  # marks the exception as retrieved
                 future.exception()
             raise
 
 
 class LocalFiles:
-    """Reads and writes local files.
+    """Reader and writer of local files.
 
     Args:
         threads: Threads for reads and writes.
-        no_clobber: Whether existing files are kept.
-        root: Directory that no object name leads out of, not through a link either; it may be a
-            link itself. None if the user gave the names.
+        no_clobber: Do not overwrite existing files.
+        root: Directory for copies whose names are keys of objects. No copy is written outside it,
+            neither by `..` nor through a link in it. None if the user gave the names.
     """
 
     def __init__(self, threads: FileThreads, *, no_clobber: bool, root: str | None = None) -> None:
@@ -153,7 +155,7 @@ class LocalFiles:
         self._markers.add(directory)
 
     async def pieces(self, job: CopyJob) -> AsyncGenerator[memoryview, None]:
-        """See CopySource; the next piece reuses the memory of the last one.
+        """See CopySource; each piece is overwritten by the next one.
 
         Raises:
             ValueError: The file changed while it was read.
@@ -176,7 +178,7 @@ class LocalFiles:
         path = job.write_to
         if self._keeps(path):
             raise FileExistsError(path)
-        # Not in a thread: the file that a cancelled call created would never be removed.
+        # Not in a thread: a cancelled call would not return the name of the file to remove.
         descriptor, temporary = self._create_temporary(path)
         try:
             try:
@@ -189,10 +191,10 @@ class LocalFiles:
             raise
 
     def _create_temporary(self, path: str) -> tuple[int, str]:
-        """Create a temporary file in the directory of a path, and that directory.
+        """Create a temporary file in the directory of a path; create the directory if needed.
 
         Raises:
-            ValueError: There is something at the path that a file must not replace.
+            ValueError: The path exists and is not a regular file.
         """
         parent = os.path.dirname(path) or "."
         if parent not in self._known:
@@ -213,10 +215,10 @@ class LocalFiles:
         return _create(temporary, None if mode is None else mode & 0o777), temporary
 
     def _publish(self, temporary: str, path: str) -> None:
-        """Rename a temporary file.
+        """Give a temporary file its final name.
 
         Raises:
-            FileExistsError: Another file has appeared at the path, and is kept.
+            FileExistsError: Another process has created the path, and it must not be overwritten.
         """
         if not self._no_clobber:
             os.replace(temporary, path)
@@ -225,7 +227,7 @@ class LocalFiles:
         _unlink(temporary)
 
     def _reject_links(self, path: str) -> None:
-        """Reject a directory that is reached through a link below the target."""
+        """Reject a directory whose path contains a symbolic link below `root`."""
         if self._root is None:
             return
         at = self._root
@@ -281,11 +283,12 @@ def _unlink(path: str) -> None:
 
 
 def _create(path: str, mode: int | None) -> int:
-    """Create a file with the mode of the one that it will replace."""
+    """Create a file; `mode` is the mode of the file to overwrite, None if there is none."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     if mode is None:
         return os.open(path, flags, 0o666)
-    # Never more permissive than the final mode, not even before fchmod.
+    # Created with `mode`, and not with 0o666, the file is never readable by more users than the
+    # old one. `fchmod` sets the bits that the umask removed.
     descriptor = os.open(path, flags, mode)
     try:
         os.fchmod(descriptor, mode)
@@ -311,7 +314,7 @@ def _read_whole(path: str) -> bytes:
     descriptor = _open_regular(path)
     try:
         before = os.fstat(descriptor)
-        # One byte more, to notice a file that has grown.
+        # One byte more than the size, to detect a file that has grown.
         data = os.read(descriptor, before.st_size + 1)
         _reject_changed(path, before, os.fstat(descriptor), len(data))
     finally:

@@ -25,19 +25,19 @@ __all__ = ["CopySource", "CopyTarget", "CopyWriter", "StandardStreams", "StoreOb
 
 _PIECE_BYTES = 16 * 1024 * 1024
 _STDIN_BYTES = 4 * 1024 * 1024
-# Only Python's own table: the result must not depend on the machine.
+# Only the table in Python: the tables of the operating system differ between machines.
 _TYPES = mimetypes.MimeTypes(filenames=())
 
 
 class CopyWriter(Protocol):
-    """Writer of one large object, which appears when all pieces are written."""
+    """Writer of one large object."""
 
     async def write(self, piece: Buffer, /) -> object:
-        """Write the next bytes; their memory may be reused when this returns."""
+        """Write the next bytes. The caller may reuse their memory afterwards."""
 
 
 class CopySource(Protocol):
-    """Reads the objects of a copy."""
+    """Reader of the objects of a copy."""
 
     async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
         """Read small objects whole; return the bytes or the error of each."""
@@ -47,22 +47,26 @@ class CopySource(Protocol):
 
 
 class CopyTarget(Protocol):
-    """Writes the objects of a copy."""
+    """Writer of the objects of a copy."""
 
     async def write_many(
         self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
     ) -> list[Outcome]:
-        """Write small objects whole; an error among the bodies is returned as the outcome."""
+        """Write small objects whole. If a body is an error, it is the outcome of its job."""
 
     def open_writer(self, job: CopyJob) -> AbstractAsyncContextManager[CopyWriter]:
-        """Open a large object for writing; FileExistsError if one exists and is kept."""
+        """Open a large object for writing.
+
+        Raises:
+            FileExistsError: The object exists, and must not be overwritten.
+        """
 
     async def keeps(self, job: CopyJob) -> bool:
-        """Return whether an object exists and is kept (`--no-clobber`)."""
+        """Return whether the target exists and must not be overwritten (`--no-clobber`)."""
 
 
 async def _gather(calls: Sequence[Awaitable[Any]]) -> list[Any]:
-    """Await all calls; return errors of single objects among the results, raise all others."""
+    """Await all calls; return errors of single objects as results, and raise other errors."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, (StorageError, ValueError)):
@@ -71,7 +75,7 @@ async def _gather(calls: Sequence[Awaitable[Any]]) -> list[Any]:
 
 
 class StoreObjects:
-    """Objects of one store: reads are pinned and verified, writes are whole or not at all."""
+    """Reader and writer of objects of one store."""
 
     def __init__(self, store: Store, *, no_clobber: bool = False) -> None:
         self.store = store
@@ -101,7 +105,7 @@ class StoreObjects:
         await self.store.put(job.write_to, body, mode=self._mode, **_attributes(job))
 
     async def copy_many(self, jobs: Sequence[CopyJob]) -> list[Outcome]:
-        """Copy objects within the bucket, on the service."""
+        """Copy objects within the bucket; the service copies the bytes."""
         return await _gather([self._copy(job) for job in jobs])
 
     async def _copy(self, job: CopyJob) -> None:
@@ -127,7 +131,7 @@ def _attributes(job: CopyJob) -> dict[str, Any]:
         StorageError: The object has a content encoding, which the copy would lose.
     """
     if not isinstance(job.read_from, ObjectMeta):
-        # Standard input has no name; its target has one.
+        # Standard input has no name: the name of the target decides.
         return {"content_type": _guess_type(job.source if job.read_from else job.write_to)}
     if job.read_from.content_encoding:
         raise StorageError(
@@ -140,13 +144,13 @@ def _attributes(job: CopyJob) -> dict[str, Any]:
 
 
 def _guess_type(name: str) -> str:
-    """Return the media type by the extension of a name; empty if there is none."""
+    """Return the media type for the extension of a name; empty if it is unknown."""
     guessed, encoding = _TYPES.guess_type(name, strict=True)
     return guessed or "" if encoding is None else ""
 
 
 class StandardStreams:
-    """Standard input as a source, standard output as a target."""
+    """Standard input as source, or standard output as target."""
 
     async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
         """Not called: the size of a stream is unknown, so it counts as large."""
@@ -179,7 +183,7 @@ class StandardStreams:
         return False
 
     async def write(self, piece: Buffer) -> None:
-        """Write to standard output; waits for its reader."""
+        """Write to standard output."""
         await write_stdout(piece)
 
 

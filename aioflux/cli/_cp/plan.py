@@ -1,4 +1,4 @@
-"""Jobs of a copy without I/O: names at the target, batches, and names that cannot be copied."""
+"""Plan of a copy, without I/O: jobs, batches, and keys that cannot be local paths."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ __all__ = [
 
 MIB = 1024 * 1024
 LARGE_BYTES = 16 * MIB
-"""A larger object is streamed; one up to this size is a single request in a batch."""
+"""An object up to this size is read by one request, as part of a batch. Larger objects are
+streamed."""
 _BATCH_BYTES = 32 * MIB
 _BATCH_OBJECTS = 128
-"""With four batches at a time: 512 objects and 128 MiB, enough for 64 requests in flight while
-files are written."""
+"""Limits of one batch. Four batches in flight are 512 objects and 128 MiB, enough to keep 64
+requests in flight while files are written."""
 
 TEMPORARY = ".aioflux-"
 """Prefix of local file names that is reserved for unfinished writes."""
@@ -47,11 +48,11 @@ class CopyJob:
     write_to: str
     """Key or local path."""
     size: int
-    """Bytes; -1 for a stream, whose size is unknown."""
+    """Size in bytes; -1 for a standard stream, whose size is unknown."""
 
     @property
     def is_large(self) -> bool:
-        """Return whether it is streamed."""
+        """Return whether the object is streamed."""
         return not 0 <= self.size <= LARGE_BYTES
 
 
@@ -71,7 +72,7 @@ def base_name(text: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a local file name is that of an unfinished write."""
+    """Return whether a local file name has the form of the temporary files of unfinished writes."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
@@ -98,16 +99,16 @@ def local_problem(key: str) -> str:
 
 @dataclass(slots=True)
 class NameClashes:
-    """Finds keys that need a directory with the name of an earlier file; keys are added in order.
+    """Finder of keys that need a directory with the name of an earlier file: `a`, then `a/b`.
 
-    In key order, all keys that begin with `a` are adjacent: of the earlier keys, only prefixes of
-    the current one have to be remembered.
+    Keys are added in lexicographic order. All keys that begin with `a` are then adjacent. So it
+    is enough to remember the earlier keys that are prefixes of the last key.
     """
 
     _files: list[str] = field(default_factory=list)
 
     def add(self, key: str) -> str:
-        """Add the next key; return the earlier one that it clashes with, or an empty string."""
+        """Add the next key; return the earlier key that clashes with it, or an empty string."""
         while self._files and not key.startswith(self._files[-1]):
             self._files.pop()
         for file in self._files:
@@ -120,7 +121,7 @@ class NameClashes:
 
 @dataclass(slots=True)
 class Batcher:
-    """Gathers jobs into batches of bounded count and bytes; a large job is a batch of its own."""
+    """Batches of jobs, of bounded count and bytes; a large job is a batch of its own."""
 
     is_ordered: bool = False
     """Whether the sequence of batches keeps the order of the jobs."""

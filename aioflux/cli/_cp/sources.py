@@ -1,4 +1,4 @@
-"""Lists what to copy: a job for each object or file, with its name at the target."""
+"""Objects or files to copy, each as a job with its name at the target."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ _MAX_HEADS = 64
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The TARGET argument, and how copies are named there."""
+    """The TARGET argument, and the rule for the names of copies."""
 
     argument: UriOrPath | None
     """None for standard output."""
     is_directory: bool
-    """Whether copies are named below it; otherwise it is the name of the only copy."""
+    """True: copies get names below TARGET. False: TARGET is the name of the only copy."""
 
     def job(
         self, source: str, read_from: ObjectMeta | str, size: int, relative: str
     ) -> JobOrProblem:
-        """Return the job of one source, whose name below the target is `relative`."""
+        """Return the job of one source; `relative` is its name if TARGET is a directory."""
         if self.argument is None:
             return CopyJob(source, "standard output", read_from, "", size)
         if self.argument.is_local:
@@ -100,10 +100,10 @@ def _common_prefix(argument: UriOrPath | None) -> str | None:
 def _job_below(
     source: UriOrPath, target: Destination
 ) -> Callable[[str, ObjectMeta | str, int, str], JobOrProblem]:
-    """Return `target.job` without jobs that would overwrite what is being copied.
+    """Return `target.job`, with a `Problem` for jobs that would overwrite the source itself.
 
-    If the source is `q/ov` and the target `q`, then `q/ov/ov/x` would become `q/ov/x`, which is
-    below the source itself.
+    Example: the source is `q/ov` and the target `q`. The copy of `q/ov/ov/x` would be `q/ov/x`,
+    which is below the source.
     """
     inner, outer = _common_prefix(source), _common_prefix(target.argument)
     assert inner is not None
@@ -114,8 +114,8 @@ def _job_below(
         if own is None or isinstance(found, Problem) or not relative.startswith(own):
             return found
         return Problem(
-            f"cannot copy {one_line(name)} to {one_line(found.target)}: that is below "
-            f"{one_line(source.text)}, which is being copied; copy it to another prefix first"
+            f"cannot copy {one_line(name)} to {one_line(found.target)}: the target is below "
+            f"{one_line(source.text)}, which is being copied; copy to another prefix first"
         )
 
     return job
@@ -124,10 +124,10 @@ def _job_below(
 async def list_prefix(
     store: Store, source: UriOrPath, target: Destination
 ) -> AsyncGenerator[JobOrProblem, None]:
-    """Yield a job for every object below a prefix; if there is none, for the object itself.
+    """Yield a job for every object below a prefix, or for the object of this name if none is below.
 
     Raises:
-        NotFoundError: There is neither.
+        NotFoundError: Neither the object nor an object below it exists.
     """
     key = source.location.key
     prefix = as_prefix(key)
@@ -144,7 +144,7 @@ async def list_prefix(
                 if not (relative or meta.size):
                     continue  # the placeholder that consoles create for the prefix itself
                 job = job_of(meta.uri, meta, meta.size, relative)
-                # A name that is not written cannot clash.
+                # An object that is not copied cannot clash with another name.
                 is_new = is_local and isinstance(job, CopyJob)
                 if is_new and (other := clashes.add(relative)):
                     file = one_line(join_uri(store.uri, prefix + other))
@@ -168,7 +168,7 @@ async def list_directory(
     """Yield a job for every file below a local directory.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no file below the directory.
     """
     root = source.path.rstrip("/") or "/"
     job_of = _job_below(source, target)
@@ -189,8 +189,8 @@ async def list_directory(
 def _walk(root: str, stop: threading.Event) -> Iterator[tuple[str, int] | Problem]:
     """Yield (path below `root`, size) of every file below a directory, in key order.
 
-    Links to files are followed; links to directories and special files are problems. Temporary
-    files of unfinished writes are left out.
+    Links to files are followed. Links to directories and special files are yielded as problems.
+    Temporary files of unfinished writes are skipped.
     """
     pending = [("", root)]
     while pending:
@@ -231,7 +231,7 @@ def _measure(relative: str, path: str) -> tuple[str, int] | Problem:
 async def list_files(
     sources: Sequence[UriOrPath], target: Destination, used: dict[str, str]
 ) -> AsyncGenerator[JobOrProblem, None]:
-    """Yield a job for each of several local files."""
+    """Yield a job, or a problem, for each of several local files."""
     for source in sources:
         try:
             status = os.stat(source.path)
@@ -248,7 +248,7 @@ async def list_files(
 async def list_objects(
     store: Store, sources: Sequence[UriOrPath], target: Destination, used: dict[str, str]
 ) -> AsyncGenerator[JobOrProblem, None]:
-    """Yield a job for each of several objects of one store."""
+    """Yield a job, or a problem, for each of several objects of one store."""
 
     async def find_job(source: UriOrPath) -> JobOrProblem:
         key = source.location.key
@@ -274,7 +274,12 @@ async def list_objects(
 
 
 def _reject_reused_name(job: JobOrProblem, used: dict[str, str]) -> JobOrProblem:
-    """Reject a target that is the source, or the target of an earlier source (in `used`)."""
+    """Reject a job whose target is its source, or the target of an earlier source.
+
+    Args:
+        job: The job.
+        used: Source of each target so far; the job is added.
+    """
     if isinstance(job, Problem) or not job.write_to:
         return job
     between_files = isinstance(job.read_from, str) and job.write_to == job.target

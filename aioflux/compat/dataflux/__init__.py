@@ -1,9 +1,9 @@
-"""The names of `dataflux_pytorch` (gcs-torch-dataflux 1.4.0) over aioflux.
+"""The API of `dataflux_pytorch` (gcs-torch-dataflux 1.4.0), implemented with aioflux.
 
     from aioflux.compat.dataflux import dataflux_mapstyle_dataset
 
-is the only line that changes. The docstring of each class lists the faults of the old library that
-are mended here. google-cloud-storage is needed only to pass a client, and `lightning` only for
+A program changes only this import. The docstring of each class lists the differences from the old
+library. google-cloud-storage is needed only to pass a client, and `lightning` only for
 `aioflux.compat.dataflux.lightning`.
 """
 

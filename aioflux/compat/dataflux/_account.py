@@ -1,4 +1,4 @@
-"""Account: endpoint and credentials of a client of Google's library."""
+"""Account: endpoint and credentials, copied from a client of google-cloud-storage."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["Account"]
 
 
 class Account:
-    """Endpoint and credentials of a `google.cloud.storage.Client`, or the default ones.
+    """Endpoint and credentials of a `google.cloud.storage.Client`, or the defaults.
 
-    Pickles into processes that are being started, credentials included. Other pickles, which may
-    end up anywhere, carry no secret: they are a TypeError, unless the credentials are anonymous or
-    the default ones.
+    The credentials are pickled only for a worker process that is being started. Any other pickle
+    could be stored anywhere, and raises TypeError, unless the credentials are anonymous or the
+    default credentials.
     """
 
     def __init__(self, storage_client: Any = None) -> None:
         """Copy the endpoint and the credentials of a client.
 
         Args:
-            storage_client: A `google.cloud.storage.Client`; None for the endpoint of GCS, or that
-                of the environment variable STORAGE_EMULATOR_HOST, and Application Default
-                Credentials.
+            storage_client: A `google.cloud.storage.Client`. None for Application Default
+                Credentials and the endpoint of GCS, or the endpoint in the environment variable
+                STORAGE_EMULATOR_HOST.
 
         Raises:
-            TypeError: It is no such client.
+            TypeError: `storage_client` is not a client.
         """
         self._endpoint_url: str | None = None
         self._credentials: Any = None
@@ -36,7 +36,7 @@ class Account:
             return
         try:
             self._endpoint_url = storage_client.api_endpoint
-            # The client has no public name for them.
+            # The client has no public attribute for its credentials.
             self._credentials = storage_client._credentials  # noqa: SLF001
         except AttributeError as exc:
             raise TypeError(
@@ -57,8 +57,8 @@ class Account:
         is_secret = self._credentials is not None and kind.__name__ != "AnonymousCredentials"
         if is_secret and get_spawning_popen() is None:
             raise TypeError(
-                f"the {kind.__name__} of storage_client are pickled for workers that are being "
-                "started, and for nothing else; leave storage_client out if the default "
-                "credentials are enough"
+                f"the {kind.__name__} of storage_client are pickled for worker processes that are "
+                "being started, and for nothing else; to pickle this object, leave storage_client "
+                "out and use the default credentials"
             )
         return self.__dict__

@@ -1,4 +1,4 @@
-"""BucketDataset: the objects of a bucket, as they were listed, for both datasets."""
+"""BucketDataset, the base class of both datasets: the listed objects of a bucket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Entry = tuple[str, int]
 """Name and size of an object."""
 
 _OLD_COMPOSITES = "dataflux-composed-objects/"
-"""Prefix of the old library's composites, of which it left some."""
+"""Prefix of composites that the old library created and did not always delete."""
 
 
 def data_format_default(data: bytes) -> bytes:
@@ -47,9 +47,10 @@ class SharedConfig(Protocol):
 
 
 class BucketDataset:
-    """Base class of both datasets: objects below a prefix, sorted by name.
+    """Base class of both datasets: the objects below a prefix, sorted by name.
 
-    Pickles and forks without connections: each process opens its own on its first read.
+    Copies in other processes, pickled or forked, start without connections and open their own on
+    the first read.
     """
 
     _default_config: Callable[[], SharedConfig]
@@ -65,15 +66,15 @@ class BucketDataset:
         """List the objects.
 
         Args:
-            project_name: Kept, without effect: names of buckets are unique.
+            project_name: Without effect: names of buckets are unique.
             bucket_name: Name of the bucket.
             config: Options; `Config()` by default.
-            data_format_fn: Makes an item of the bytes of an object, in the process that reads it.
-                With spawn and forkserver workers it must pickle.
+            data_format_fn: Called with the bytes of an object, in the process that reads it;
+                returns the item. Spawn and forkserver workers need a function that can be pickled.
             storage_client: A `google.cloud.storage.Client` whose endpoint and credentials are used.
-                Both are pickled for workers; any other pickle carries anonymous credentials only,
-                and others are a TypeError. By default Application Default Credentials, or none if
-                the environment variable STORAGE_EMULATOR_HOST names an emulator.
+                Both are pickled for workers; other pickles raise TypeError unless the credentials
+                are anonymous. By default Application Default Credentials are used, or no
+                credentials if the environment variable STORAGE_EMULATOR_HOST names an emulator.
 
         Raises:
             StorageError: The objects cannot be listed.
@@ -106,26 +107,27 @@ class BucketDataset:
             "retry": policy_of(self.config.list_retry_config),
         }
         num_attempts = self.config.max_listing_retries
-        # Closed before workers are forked, so that they inherit no connection of it.
+        # Close the store here, so that forked workers inherit no connection.
         with sync.open_store(self._uri, **options) as store:
             while True:
                 try:
-                    listed = store.list_all(prefix)
+                    listing = store.list_all(prefix)
                     break
                 except TransientError:
                     num_attempts -= 1
                     if num_attempts <= 0:
                         raise
             self._fetch_config = self._fetch_config.prepared_for(store)
-        kept = [index for index, key in enumerate(listed.keys) if _is_sample(key, prefix)]
-        return listed if len(kept) == len(listed) else listed.pick(kept)
+        indices = [index for index, key in enumerate(listing.keys) if _is_sample(key, prefix)]
+        return listing if len(indices) == len(listing) else listing.pick(indices)
 
     @property
     def objects(self) -> list[Entry]:
         """Name and size in bytes of each object, sorted by name.
 
-        The list may be changed or replaced, for example by a share of it: its objects are read.
-        Those that were listed are read as they were then, others as they are.
+        The list may be changed or replaced, for example by a share of it; the dataset then reads
+        the objects of the new list. Objects that were listed at the start are read in the listed
+        generation, and all other objects in their newest generation.
         """
         if self._objects is None:
             self._objects = list(zip(self._listing.keys, self._listing.sizes, strict=True))
@@ -143,24 +145,24 @@ class BucketDataset:
         return f"<{type(self).__name__} of {self._num_objects} objects of {self._uri}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Google's clients do not pickle. The account has copied endpoint and credentials.
+        # Clients cannot be pickled. `_account` has a copy of endpoint and credentials.
         return {**self.__dict__, "storage_client": None, "_listing_indices": None, "_store": None}
 
     def _items(self, indices: Sequence[int]) -> Iterator[Any]:
-        """Yield the items of objects, in this order, prefetched."""
+        """Read objects, prefetched, and yield their items in the order of `indices`."""
         if self._objects is None:
-            wanted: Iterator[ObjectMeta | str] = map(self._listing.__getitem__, indices)
+            objects: Iterator[ObjectMeta | str] = map(self._listing.__getitem__, indices)
             is_listed = True
         else:
             names = [self._objects[index][0] for index in indices]
             listed = self._index_by_name()
             is_listed = all(name in listed for name in names)
-            wanted = (self._listing[listed[name]] if name in listed else name for name in names)
+            objects = (self._listing[listed[name]] if name in listed else name for name in names)
         config = self._fetch_config
         if not is_listed:
-            config = replace(config, compose="off")  # names have no generations
-        # Closed at once: an error keeps this frame, and so the generator, alive.
-        with closing(StoreReader(self._opened(), config).read(enumerate(wanted))) as samples:
+            config = replace(config, compose="off")  # composing needs the metadata of all objects
+        # Close the generator here: the traceback of an error would keep it and its requests alive.
+        with closing(StoreReader(self._opened(), config).read(enumerate(objects))) as samples:
             for _, sample in samples:
                 if isinstance(sample, StorageError):
                     raise sample
@@ -184,15 +186,15 @@ class BucketDataset:
 
 
 def _is_sample(key: str, prefix: str) -> bool:
-    """Return whether it is neither an empty directory's object nor a composite."""
+    """Return whether an object is neither the placeholder of a directory nor a composite."""
     is_composite = key.startswith(_OLD_COMPOSITES) and not prefix.startswith(_OLD_COMPOSITES)
     return not (is_composite or key.endswith("/"))
 
 
 def _format(sample: Sample, data_format_fn: Callable[[bytes], Any]) -> Any:
-    """Return the item of an object; an exception gets a note that names the object.
+    """Return the item of an object; an exception has a note with the uri of the object.
 
-    As Google's client, decompresses objects stored with `Content-Encoding: gzip`.
+    Objects stored with `Content-Encoding: gzip` are decompressed, as by google-cloud-storage.
     """
     data = sample.data
     try:

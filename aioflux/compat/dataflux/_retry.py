@@ -1,4 +1,4 @@
-"""Retry objects of google.api_core as `RetryPolicy`."""
+"""Conversion of google.api_core's Retry objects to `RetryPolicy`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aioflux.options import RetryPolicy
 __all__ = ["DEFAULT_POLICY", "modified_retry", "policy_of"]
 
 _MIN_SECONDS = 0.001
-"""Replaces a delay of 0, which RetryPolicy rejects."""
+"""Smallest delay and deadline: RetryPolicy rejects 0."""
 
 DEFAULT_POLICY = RetryPolicy(
     max_attempts=sys.maxsize,
@@ -19,11 +19,11 @@ DEFAULT_POLICY = RetryPolicy(
     max_seconds=30.0,
     deadline_seconds=100_000.0,
 )
-"""The policy of `modified_retry`, without google-cloud-storage."""
+"""The values of `modified_retry`, for use without google-cloud-storage."""
 
 
 def modified_retry() -> Any:
-    """Return the default of the old library, a google.api_core object."""
+    """Return the default retry setting of the old library, a google.api_core object."""
     from google.cloud.storage.retry import (  # type: ignore[import-untyped]
         DEFAULT_RETRY,
     )
@@ -39,21 +39,21 @@ def policy_of(retry: Any) -> RetryPolicy:
     """Return the policy of a retry setting of the old library.
 
     Args:
-        retry: A `google.api_core.retry.Retry`, whose delays and deadline are kept: as there, only
-            the deadline ends the attempts. Its predicate is ignored: `RetryPolicy` decides which
-            errors are retried. None for a single attempt; a RetryPolicy as it is.
+        retry: A `google.api_core.retry.Retry`. Its delays and deadline are used, and the number of
+            attempts is not limited. Its predicate is ignored: aioflux decides which errors are
+            retried. None for a single attempt. A RetryPolicy is returned unchanged.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: `retry` has another type.
     """
     if isinstance(retry, RetryPolicy):
         return retry
     if retry is None:
         return RetryPolicy(max_attempts=1)
-    # google.cloud.storage wraps some in a ConditionalRetryPolicy.
+    # A ConditionalRetryPolicy of google.cloud.storage wraps a Retry.
     inner = getattr(retry, "retry_policy", retry)
     try:
-        # There are setters for these (`with_delay`, `with_timeout`) and no public getters.
+        # These fields have public setters (`with_delay`, `with_timeout`) but no public getters.
         initial, maximum = inner._initial, inner._maximum  # noqa: SLF001
         multiplier, deadline = inner._multiplier, inner._timeout  # noqa: SLF001
     except AttributeError as exc:
@@ -61,7 +61,7 @@ def policy_of(retry: Any) -> RetryPolicy:
             "list_retry_config and download_retry_config take a google.api_core.retry.Retry, an "
             f"aioflux.RetryPolicy or None, not {type(retry).__name__}"
         ) from exc
-    if deadline is None:  # RetryPolicy needs one: a year
+    if deadline is None:  # RetryPolicy requires a deadline; use a year
         deadline = 365 * 86_400.0
     return RetryPolicy(
         max_attempts=sys.maxsize,

@@ -1,4 +1,4 @@
-"""DatafluxCheckpoint: the checkpoint files of gcs-torch-dataflux over aioflux."""
+"""DatafluxCheckpoint: the checkpoint class of gcs-torch-dataflux, implemented with aioflux."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["DatafluxCheckpoint"]
 class DatafluxCheckpoint:
     """Files in a bucket for `torch.save` and `torch.load`.
 
-    Differences from the old class, which need no change in code that uses it as a context manager:
+    Differences from the old class, which require no change in code that uses `with` blocks:
 
-    * An exception in the `with` block, or a writer that is never closed, stores nothing. The old
-      class replaced the existing checkpoint by the bytes written until then.
-    * Closing twice stores once.
-    * Parts are sent while more is written, and ranges are read in parallel: memory is bounded; the
-      old class held all of a checkpoint, twice to load one. The writer therefore has no `seek` and
-      no `getvalue`.
+    * After an exception in the `with` block, or without `close`, nothing is stored. The old class
+      replaced the existing checkpoint by the bytes written until then.
+    * A second `close` has no effect.
+    * Memory is bounded: parts are sent while the program writes, and ranges are read in parallel.
+      The old class had a whole checkpoint in memory to save it, and two copies to load it. For
+      this reason the writer has no `seek` and no `getvalue`.
     * Reads are verified by their crc32c.
     """
 
     def __init__(self, project_name: str, bucket_name: str, storage_client: Any = None) -> None:
-        """Name the bucket; sends nothing yet.
+        """Set the bucket and the account; sends no request.
 
         Args:
-            project_name: Kept, without effect: names of buckets are unique.
+            project_name: Without effect: names of buckets are unique.
             bucket_name: Name of the bucket.
             storage_client: As for `DataFluxMapStyleDataset`.
         """
@@ -44,16 +44,16 @@ class DatafluxCheckpoint:
         """Open an object for `torch.load`.
 
         Raises:
-            NotFoundError: There is no such object.
+            NotFoundError: The object does not exist.
         """
         return open_reader(self._uri(object_name), **self._account.options)
 
     def writer(self, object_name: str) -> CheckpointWriter:
-        """Open an object for `torch.save`; it appears, whole, when the `with` block ends well."""
+        """Open an object for `torch.save`; it is stored when the `with` block succeeds."""
         return open_writer(self._uri(object_name), **self._account.options)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Google's clients do not pickle. The account has copied endpoint and credentials.
+        # Clients cannot be pickled. `_account` has a copy of endpoint and credentials.
         return {**self.__dict__, "storage_client": None}
 
     def _uri(self, object_name: str) -> str:

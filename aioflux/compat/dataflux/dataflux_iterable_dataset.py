@@ -1,4 +1,4 @@
-"""DataFluxIterableDataset: the iterable-style dataset of gcs-torch-dataflux over aioflux."""
+"""DataFluxIterableDataset: the iterable-style dataset of gcs-torch-dataflux, over aioflux."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def __getattr__(name: str) -> Any:
 class Config:
     """Options of a `DataFluxIterableDataset`, with the names and defaults of the old class.
 
-    See `dataflux_mapstyle_dataset.Config`, which is accepted, too.
+    `DataFluxIterableDataset` also accepts a `dataflux_mapstyle_dataset.Config`.
     """
 
     sort_listing_results: bool = False
     """Without effect: listings are always sorted."""
     max_composite_object_size: int = 100_000_000
-    """Bytes of a composite, at most, 100 MB by default; 0 makes none."""
+    """Largest size of a composite in bytes, 100 MB by default; 0 disables composites."""
     num_processes: int | None = field(default_factory=os.cpu_count)
-    """Without effect: one process lists faster than many did."""
+    """Without effect: one process of aioflux lists faster than many of the old library."""
     prefix: str | None = None
-    """Beginning of the names of the objects; all objects of the bucket by default."""
+    """Prefix of the names of the objects; None for all objects of the bucket."""
     max_listing_retries: int = 3
-    """Attempts to list, at most, if the service or the network fails for long."""
+    """Maximum number of tries of the whole listing. Each try retries its requests, too."""
     disable_compose: bool = False
-    """Sets `max_composite_object_size` to 0."""
+    """Whether to set `max_composite_object_size` to 0."""
     list_retry_config: Any = DEFAULT_POLICY
-    """Retry policy of the listing; the old class ignored it."""
+    """Retry policy for the listing; the old class ignored this option."""
     download_retry_config: Any = DEFAULT_POLICY
-    """The same for downloads."""
+    """Retry policy for downloads."""
 
     def __post_init__(self) -> None:
         if self.disable_compose:
@@ -55,16 +55,19 @@ class Config:
 
 
 class DataFluxIterableDataset(BucketDataset, IterableDataset[Any]):
-    """The objects of a bucket as a stream of items that `data_format_fn` makes of their bytes.
+    """The objects of a bucket as a stream; each item is the result of `data_format_fn`.
 
-    It differs from the old class as `DataFluxMapStyleDataset` does, and in this: objects are
-    prefetched, in order, across batches; the shares of workers differ by one object at most; an
-    iteration that ends early leaves no composites; Ctrl-C calls the handler of the program, which
-    the old class replaced by one that exited with status 0.
+    Has the differences from the old library that `DataFluxMapStyleDataset` lists, and these:
+
+    * Objects are prefetched in order, across batches.
+    * The shares of workers differ by at most one object.
+    * An iteration that ends early leaves no composites in the bucket.
+    * Ctrl-C calls the signal handler of the program. The old class replaced this handler by one
+      that exited with status 0.
 
     As in the old class, each DataLoader worker reads consecutive objects, and **every rank reads
-    all of them**: give each its share by `dataset.objects = dataset.objects[rank::world_size]`, or
-    use `aioflux.data.IterableDataset`, which shares them among ranks by itself.
+    all objects**. To share them, set `dataset.objects = dataset.objects[rank::world_size]`, or use
+    `aioflux.data.IterableDataset`, which shares objects among ranks.
     """
 
     _default_config = Config
@@ -73,7 +76,7 @@ class DataFluxIterableDataset(BucketDataset, IterableDataset[Any]):
         """Read the share of this worker, or all objects if there are no workers.
 
         Raises:
-            StorageError: The first object that cannot be read, named.
+            StorageError: An object cannot be read; the error names the object.
         """
         worker = get_worker_info()
         share = range(self._num_objects)
@@ -83,6 +86,6 @@ class DataFluxIterableDataset(BucketDataset, IterableDataset[Any]):
 
 
 def share_of_worker(num_objects: int, *, worker_id: int, num_workers: int) -> range:
-    """Return the consecutive indices of one worker; numbers of indices differ by one at most."""
+    """Return the consecutive indices of one worker; shares differ by at most one index."""
     start, end = (num_objects * number // num_workers for number in (worker_id, worker_id + 1))
     return range(start, end)

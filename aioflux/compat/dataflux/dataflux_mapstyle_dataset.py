@@ -1,4 +1,4 @@
-"""DataFluxMapStyleDataset: the map-style dataset of gcs-torch-dataflux over aioflux."""
+"""DataFluxMapStyleDataset: the map-style dataset of gcs-torch-dataflux, over aioflux."""
 
 from __future__ import annotations
 
@@ -29,32 +29,34 @@ def __getattr__(name: str) -> Any:
 
 @dataclass
 class Config:
-    """Options of a `DataFluxMapStyleDataset`, by their old names and with their old defaults."""
+    """Options of a `DataFluxMapStyleDataset`, with the names and defaults of the old class."""
 
     sort_listing_results: bool = False
-    """Without effect: listings are always sorted. Unsorted, as was the default, every process had
-    an order of its own, and ranks that shared indices read some objects twice and others never."""
+    """Without effect: listings are always sorted. By default the old class did not sort: the order
+    differed between processes, so that ranks that divided the indices among themselves read some
+    objects twice and others never."""
     max_composite_object_size: int = 100_000_000
-    """Bytes of a composite, at most, 100 MB by default; 0 makes none. The old library
-    exceeded it by whole objects; here it is a limit."""
+    """Largest size of a composite in bytes, 100 MB by default; 0 disables composites. The old
+    library could exceed it by the size of one or more objects."""
     num_processes: int | None = field(default_factory=os.cpu_count)
-    """Without effect: one process lists faster than many did."""
+    """Without effect: one process now lists faster than many processes of the old library."""
     prefix: str | None = None
-    """Beginning of the names of the objects; all objects of the bucket by default."""
+    """Prefix of the names of the objects; None for all objects of the bucket."""
     max_listing_retries: int = 3
-    """Attempts to list, at most, if the service or the network fails for longer than
+    """Number of listings to try, if the service or the network fails for longer than
     `list_retry_config` allows. Permanent errors, such as a missing bucket, are raised at once."""
     threads_per_process: int = 1
-    """Requests in flight in each process, but at least `TransferOptions.max_in_flight`: fewer would
-    be slower and save nothing."""
+    """Number of requests in flight in each process. `TransferOptions.max_in_flight` is used if it
+    is greater: fewer requests in flight would be slower and save nothing."""
     disable_compose: bool = False
-    """Sets `max_composite_object_size` to 0."""
+    """Whether to set `max_composite_object_size` to 0."""
     list_retry_config: Any = DEFAULT_POLICY
-    """Retry policy of the listing: a `google.api_core.retry.Retry`, an
-    `aioflux.RetryPolicy`, or None for never. By default delays of up to 1 s that grow 1.5-fold up
-    to 30 s, for 100,000 s; set a deadline if a failure is to be raised within a day."""
+    """Retry policy for the listing: a `google.api_core.retry.Retry`, an `aioflux.RetryPolicy`, or
+    None for no retry. By default the largest delay is 1 s at first, and grows by a factor of 1.5
+    with each attempt, up to 30 s. The default deadline is 100,000 s: set a shorter one if a failure
+    must be raised within a day."""
     download_retry_config: Any = DEFAULT_POLICY
-    """The same for downloads."""
+    """Retry policy for downloads."""
 
     def __post_init__(self) -> None:
         if self.disable_compose:
@@ -62,30 +64,30 @@ class Config:
 
 
 class DataFluxMapStyleDataset(BucketDataset, Dataset[Any]):
-    """The objects of a bucket by index, as items that `data_format_fn` makes of their bytes.
+    """The objects of a bucket by index; each item is the result of `data_format_fn`.
 
-    Differences from the old class, which need no change in code that uses it:
+    Differences from the old class, which require no change in programs:
 
-    * Objects are sorted by name, in every process alike.
-    * An object that cannot be read raises, naming it. The old class left it out of the batch, and
-      returned empty batches if it was not permitted to read.
-    * An object that was deleted or replaced since the listing is a NotFoundError. The old class cut
-      composites by the sizes that were listed, and shifted the bytes of all objects behind it.
-    * Objects of every storage class are listed; the old class left out all but STANDARD.
-    * A listing that fails raises its own error; the old class could return fewer objects, or
-      none.
-    * An object stored with `Content-Encoding: gzip` is decompressed, always; the old class left
-      it compressed if it was part of a composite.
-    * Composites are made if the permissions allow to create and delete them, and if they are faster
-      than direct reads, both being measured on the first objects; those that a killed process left
-      are removed by the next dataset, a day later. The old class always made them, and left some.
-      Without the permissions objects are read directly; the old class failed.
-    * It works with fork, spawn and forkserver, in threads, and while a loop is running. It pickles
-      with the endpoint and the credentials of `storage_client`; the old class used another client.
+    * Objects are sorted by name, the same in every process.
+    * An object that cannot be read raises an error that names the object. The old class left the
+      object out of the batch; if the permission to read was missing, it returned empty batches.
+    * An object that was deleted or replaced after the listing raises NotFoundError. The old class
+      cut composites by the listed sizes, and returned wrong bytes for all objects after this one.
+    * Objects of all storage classes are listed. The old class listed only STANDARD.
+    * A failed listing raises an error. The old class could return fewer objects, or none.
+    * An object stored with `Content-Encoding: gzip` is always decompressed. The old class returned
+      compressed bytes if the object was part of a composite.
+    * Composites are used if the permissions allow it, and if they are faster than direct reads in a
+      measurement of the first objects. The old class always used them, and failed without the
+      permissions. Composites of a killed process are deleted when a dataset is built at least a day
+      later. The old class did not delete them.
+    * The dataset works with fork, spawn and forkserver, in threads, and while an event loop runs.
+      Its pickle contains the endpoint and the credentials of `storage_client`. The old class used
+      another client.
 
-    As in the old class, names that end with "/", which consoles put in place of directories, and
-    objects below `dataflux-composed-objects/` are left out, and a prefix with no objects makes an
-    empty dataset. It does not share objects among ranks: `DistributedSampler` does.
+    As in the old class, objects are left out if their names end with "/" (web consoles create these
+    to show directories) or are below `dataflux-composed-objects/`. A prefix without objects makes
+    an empty dataset. Objects are not shared among ranks; use a `DistributedSampler`.
     """
 
     _default_config = Config
@@ -94,20 +96,20 @@ class DataFluxMapStyleDataset(BucketDataset, Dataset[Any]):
         return self._num_objects
 
     def __getitem__(self, idx: SupportsIndex) -> Any:
-        """Read the object at `idx`; a negative one counts from the end."""
+        """Read the object at `idx`; a negative index counts from the end."""
         return DataFluxMapStyleDataset.__getitems__(self, [idx])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
-        """Read the objects at `indices` at once, in this order; DataLoader calls it for a batch.
+        """Read the objects at `indices` in parallel, for a batch of DataLoader.
 
         Raises:
             IndexError: An index is out of range.
-            StorageError: An object cannot be read; the error names it.
+            StorageError: An object cannot be read; the error names the object.
         """
         return list(self._items([self._checked_index(index) for index in indices]))
 
     def __iter__(self) -> Iterator[Any]:
-        """Read all objects in order, and prefetch."""
+        """Read all objects in order, with prefetching."""
         if type(self).__getitem__ is DataFluxMapStyleDataset.__getitem__:
             return self._items(range(len(self)))
         # A subclass that overrides `__getitem__` defines the items.

@@ -1,4 +1,4 @@
-"""Checkpoint: saves and loads the parts of one tag."""
+"""The class Checkpoint, which saves and loads the parts of one tag."""
 
 from __future__ import annotations
 
@@ -24,88 +24,88 @@ __all__ = ["Checkpoint"]
 
 
 class Checkpoint:
-    """The named parts of one tag.
+    """One checkpoint: a tag, and parts with names.
 
         checkpoint = Checkpoint("global_step500")
         checkpoint.save("model", model)
         model = checkpoint.load("model")
 
-    `save` returns when the part is copied to the memory of the node. A complete tag can be loaded;
-    it is kept in memory, and saved to the persistent storage in the background.
+    `save` returns when the part is copied to the memory of the node daemon. A complete tag can be
+    loaded. The daemon keeps it in memory, and saves it to the persistent storage in the background.
     """
 
     def __init__(self, tag: str = "", num_of_files: int | None = None) -> None:
-        """Set the tag; no request is sent.
+        """Check the arguments. No request is sent.
 
         Args:
-            tag: Any text; by default one with the current time. An existing tag is replaced when
-                the new one is complete.
-            num_of_files: Number of parts of a complete tag, of all processes of the node. By
-                default it is complete after each part. With -2 it is complete when every rank has
-                called `commit`.
+            tag: Any text; by default a text with the current time. A complete save replaces an
+                earlier save of the same tag.
+            num_of_files: Number of parts, from all processes of the node, that complete the tag. By
+                default, each part completes the tag. With -2, the tag is complete when every rank
+                has called `commit`.
         """
         if num_of_files is not None and num_of_files != COMMITTED and num_of_files < 1:
             raise ValueError(
-                f"num_of_files is a number of parts, or -2 if commit() completes the tag; not "
+                "num_of_files must be a number of parts, or -2 if commit() completes the tag, not "
                 f"{num_of_files!r}"
             )
         self._tag = tag or f"checkpoint-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z"
         quote_name(self._tag)
         self._num_files = GROWING if num_of_files is None else num_of_files
         self._run: TrainingRun | None = None
-        self._found: SavedTag | None = None
+        self._saved_tag: SavedTag | None = None
         self._is_pinned = False
+        """Whether to load only from the save that `of` was called with."""
         self._failures: dict[str, str] = {}
 
     @classmethod
-    def of(cls, run: TrainingRun, found: SavedTag) -> Checkpoint:
-        """Return the checkpoint of a saved tag."""
-        checkpoint = cls(found.tag)
-        checkpoint._run, checkpoint._found, checkpoint._is_pinned = run, found, True
+    def of(cls, run: TrainingRun, saved_tag: SavedTag) -> Checkpoint:
+        """Return the checkpoint of one save; a later save of the same tag is not loaded."""
+        checkpoint = cls(saved_tag.tag)
+        checkpoint._run, checkpoint._saved_tag, checkpoint._is_pinned = run, saved_tag, True
         return checkpoint
 
     @property
     def tag(self) -> str:
-        """The tag."""
+        """Name of the checkpoint."""
         return self._tag
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self._tag}>"
 
     def save(self, name: str, obj: Any) -> None:
-        """Copy an object to memory, as a part of the tag.
+        """Copy an object to the memory of the node daemon, as a part of the tag.
 
-        The object may be changed when this returns. If NEBULA_MEMORY_BUFFER_SIZE is used up, this
-        waits until another tag is saved to the storage.
+        The caller may change the object after the call. If NEBULA_MEMORY_BUFFER_SIZE is exhausted,
+        the call waits until the daemon frees memory, for example after a save to the persistent
+        storage. If no memory will become free, the object is copied to a file on the local disk.
 
         Args:
-            name: Name of the part. An existing part is replaced; without `num_of_files`, it starts
-                a new save of the tag.
-            obj: Any object that torch.save takes.
+            name: Name of the part. An existing part is replaced. Without `num_of_files`, the
+                replacement starts a new save of the tag, without the earlier parts.
+            obj: Any object that torch.save accepts.
 
         Raises:
-            CheckpointError: It could not be copied.
+            CheckpointError: The object could not be copied.
         """
         quote_name(name)
         try:
-            self._training_run.snapshots.save(self._tag, name, obj, self._num_files)
+            self._training_run.snapshot_writer.save(self._tag, name, obj, self._num_files)
         except BaseException as exc:
             self._failures[name] = f"{name!r}: {type(exc).__name__}: {exc}"
             raise
         self._failures.pop(name, None)
-        self._found, self._is_pinned = None, False
+        self._saved_tag, self._is_pinned = None, False
 
     def commit(self) -> bool:
-        """Complete the tag; it is then saved in the background.
+        """Complete the tag, so that it is saved in the background, and return True.
 
-        With `num_of_files=-2` and a process group all ranks call it: the tag is complete on all
-        ranks or on none.
-
-        Returns:
-            True.
+        With `num_of_files=-2` and a process group, all ranks have to call this method. If it fails
+        on one rank, it raises on all ranks.
 
         Raises:
-            CheckpointError: A rank could not copy a part, or did not call this.
+            CheckpointError: A rank could not copy a part or did not call `commit`, or no part was
+                saved.
         """
         run, failure = self._training_run, "; ".join(self._failures.values())
         self._failures.clear()
@@ -118,21 +118,21 @@ class Checkpoint:
 
     def _commit_on_all_ranks(self, run: TrainingRun, failure: str) -> None:
         ranks = run.ranks
-        daemon, save_id, is_due = "", "", False
+        daemon, save_id, must_save = "", "", False
         try:
-            daemon, save_id, is_due = run.client.call("prepare_commit")
+            daemon, save_id, must_save = run.client.call("prepare_commit")
         except AiofluxError as exc:
             failure = failure or str(exc)
         gathered = ranks.gather((failure, daemon))
-        failures = [f"rank {rank}: {each[0]}" for rank, each in enumerate(gathered) if each[0]]
-        nodes = list(dict.fromkeys(each[1] for each in gathered))
-        failures, nodes, save_id, is_due = ranks.broadcast((failures, nodes, save_id, is_due))
+        failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(gathered) if text]
+        nodes = list(dict.fromkeys(name for _, name in gathered))
+        failures, nodes, save_id, must_save = ranks.broadcast((failures, nodes, save_id, must_save))
         if failures:
             raise CheckpointError(f"{self._tag} is not complete: {'; '.join(failures)}")
         error: AiofluxError | None = None
         try:
             node = nodes.index(daemon)
-            run.client.call("commit", self._tag, save_id, is_due, node, len(nodes))
+            run.client.call("commit", self._tag, save_id, must_save, node, len(nodes))
         except AiofluxError as exc:
             error = exc
         (is_failed,) = ranks.largest([error is not None])
@@ -146,46 +146,48 @@ class Checkpoint:
 
         Args:
             name: Name of the part.
-            map_location: As `torch.load`.
-            weights_only: As `torch.load`. The default is that of Nebula: it runs code in the
-                pickle. Pass True if others can write to the storage.
+            map_location: As in `torch.load`.
+            weights_only: As in `torch.load`. The default False is Nebula's, and runs code in the
+                pickle. Pass True if untrusted users can write to the storage.
 
         Raises:
             CheckpointNotFoundError: There is no such tag or part.
-            CheckpointCorruptError: It is damaged in every source.
+            CheckpointCorruptError: The part is damaged in every source.
         """
-        if self._found is not None:
+        if self._saved_tag is not None:
             try:
-                return self._found.load(name, map_location=map_location, weights_only=weights_only)
+                return self._saved_tag.load(
+                    name, map_location=map_location, weights_only=weights_only
+                )
             except (CheckpointNotFoundError, CheckpointCorruptError):
                 if not self._refresh():
                     raise
         run = self._training_run
-        found = self._found or newest_valid(find_tag(run.client, run.stores(), self._tag))
-        if found is None:
-            raise CheckpointNotFoundError(
-                f"there is no checkpoint {self._tag!r}, in memory or at "
-                f"{run.settings.uri or 'a persistent storage, of which none is set'}"
-            )
-        self._found = found
-        return found.load(name, map_location=map_location, weights_only=weights_only)
+        saved_tag = self._saved_tag or newest_valid(find_tag(run.client, run.stores(), self._tag))
+        if saved_tag is None:
+            storage = f"or at {run.settings.uri}" if run.settings.uri else "or on local disk"
+            message = f"there is no checkpoint {self._tag!r} in memory {storage}"
+            raise CheckpointNotFoundError(message)
+        self._saved_tag = saved_tag
+        return saved_tag.load(name, map_location=map_location, weights_only=weights_only)
 
     def _refresh(self) -> bool:
-        """Find the tag again; return whether its sources or parts have changed.
+        """Look up the tag again, and return whether its save, sources or parts have changed.
 
-        A checkpoint that was found stays the same save, so that its parts belong together.
+        A pinned checkpoint only finds sources of its own save, so that it never mixes two saves.
         """
-        assert self._found is not None
-        run, before = self._training_run, self._found
+        assert self._saved_tag is not None
+        run, previous = self._training_run, self._saved_tag
         saves = find_tag(run.client, run.stores(), self._tag)
         if self._is_pinned:
-            saves = [each for each in saves if each.save_id == before.save_id]
-        found = newest_valid(saves)
-        if found is None:
+            saves = [save for save in saves if save.save_id == previous.save_id]
+        saved_tag = newest_valid(saves)
+        if saved_tag is None:
             return False
-        self._found = found
-        return (found.save_id, found.names) != (before.save_id, before.names) or (
-            [each.tier for each in found.sources] != [each.tier for each in before.sources]
+        self._saved_tag = saved_tag
+        return (saved_tag.save_id, saved_tag.names) != (previous.save_id, previous.names) or (
+            [source.tier for source in saved_tag.sources]
+            != [source.tier for source in previous.sources]
         )
 
     @property

@@ -1,7 +1,7 @@
-"""DaemonClient: the connection of a trainer to the node daemon, one request at a time.
+"""Client of the node daemon for trainers, the processes that save or load checkpoints.
 
-The first trainer starts the daemon, under a lock. It creates the listening socket itself, so that
-other trainers can connect before the daemon is ready.
+The first trainer starts the daemon, under a lock. This trainer creates the listening socket, so
+that all trainers can connect before the daemon is ready.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _BACKLOG: Final = 512
 
 _EXIT_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.01
-"""Longest wait for the daemon to exit, and the interval at which it is checked."""
+"""Maximum time to wait for the daemon to exit, and interval between checks."""
 
 
 class DaemonClient:
-    """Requests of one process to the daemon of its node."""
+    """Connection of one process to the daemon of its node, for one request at a time."""
 
     def __init__(self, settings: Settings) -> None:
-        # Pickled here, so that a store that does not pickle is an error of `init`.
-        self._hello = pickle.dumps(settings)
+        # Pickle the settings now: a store that cannot be pickled raises in `init`.
+        self._pickled_settings = pickle.dumps(settings)
         self._is_private = settings.is_private
         self._uri = settings.uri
         self._identity = settings.identity
@@ -52,13 +52,14 @@ class DaemonClient:
         self._inbox = Inbox()
         self._pid = os.getpid()
         self.generation = 0
-        """Number of connections: segments of an earlier one are unknown to the next."""
+        """Changes with each connection, because segment numbers are valid for one connection."""
 
     def call(self, name: str, *arguments: object, fds: tuple[int, ...] = ()) -> Any:
-        """Send a request and return the answer; start a daemon if there is none.
+        """Send a request and return the response; start the daemon if it is not running.
 
         Raises:
-            CheckpointError: The daemon died meanwhile; what it had in memory is lost.
+            CheckpointError: The daemon died during the request, and its memory is lost.
+            Exception: The error of the request in the daemon.
         """
         with self._lock.current:
             if self._sock is None or self._pid != os.getpid():
@@ -66,7 +67,7 @@ class DaemonClient:
             return self._call(name, arguments, fds)[0]
 
     def call_if_running(self, name: str, *arguments: object) -> tuple[Any, list[int]]:
-        """Send a request; return the answer and descriptors, or None if no daemon is running."""
+        """Send a request; return response and descriptors, or `(None, [])` without a daemon."""
         with self._lock.current:
             is_connected = self._sock is not None and self._pid == os.getpid()
             if not is_connected and (self._is_private or not self._connect(may_start=False)):
@@ -74,7 +75,10 @@ class DaemonClient:
             return self._call(name, arguments, ())
 
     def stop(self) -> None:
-        """Let the daemon exit; the last trainer waits for that."""
+        """Disconnect, and let the daemon exit after its last trainer.
+
+        The last trainer waits until the daemon has exited, at most 30 s.
+        """
         is_last = self.call_if_running("stop")[0]
         self.close()
         if not is_last or self._is_private:
@@ -86,7 +90,7 @@ class DaemonClient:
 
     def close(self) -> None:
         with self._lock.current:
-            self._drop()
+            self._disconnect()
 
     def _call(
         self, name: str, arguments: tuple[object, ...], fds: tuple[int, ...]
@@ -97,13 +101,13 @@ class DaemonClient:
             send(sock, (name, *arguments), fds)
             (kind, reply), received = self._receive(sock)
         except OSError as exc:
-            self._drop()
+            self._disconnect()
             raise CheckpointError(
-                f"the node daemon of {self._uri or 'this node'} died, and what only its memory "
-                f"had is lost; save again ({exc})"
+                f"the node daemon of {self._uri or 'this node'} died, and checkpoints that were "
+                f"only in its memory are lost; save again ({exc})"
             ) from exc
-        except BaseException:  # interrupted: the next request would receive this answer
-            self._drop()
+        except BaseException:  # Interrupted: the next request would receive the wrong response.
+            self._disconnect()
             raise
         if kind == "error":
             raise reply
@@ -118,7 +122,7 @@ class DaemonClient:
                 received, self._inbox.fds = self._inbox.fds, []
                 return message, received
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         sock, self._sock = self._sock, None
         for fd in self._inbox.fds:
             os.close(fd)
@@ -128,7 +132,7 @@ class DaemonClient:
 
     def _connect(self, *, may_start: bool) -> bool:
         """Connect; return False if no daemon is running and `may_start` is False."""
-        if self._pid != os.getpid():  # forked: the parent continues to use its connection
+        if self._pid != os.getpid():  # In a forked child, the connection belongs to the parent.
             self._sock, self._inbox, self._pid = None, Inbox(), os.getpid()
         self.generation += 1
         if self._is_private:
@@ -137,40 +141,40 @@ class DaemonClient:
             path = socket_path(self._identity, os.environ)
             if not may_start and not os.path.exists(path):
                 return False
-            with _locked(path):
+            with _daemon_lock(path):
                 self._sock = _try_connect(path)
                 if self._sock is None and not may_start:
                     return False
                 if self._sock is None:
-                    self._sock = _start(path)
+                    self._sock = _start_daemon(path)
                 self._send_hello()
                 return True
         self._send_hello()
         return True
 
     def _send_hello(self) -> None:
-        settings = pickle.loads(self._hello)  # noqa: S301  our own
-        # A running daemon has the credentials of an earlier training, which may have expired. They
-        # are sent like everything else: over a socket of this user.
+        settings = pickle.loads(self._pickled_settings)  # noqa: S301  pickled by `__init__`
+        # Send the credentials: a running daemon may have expired ones of an earlier training. Only
+        # this user can connect to the socket.
         self._call("hello", (settings, credential_variables(os.environ)), ())
 
 
 @contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """Hold the lock that starting and stopping a daemon needs."""
+def _daemon_lock(path: str) -> Iterator[None]:
+    """Hold the lock that a trainer needs to connect, and the daemon to exit."""
     while True:
         lock = os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if _is_named(lock, lock_path(path)):
+            if _is_same_file(lock, lock_path(path)):
                 yield
                 return
         finally:
             os.close(lock)
 
 
-def _is_named(fd: int, path: str) -> bool:
-    """Return whether a path still leads to an open file: a daemon that exits removes its lock."""
+def _is_same_file(fd: int, path: str) -> bool:
+    """Return whether an open file is still the file at a path; an exiting daemon removes it."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -178,7 +182,7 @@ def _is_named(fd: int, path: str) -> bool:
 
 
 def _try_connect(path: str) -> socket.socket | None:
-    """Return a connection to the daemon; None if it is not running."""
+    """Return a connection to the daemon, or None if it is not running."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.connect(path)
@@ -191,22 +195,22 @@ def _try_connect(path: str) -> socket.socket | None:
     return sock
 
 
-def _start(path: str) -> socket.socket:
+def _start_daemon(path: str) -> socket.socket:
     """Start a daemon, and return a connection to it."""
-    with suppress(FileNotFoundError):  # left by one that was killed
+    with suppress(FileNotFoundError):  # A killed daemon does not remove its socket.
         os.unlink(path)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen(_BACKLOG)
-        # It forks the daemon, so that that is no child of this process, and exits.
-        subprocess.run(  # noqa: S603  ourselves
+        # This subprocess forks the daemon and exits: the daemon is not a child of the trainer.
+        subprocess.run(  # noqa: S603  a module of this package
             [
                 sys.executable,
                 "-m",
                 "aioflux.compat.nebula._node_daemon_process",
                 str(listening.fileno()),
             ],
-            # The daemon imports functions that return tokens from the same path.
+            # With this path the daemon can import the credential functions of the caller.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             pass_fds=(listening.fileno(),),
             stdin=subprocess.DEVNULL,
@@ -221,11 +225,11 @@ def _start(path: str) -> socket.socket:
 
 
 def _start_in_process() -> socket.socket:
-    """Run a daemon on the background loop: other processes cannot see memory:// objects."""
-    ours, theirs = socket.socketpair()
-    # Not awaited: it ends with the process, as its objects do.
-    asyncio.run_coroutine_threadsafe(_serve_in_process(theirs), _bridge.background_loop())
-    return ours
+    """Run a daemon on the background event loop: memory:// objects exist in this process only."""
+    client_sock, daemon_sock = socket.socketpair()
+    # The future is not awaited: daemon and objects exist until the process exits.
+    asyncio.run_coroutine_threadsafe(_serve_in_process(daemon_sock), _bridge.background_loop())
+    return client_sock
 
 
 async def _serve_in_process(sock: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""NebulaCallback and NebulaCheckpointIO: Nebula for Lightning.
+"""Nebula's callback and checkpoint plugin for Lightning.
 
     config_params = {"persistent_storage_path": "gs://bucket/run-7", "persistent_time_interval": 10}
     trainer = Trainer(
@@ -6,8 +6,8 @@
         callbacks=[NebulaCallback(monitor="loss", config_params=config_params)],
     )
 
-A checkpoint is a tag with the file name that Lightning gives it, without `.ckpt`, and one part
-named `checkpoint`.
+A checkpoint of Lightning is stored as a tag with one part. The tag is the file name that Lightning
+passes, without `.ckpt`. The part is named `checkpoint`.
 """
 
 from __future__ import annotations
@@ -43,25 +43,24 @@ if TYPE_CHECKING:
 
 __all__ = ["NebulaCallback", "NebulaCheckpointIO"]
 
-_PART: Final = "checkpoint"
-"""Name of the only part of a tag."""
+_PART_NAME: Final = "checkpoint"
 _SUFFIX: Final = ".ckpt"
 _PROTOCOL: Final = "aioflux-nebula"
 _OPTIONS: Final = frozenset({"is_best", "persist_path"})
 
 
 class NebulaCallback(ModelCheckpoint):
-    """Lightning's ModelCheckpoint, which calls `init` before the training."""
+    """Lightning's ModelCheckpoint, with a call of `init` before the training."""
 
     def __init__(
         self, *arguments: Any, config_params: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
-        """Set what is saved and when, as in Lightning's `ModelCheckpoint`.
+        """Create the callback.
 
         Args:
-            arguments: As `ModelCheckpoint`.
-            config_params: Arguments of `init`; by default `init` is not called.
-            options: As `ModelCheckpoint`.
+            arguments: Positional arguments of `ModelCheckpoint`.
+            config_params: Arguments of `init`; None to not call `init`.
+            options: Keyword arguments of `ModelCheckpoint`.
         """
         super().__init__(*arguments, **options)
         self._config_params = dict(config_params) if config_params is not None else None
@@ -74,46 +73,49 @@ class NebulaCallback(ModelCheckpoint):
         """
         if not isinstance(trainer.strategy.checkpoint_io, NebulaCheckpointIO):
             raise TypeError(
-                "NebulaCallback needs Trainer(plugins=[NebulaCheckpointIO()]): without it "
-                "checkpoints would be written as Lightning writes them"
+                "NebulaCallback needs Trainer(plugins=[NebulaCheckpointIO()]): without this plugin "
+                "Lightning would write the checkpoints to its own files"
             )
         if self._config_params is not None:
             init(**self._config_params)
         super().setup(trainer, pl_module, stage)
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        """See base class; adds tags, for `ckpt_path="last"`."""
+        """Return last checkpoints, including tags, for `ckpt_path="last"`."""
         if self._config_params is not None:
-            init(**self._config_params)  # called before `setup`
-        register_implementation(_PROTOCOL, _Tags, clobber=True)
+            init(**self._config_params)  # Lightning calls this method before `setup`.
+        register_implementation(_PROTOCOL, _TagFileSystem, clobber=True)
         pattern = re.compile(rf"{self.CHECKPOINT_NAME_LAST}(-(\d+))?")
-        found = super()._find_last_checkpoints(trainer)
-        for tag, listed in list_checkpoints().items():
-            if pattern.match(tag) and _PART in listed["files"]:
-                found.add(f"{_PROTOCOL}://{tag}{_SUFFIX}")
-        return found
+        paths = super()._find_last_checkpoints(trainer)
+        for tag, description in list_checkpoints().items():
+            if pattern.match(tag) and _PART_NAME in description["files"]:
+                paths.add(f"{_PROTOCOL}://{tag}{_SUFFIX}")
+        return paths
 
 
-class _Tags(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The tags as a filesystem, in which Lightning looks up a checkpoint before loading it."""
+class _TagFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Filesystem of tags: Lightning looks up size and time of a checkpoint before a load."""
 
     protocol = _PROTOCOL
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return size and time of a tag."""
-        listed = list_checkpoints().get(_tag(path))
-        if listed is None:
-            raise FileNotFoundError(f"there is no checkpoint {_tag(path)!r}")
-        return {"name": path, "type": "file", "size": listed["size_bytes"], "time": listed["time"]}
+        tag = _tag_from_path(path)
+        description = list_checkpoints().get(tag)
+        if description is None:
+            raise FileNotFoundError(f"there is no checkpoint {tag!r}")
+        size, time = description["size_bytes"], description["time"]
+        return {"name": path, "type": "file", "size": size, "time": time}
 
     def modified(self, path: str) -> datetime:
         return datetime.fromisoformat(self.info(path)["time"])
 
 
 class NebulaCheckpointIO(CheckpointIO):
-    """Saves checkpoints to the memory of the node, and from there to the persistent storage.
+    """Plugin that saves checkpoints to the memory of the node and to the persistent storage.
 
-    All of them are saved there, regardless of the interval: Lightning decides which, and when.
+    All checkpoints are saved to the persistent storage, even within `persistent_time_interval`,
+    because Lightning itself decides when to save.
     """
 
     def save_checkpoint(
@@ -122,47 +124,47 @@ class NebulaCheckpointIO(CheckpointIO):
         """Copy a checkpoint to memory.
 
         Args:
-            checkpoint: Any object that torch.save takes.
-            path: The path of Lightning, which becomes the tag.
-            storage_options: `is_best`: wait until it is in the persistent storage.
-                `persist_path`: save this one to another storage than that of `init`.
+            checkpoint: Any object that torch.save accepts.
+            path: The path of Lightning, from which the tag is made.
+            storage_options: With `is_best`, wait until the persistent storage has the checkpoint.
+                With `persist_path`, save it to this storage instead of the one of `init`, and wait.
 
         Raises:
-            CheckpointError: It could not be copied, or, with these options, not saved.
+            CheckpointError: The checkpoint could not be copied, or the awaited save has failed.
             TypeError: An option is unknown.
         """
         options = dict(storage_options or {})
         if unknown := options.keys() - _OPTIONS:
             raise TypeError(
-                f"unknown storage_options: {', '.join(sorted(unknown))}; known are "
+                f"unknown storage_options: {', '.join(sorted(unknown))}; the options are "
                 f"{', '.join(sorted(_OPTIONS))}"
             )
-        tag, elsewhere = _tag(path), parse_storage_path(options.get("persist_path"))
-        run = _training_run.run_at(elsewhere) if elsewhere else _training_run.current()
-        run.snapshots.save(tag, _PART, checkpoint, COMMITTED)
-        # Due: Lightning relies on it, so that a newer one must not take its place.
-        run.client.call("commit", tag, "", True, 0, 1)
-        if elsewhere or options.get("is_best"):
+        tag, persist_path = _tag_from_path(path), parse_storage_path(options.get("persist_path"))
+        run = _training_run.run_at(persist_path) if persist_path else _training_run.current()
+        run.snapshot_writer.save(tag, _PART_NAME, checkpoint, COMMITTED)
+        must_save = True  # Lightning expects that each checkpoint is stored, not only the newest.
+        run.client.call("commit", tag, "", must_save, 0, 1)
+        if persist_path or options.get("is_best"):
             run.client.call("flush", tag)
 
     def load_checkpoint(
         self, path: Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a checkpoint, from memory or storage.
+        """Load a checkpoint from memory, local disk or persistent storage.
 
         Args:
-            path: The path of Lightning, or one of `get_latest_checkpoint_path`.
-            map_location: As `torch.load`; host memory by default.
-            weights_only: As `torch.load`; None for its default, which is True.
+            path: A path of Lightning, or a return value of `get_latest_checkpoint_path`.
+            map_location: As in `torch.load`; by default tensors are loaded to host memory.
+            weights_only: As in `torch.load`; None is its default, True.
 
         Raises:
             CheckpointNotFoundError: There is no such checkpoint.
         """
         device = "cpu" if map_location is None else map_location
-        found = get_checkpoint(_tag(path))
+        checkpoint = get_checkpoint(_tag_from_path(path))
         loaded: dict[str, Any]
-        if found is not None:
-            loaded = found.load(_PART, device, weights_only)
+        if checkpoint is not None:
+            loaded = checkpoint.load(_PART_NAME, device, weights_only)
         elif "://" in os.fspath(path):
             options = _training_run.current().options_at(os.fspath(path))
             is_safe = weights_only is not False
@@ -173,25 +175,27 @@ class NebulaCheckpointIO(CheckpointIO):
             loaded = torch.load(path, map_location=device, weights_only=weights_only)
         else:
             raise CheckpointNotFoundError(
-                f"there is no checkpoint {_tag(path)!r} in memory or in storage, and no file "
-                f"{os.fspath(path)}"
+                f"there is no checkpoint {_tag_from_path(path)!r} in memory or in storage, and no "
+                f"file {os.fspath(path)}"
             )
         return loaded
 
     def remove_checkpoint(self, path: Path) -> None:
-        """Remove a checkpoint once a newer one is saved; one that does not exist is no error."""
-        _training_run.current().client.call("remove", _tag(path))
+        """Remove a checkpoint: from memory now, from the other tiers after their next save.
+
+        The other tiers are the disk and the persistent storage. A missing checkpoint is no error.
+        """
+        _training_run.current().client.call("remove", _tag_from_path(path))
 
     def teardown(self) -> None:
         """Wait until the newest checkpoint is saved.
 
         Raises:
-            CheckpointError: It could not be saved.
+            CheckpointError: The newest checkpoint could not be saved.
         """
         flush_persistence()
 
 
-def _tag(path: Path) -> str:
-    """Return the tag of a path of Lightning: the file name without `.ckpt`."""
+def _tag_from_path(path: Path) -> str:
     name = os.path.basename(os.fspath(path).rstrip("/"))
     return name.removesuffix(_SUFFIX)

@@ -1,4 +1,4 @@
-"""NodeDaemon: keeps the saves of a node's trainers in memory, and uploads them to storage.
+"""Node daemon, which keeps the saves of a node's trainers in memory and uploads them.
 
 trainers --(requests, shared memory)--> node daemon --(uploads)--> local disk, bucket
 trainers <--(shared memory)--
@@ -24,7 +24,7 @@ from aioflux.checkpoint._save.uploader_messages import (
     MAX_READ_BYTES,
     Inbox,
     encode,
-    portable,
+    picklable_error,
 )
 from aioflux.checkpoint._tag_checkpoints import new_save_id
 from aioflux.compat.nebula._memory_tier import COMMITTED, MemoryTier, Version
@@ -44,28 +44,26 @@ __all__ = ["NodeDaemon", "TrainerConnection"]
 _log = logging.getLogger("aioflux")
 
 _POLL_SECONDS: Final = 0.5
-"""Interval at which conditions without an event, such as the clock, are checked."""
+"""Time between two checks of conditions that no event reports, such as the time, in seconds."""
 
 
 @dataclass(slots=True)
 class TrainerConnection:
-    """Connection to one process that saves or loads."""
+    """Connection to one process that saves or loads checkpoints."""
 
     number: int
-    """Number of the connection."""
+    """Number of the connection, which is also the number of the trainer."""
     sock: socket.socket
-    """Its non-blocking socket."""
     inbox: Inbox = field(default_factory=Inbox)
-    """Bytes and descriptors that were received."""
-    sent_fds: list[int] = field(default_factory=list)
-    """Descriptors to send with the next answer."""
+    response_fds: list[int] = field(default_factory=list)
+    """Descriptors to send with the next response."""
     freed: list[int] = field(default_factory=list)
-    """Segments of this trainer that were freed since the last answer to `allocate`."""
-    reading: list[Segment] = field(default_factory=list)
-    """Segments that it loads from."""
+    """Numbers of this trainer's segments that were freed since the last response to `allocate`."""
+    loading: list[Segment] = field(default_factory=list)
+    """Segments that the trainer is loading from."""
 
     async def receive(self) -> tuple[bytes, list[int]]:
-        """Return the received bytes and descriptors; no bytes at the end."""
+        """Wait for bytes and descriptors, and return them; no bytes after a disconnect."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -80,11 +78,11 @@ class TrainerConnection:
             else:
                 return data, fds
 
-    async def answer(self, reply: Any) -> None:
-        """Send the answer to a request, with descriptors."""
-        data = memoryview(encode(reply))
-        fds, self.sent_fds = self.sent_fds, []
-        if fds:  # the trainer waits for the answer: the buffer of the socket is empty
+    async def send_response(self, response: Any) -> None:
+        """Send the response to a request, with `response_fds`."""
+        data = memoryview(encode(response))
+        fds, self.response_fds = self.response_fds, []
+        if fds:  # This cannot block: the trainer has received all earlier responses.
             sent = socket.send_fds(self.sock, [data], fds)
             data = data[sent:]
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
@@ -97,25 +95,25 @@ def _set(is_ready: asyncio.Future[None]) -> None:
 
 @dataclass(slots=True)
 class _MappedSegment:
-    """A segment that is mapped into this process."""
+    """A segment that is mapped into the memory of the daemon."""
 
     fd: int
     map: mmap.mmap
 
     def close(self) -> None:
-        """Free its pages at once, also those that its trainer still has mapped."""
-        with suppress(BufferError):  # an upload still reads it
+        """Unmap and truncate the segment, which frees its memory even if a trainer maps it."""
+        with suppress(BufferError):  # An upload is still reading the map.
             self.map.close()
         os.ftruncate(self.fd, 0)
         os.close(self.fd)
 
 
 class NodeDaemon:
-    """Serves the trainers of one node.
+    """Server for the trainers of one node.
 
     Args:
-        save: Saves a version to a tier.
-        retry_seconds: Pause before a failed save is retried, on top of the store's own retries.
+        save: Function that saves a version to a tier.
+        retry_seconds: Pause before a failed save is retried. The store's own retries come before.
     """
 
     def __init__(
@@ -139,7 +137,7 @@ class NodeDaemon:
         self._commit_seconds = 600.0
         self._last_save_ms = 0
         self._changed = asyncio.Event()
-        self._last_trainer_left = time.monotonic()
+        self._last_disconnect = time.monotonic()
 
     @property
     def has_served(self) -> bool:
@@ -147,21 +145,21 @@ class NodeDaemon:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no trainer is connected and everything is saved."""
+        """Return whether no trainer is connected, and no save is due or in progress."""
         return (
             not self._trainers
             and all(self._next_version(tier) is None for tier in self.tiers)
             and not any(version.num_readers for version in self.memory.versions)
         )
 
-    async def changed(self, seconds: float) -> None:
-        """Wait until `notify` is called, at most this long."""
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until `notify` is called, or until the time has passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
     def notify(self) -> None:
-        """Wake the tasks that wait in `changed`."""
+        """Wake the tasks that wait in `wait_for_change`."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -178,19 +176,19 @@ class NodeDaemon:
                     return
                 try:
                     messages = list(trainer.inbox.feed(data, fds))
-                except Exception as exc:  # unpickling runs code of the trainer
-                    await trainer.answer(("error", _unreadable(exc)))
+                except Exception as exc:  # Unpickling imports modules, and may raise any error.
+                    await trainer.send_response(("error", _unpickling_error(exc)))
                     return
                 for message in messages:
-                    await trainer.answer(await self.handle(trainer, message))
+                    await trainer.send_response(await self.handle(trainer, message))
         except OSError:
-            pass  # the trainer died
+            pass  # The trainer has died.
         finally:
             del self._trainers[trainer.number]
-            self._last_trainer_left = time.monotonic()
+            self._last_disconnect = time.monotonic()
             for fd in trainer.inbox.fds:
                 os.close(fd)
-            for segment in trainer.reading:
+            for segment in trainer.loading:
                 self.memory.release(segment)
             self.memory.remove_owner(trainer.number, is_last=not self._trainers)
             self._unmap_freed()
@@ -198,16 +196,17 @@ class NodeDaemon:
             sock.close()
 
     async def handle(self, trainer: TrainerConnection, message: Any) -> tuple[str, Any]:
-        """Carry out a request, and return the answer: `ok` or `error`, and the result."""
+        """Run the method of a request; return `("ok", result)` or `("error", exception)`."""
         name, *arguments = message
         try:
             return "ok", await getattr(self, f"_do_{name}")(trainer, *arguments)
-        except Exception as exc:  # raised in the trainer
-            trainer.sent_fds = []
-            return "error", portable(exc)
+        except Exception as exc:  # The client raises it in the trainer.
+            trainer.response_fds = []
+            return "error", picklable_error(exc)
         finally:
+            # Close the descriptors of this request that the method has not taken over.
             unused, trainer.inbox.fds = trainer.inbox.fds, []
-            for fd in unused:  # they belong to this request only
+            for fd in unused:
                 os.close(fd)
             self._unmap_freed()
             self.notify()
@@ -215,20 +214,21 @@ class NodeDaemon:
     async def _do_hello(
         self, _: TrainerConnection, settings: Settings, variables: dict[str, str] | None = None
     ) -> None:
+        """Apply the settings and credential variables of a trainer that has connected."""
         has_new_credentials = variables is not None and _use_credentials(variables)
         self.memory.budget_bytes = settings.budget_bytes
         self.memory.retention = settings.retention
         self.is_stopping = False
         self._commit_seconds = settings.commit_seconds
         self.linger_seconds = settings.linger_seconds
-        wanted = []
+        new_tiers = []
         if settings.local is not None:
-            wanted.append(StorageTier(DISK, settings.local, 0.0, settings.retention))
+            new_tiers.append(StorageTier(DISK, settings.local, 0.0, settings.retention))
         if settings.store is not None:
-            wanted.append(StorageTier(STORAGE, settings.store, settings.interval_seconds))
-        known = {tier.name: tier for tier in self.tiers}
-        for tier in wanted:
-            if (existing := known.get(tier.name)) is not None:
+            new_tiers.append(StorageTier(STORAGE, settings.store, settings.interval_seconds))
+        existing_tiers = {tier.name: tier for tier in self.tiers}
+        for tier in new_tiers:
+            if (existing := existing_tiers.get(tier.name)) is not None:
                 existing.interval_seconds, existing.keep = tier.interval_seconds, tier.keep
                 is_equal = pickle.dumps(existing.store) == pickle.dumps(tier.store)
                 if has_new_credentials or not is_equal:
@@ -238,7 +238,7 @@ class NodeDaemon:
             self.tiers.append(tier)
             self._savers.append(asyncio.get_running_loop().create_task(self.run_saver(tier)))
         for version in self.memory.versions:
-            version.failures.clear()  # retried with the new store
+            version.failures.clear()  # so that failed saves are retried with the new stores
         self.memory.num_tiers = len(self.tiers)
         self.memory.remove_orphaned_parts()
         await self._close_replaced_stores()
@@ -246,15 +246,15 @@ class NodeDaemon:
     async def _do_allocate(
         self, trainer: TrainerConnection, size: int
     ) -> tuple[str, int, int, list[int]]:
-        """Wait for memory; return its kind, number and size, and the freed segments."""
+        """Wait for a segment; return its kind, number, size, and numbers of freed segments."""
         while True:
-            found = self.memory.allocate(trainer.number, size)
+            allocation = self.memory.allocate(trainer.number, size)
             self._unmap_freed()
-            if found.segment is not None:
+            if (segment := allocation.segment) is not None:
                 freed, trainer.freed = trainer.freed, []
-                return found.kind, found.segment.number, found.segment.size, freed
+                return allocation.kind, segment.number, segment.size, freed
             self.notify()
-            await self.changed(_POLL_SECONDS)
+            await self.wait_for_change(_POLL_SECONDS)
 
     async def _do_add_part(
         self,
@@ -281,33 +281,33 @@ class NodeDaemon:
         self.memory.cancel(number, is_created=number in self._mapped)
 
     async def _do_prepare_commit(self, _: TrainerConnection) -> tuple[str, str, bool]:
-        """Return the name of this daemon, a save id, and whether it is time to save."""
-        tier = next((each for each in self.tiers if each.name == STORAGE), None)
+        """Return the daemon's name, a save id, and whether to save to the persistent storage."""
+        tier = next((tier for tier in self.tiers if tier.name == STORAGE), None)
         is_ending = self.is_stopping or not self._trainers
-        is_due = tier is not None and tier.is_time(time.monotonic(), is_ending=is_ending)
-        return self._name, self._new_save_id(), is_due
+        must_save = tier is not None and tier.is_time(time.monotonic(), is_ending=is_ending)
+        return self._name, self._new_save_id(), must_save
 
     async def _do_commit(
         self,
         _: TrainerConnection,
         tag: str,
         save_id: str,
-        is_due: bool,
+        must_save: bool,
         rank: int,
         num_nodes: int,
     ) -> bool:
         if save_id and self.memory.find(tag, save_id) is not None:
-            return True  # another rank of this node has committed it
+            return True  # Another rank of this node has committed the version.
         version = self.memory.open.get(tag)
-        if version is None and num_nodes > 1:  # this node has no part of it
+        if version is None and num_nodes > 1:  # Only other nodes have parts of the version.
             version = self.memory.open[tag] = Version(tag, COMMITTED)
         if version is not None:
-            version.rank, version.num_nodes, version.is_due = rank, num_nodes, is_due
+            version.rank, version.num_nodes, version.must_save = rank, num_nodes, must_save
             self._complete(version, save_id or self._new_save_id())
         elif self.memory.find(tag) is None:
             raise CheckpointError(
-                f"{tag!r} has nothing to commit: no part was saved, or the node daemon "
-                "has died since; save again"
+                f"{tag!r} has nothing to commit: no part was saved, or the node daemon died "
+                "after the save; save again"
             )
         return True
 
@@ -327,34 +327,38 @@ class NodeDaemon:
     async def _do_open_part(
         self, trainer: TrainerConnection, tag: str, save_id: str, name: str
     ) -> tuple[int, int, int | None] | None:
-        """Send the memory of a part; return its number, size and checksum, None without one."""
+        """Send a part's descriptor, and return its segment number, size and checksum.
+
+        The result is None if the part is not in memory. The checksum is None until another tier has
+        saved the part.
+        """
         version = self.memory.find(tag, save_id)
         part = version.parts.get(name) if version is not None else None
         if part is None:
             return None
         part.segment.num_readers += 1
-        trainer.reading.append(part.segment)
-        trainer.sent_fds.append(self._mapped[part.segment.number].fd)
+        trainer.loading.append(part.segment)
+        trainer.response_fds.append(self._mapped[part.segment.number].fd)
         return part.segment.number, part.size, part.crc32c
 
     async def _do_close_part(self, trainer: TrainerConnection, number: int) -> None:
-        segment = next(each for each in trainer.reading if each.number == number)
-        trainer.reading.remove(segment)
+        segment = next(segment for segment in trainer.loading if segment.number == number)
+        trainer.loading.remove(segment)
         self.memory.release(segment)
 
     async def _do_flush(self, _: TrainerConnection, tag: str) -> None:
-        """Save a version to all tiers, by default the newest, and wait for it."""
+        """Save a tag, or the newest version if `tag` is empty, to all tiers, and wait for it."""
         version = self.memory.find(tag) if tag else self.memory.newest
         if version is None and tag:
             raise CheckpointError(f"{tag!r} is not in memory: nothing to flush")
         while version is not None:
-            version.is_due = True
+            version.must_save = True
             version.failures.clear()
             self.notify()
             while len(version.saved_in) + len(version.failures) < len(self.tiers):
                 if version not in self.memory.versions:
                     break
-                await self.changed(_POLL_SECONDS)
+                await self.wait_for_change(_POLL_SECONDS)
             else:
                 if version.failures:
                     text = "; ".join(version.failures.values())
@@ -363,29 +367,32 @@ class NodeDaemon:
             version = self.memory.find(version.tag)  # a newer version has replaced it
 
     async def _do_remove(self, _: TrainerConnection, tag: str) -> None:
-        """Remove a tag from memory now, from the other tiers after the next save."""
+        """Remove a tag from memory now, and from the other tiers after their next save.
+
+        The newest version, and versions that are being saved, stay in memory.
+        """
         self.memory.remove(tag)
         for tier in self.tiers:
             tier.removed.add(tag)
 
     async def _do_stop(self, _: TrainerConnection) -> bool:
-        """Exit when all is saved and all trainers are gone; return whether this is the last one."""
+        """Stop once all trainers have disconnected; return whether this trainer is the last one."""
         self.is_stopping = True
         return len(self._trainers) == 1
 
     def _complete(self, version: Version, save_id: str) -> None:
-        # Without an interval all versions are saved, also those that a newer one follows at once.
+        # With an interval of 0 every version is saved, even if a newer one is complete before that.
         if any(tier.name == STORAGE and not tier.interval_seconds for tier in self.tiers):
-            version.is_due = True
+            version.must_save = True
         self.memory.complete(version, save_id)
         for tier in self.tiers:
-            tier.removed.discard(version.tag)  # the removal was of an earlier version
+            tier.removed.discard(version.tag)  # `remove` was called for an earlier version
 
     def _new_save_id(self) -> str:
-        """Return the id of a new save, which sorts after all earlier ones."""
+        """Return the id of a new save, which sorts after all earlier ids of this daemon."""
         self._last_save_ms = max(self._last_save_ms + 1, time.time_ns() // 1_000_000)
-        moment = datetime.fromtimestamp(self._last_save_ms / 1000, UTC)
-        return new_save_id(moment, f"{secrets.randbits(32):08x}")
+        save_time = datetime.fromtimestamp(self._last_save_ms / 1000, UTC)
+        return new_save_id(save_time, f"{secrets.randbits(32):08x}")
 
     def _next_version(self, tier: StorageTier) -> Version | None:
         return tier.next_version(
@@ -396,18 +403,18 @@ class NodeDaemon:
         )
 
     async def run_saver(self, tier: StorageTier) -> None:
-        """Save versions to a tier, one after the other."""
+        """Save versions to a tier, one after the other, until the task is cancelled."""
         while True:
             now = time.monotonic()
             version = self._next_version(tier) or tier.version_to_retry(
                 self.memory,
                 now,
-                alone_seconds=0.0 if self._trainers else now - self._last_trainer_left,
+                alone_seconds=0.0 if self._trainers else now - self._last_disconnect,
                 linger_seconds=self.linger_seconds,
                 is_stopping=self.is_stopping,
             )
             if version is None:
-                await self.changed(_POLL_SECONDS)
+                await self.wait_for_change(_POLL_SECONDS)
                 continue
             tier.started = time.monotonic()
             version.num_readers += 1
@@ -423,7 +430,7 @@ class NodeDaemon:
                     commit_seconds=self._commit_seconds,
                 )
             except Exception as exc:
-                # `flush` raises it; the next version is saved.
+                # Record the failure, which `flush` raises, and continue with the next version.
                 failure = f"{store.uri}: {type(exc).__name__}: {exc}"
                 _log.error("%s was not saved: %s", version.tag, failure)
             finally:
@@ -446,16 +453,16 @@ class NodeDaemon:
         }
 
     async def _close_replaced_stores(self) -> None:
-        """Close the stores that were replaced, except those of saves in progress."""
+        """Close the stores that `hello` has replaced, except the stores of saves in progress."""
         in_use = [tier.store_in_use for tier in self.tiers]
-        closing = [store for store in self._replaced_stores if store not in in_use]
+        unused = [store for store in self._replaced_stores if store not in in_use]
         self._replaced_stores = [store for store in self._replaced_stores if store in in_use]
-        for store in closing:
+        for store in unused:
             with suppress(AiofluxError, OSError):
                 await store.aclose()
 
     def _unmap_freed(self) -> None:
-        """Unmap the segments that the memory tier has freed."""
+        """Unmap the segments that the memory tier has freed, and list them for their owners."""
         freed, self.memory.freed = self.memory.freed, []
         for segment in freed:
             if (mapped := self._mapped.pop(segment.number, None)) is not None:
@@ -464,7 +471,7 @@ class NodeDaemon:
                 owner.freed.append(segment.number)
 
     async def close(self) -> None:
-        """Stop saving, and free all memory."""
+        """Cancel all saves, close the stores, and free all memory."""
         for saver in self._savers:
             saver.cancel()
         await asyncio.gather(*self._savers, return_exceptions=True)
@@ -476,18 +483,18 @@ class NodeDaemon:
 
 
 def _use_credentials(variables: dict[str, str]) -> bool:
-    """Use the credential variables of a trainer; return whether they differ."""
-    before = credential_variables(os.environ)
-    if variables == before:
+    """Set the credential variables of a trainer in `os.environ`; return whether any has changed."""
+    previous = credential_variables(os.environ)
+    if variables == previous:
         return False
-    for name in before.keys() - variables.keys():
+    for name in previous.keys() - variables.keys():
         del os.environ[name]
     os.environ.update(variables)
     return True
 
 
-def _unreadable(exc: Exception) -> CheckpointError:
+def _unpickling_error(exc: Exception) -> CheckpointError:
     return CheckpointError(
-        f"the node daemon could not read the arguments of init ({type(exc).__name__}: {exc}); they "
-        "must be importable there: functions of a module, not of the script that runs"
+        f"the node daemon could not unpickle the arguments of init ({type(exc).__name__}: {exc}); "
+        "functions among them must be importable there: define them in a module, not in the script"
     )

@@ -1,13 +1,13 @@
-"""Settings of Nebula, from the arguments of `init` and the environment; storage paths as uris.
+"""Settings of Nebula from the arguments of `init` and from environment variables.
 
-The environment:
+The environment variables:
 
 * NEBULA_PERSISTENT_STORAGE_PATH: uri or directory of the persistent storage.
-* NEBULA_PERSISTENT_TIME_INTERVAL: seconds between two checkpoints that are saved there.
-* NEBULA_MEMORY_BUFFER_SIZE: bytes of memory of all processes of a node together.
-* NEBULA_LOCAL_STORAGE_PATH: a directory of the local disk for the newest checkpoints.
-* AIOFLUX_NEBULA_DIR: the directory of the node daemon's socket; only its user may write there.
-* AIOFLUX_NEBULA_LINGER_SECONDS: how long memory is kept after the last trainer disconnects.
+* NEBULA_PERSISTENT_TIME_INTERVAL: minimum seconds between two saves to the persistent storage.
+* NEBULA_MEMORY_BUFFER_SIZE: maximum memory for checkpoints of all processes of a node, in bytes.
+* NEBULA_LOCAL_STORAGE_PATH: directory of the local disk for the newest checkpoints.
+* AIOFLUX_NEBULA_DIR: directory of the node daemon's socket; other users must not have write access.
+* AIOFLUX_NEBULA_LINGER_SECONDS: seconds to keep the memory after the last trainer disconnects.
 """
 
 from __future__ import annotations
@@ -40,76 +40,76 @@ __all__ = [
 _INTERVAL_SECONDS: Final = 100.0
 _LINGER_SECONDS: Final = 600.0
 _MAX_SOCKET_PATH_BYTES: Final = 100
-"""The path of a socket is limited to 104 to 108 bytes, depending on the system."""
+"""Systems limit the path of a socket to between 104 and 108 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Settings of a run."""
+    """Settings of one training run."""
 
     store: Store | None = None
-    """The persistent storage; None for memory alone."""
+    """The persistent storage; None to keep checkpoints only in memory."""
     local: Store | None = None
-    """The directory of the local disk; None for none."""
+    """A directory of the local disk; None to not use the disk."""
     interval_seconds: float = _INTERVAL_SECONDS
-    """Seconds between two checkpoints that are saved to `store`."""
+    """Minimum time between two saves to `store`."""
     retention: int = 2
-    """Versions to keep in memory, and on the local disk."""
+    """Number of versions to keep in memory and on the local disk."""
     budget_bytes: int = 0
-    """Limit of the memory of a node, in bytes."""
+    """Maximum memory for checkpoints on the node."""
     commit_seconds: float = 600.0
-    """Time for which ranks and nodes wait for each other."""
+    """Maximum time that ranks and nodes wait for each other."""
     linger_seconds: float = _LINGER_SECONDS
-    """Time for which memory is kept after the last trainer disconnects."""
-    server: str = ""
-    """Endpoint of `store`; empty for the default of the service."""
+    """Time to keep the memory after the last trainer disconnects."""
+    endpoint: str = ""
+    """Endpoint of `store`; empty for the default endpoint of the service."""
 
     @property
     def identity(self) -> str:
-        """Uri and server: equal in all processes that save to the same storage."""
-        return "\n".join(filter(None, (self.uri, self.server)))
+        """Uri and endpoint, which are equal in all processes that save to the same storage."""
+        return "\n".join(filter(None, (self.uri, self.endpoint)))
 
     @property
     def uri(self) -> str:
-        """Uri of the store; empty if there is none."""
+        """Uri of `store`; empty if `store` is None."""
         return self.store.uri.rstrip("/") if self.store is not None else ""
 
     @property
     def is_private(self) -> bool:
-        """Return whether the store is visible to this process alone."""
+        """Return whether other processes cannot read `store`."""
         return self.uri.startswith("memory://")
 
 
 def parse_settings(
-    given: Mapping[str, Any], options: StoreOptions, environ: Mapping[str, str]
+    arguments: Mapping[str, Any], options: StoreOptions, environ: Mapping[str, str]
 ) -> Settings:
-    """Return settings from arguments and environment.
+    """Build settings from the arguments of `init` and from environment variables.
 
     Args:
-        given: The arguments of `init`; None for one that is missing.
-        options: Options with which stores are opened.
-        environ: The environment.
+        arguments: Arguments of `init`. For a missing argument, or None, the variable is used.
+        options: Options of the persistent store.
+        environ: Environment variables.
 
     Raises:
         ValueError: A value is not a number, or out of range.
     """
 
     def number(name: str, variable: str, default: float) -> float:
-        value = given.get(name)
+        value = arguments.get(name)
         if value is None:
             value, name = environ.get(variable), variable
         try:
-            found = float(value) if value not in {None, ""} else default
+            parsed = float(value) if value not in {None, ""} else default
         except (TypeError, ValueError):
-            found = -1.0
-        if not 0 <= found < float("inf"):
+            parsed = -1.0
+        if not 0 <= parsed < float("inf"):
             raise ValueError(f"{name} must be a number of 0 or more, not {value!r}")
-        return found
+        return parsed
 
-    path = parse_storage_path(given.get("persistent_storage_path")) or environ.get(
+    path = parse_storage_path(arguments.get("persistent_storage_path")) or environ.get(
         "NEBULA_PERSISTENT_STORAGE_PATH", ""
     )
-    local = parse_storage_path(given.get("local_storage_path")) or environ.get(
+    local = parse_storage_path(arguments.get("local_storage_path")) or environ.get(
         "NEBULA_LOCAL_STORAGE_PATH", ""
     )
     retention = int(number("num_of_version_in_retention", "", 2))
@@ -118,8 +118,8 @@ def parse_settings(
     if local and "://" in local and not local.startswith("file://"):
         raise ValueError(f"local_storage_path must be a directory of this node, not {local!r}")
     uri = to_uri(path) if path else ""
-    server = _server(uri, options, environ)
-    identity = "\n".join(filter(None, (uri, server)))
+    endpoint = _endpoint(uri, options, environ)
+    identity = "\n".join(filter(None, (uri, endpoint)))
     default_bytes = _physical_bytes() * 4 // 5
     return Settings(
         store=open_store(uri, **options) if uri else None,
@@ -131,39 +131,38 @@ def parse_settings(
         budget_bytes=int(number("memory_buffer_size", "NEBULA_MEMORY_BUFFER_SIZE", default_bytes)),
         commit_seconds=number("commit_seconds", "", 600.0),
         linger_seconds=number("", "AIOFLUX_NEBULA_LINGER_SECONDS", _LINGER_SECONDS),
-        server=server,
+        endpoint=endpoint,
     )
 
 
-_SERVERS: Final = {
+_ENDPOINT_VARIABLES: Final = {
     "gs": ("STORAGE_EMULATOR_HOST",),
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
 }
-"""Variables that set another endpoint, by scheme."""
+"""Environment variables that change the endpoint, by scheme."""
 
 
-def _server(uri: str, options: StoreOptions, environ: Mapping[str, str]) -> str:
-    """Return the endpoint of a store, if arguments or environment set one."""
-    server = options.get("endpoint_url") or ""
+def _endpoint(uri: str, options: StoreOptions, environ: Mapping[str, str]) -> str:
+    """Return the endpoint that an option or an environment variable sets for a store, or ""."""
+    endpoint = options.get("endpoint_url") or ""
     scheme = uri.partition("://")[0]
-    for variable in _SERVERS.get(scheme, ()):
-        server = server or environ.get(variable, "")
-    if not server and scheme == "az":
-        account = environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
-        server = next((part for part in account.split(";") if part.startswith("BlobEndpoint=")), "")
-    return server.rstrip("/")
+    for variable in _ENDPOINT_VARIABLES.get(scheme, ()):
+        endpoint = endpoint or environ.get(variable, "")
+    if not endpoint and scheme == "az":
+        fields = environ.get("AZURE_STORAGE_CONNECTION_STRING", "").split(";")
+        endpoint = next((field for field in fields if field.startswith("BlobEndpoint=")), "")
+    return endpoint.rstrip("/")
 
 
-_CLOUDS: Final = ("AWS_", "AZURE_", "CLOUDSDK_", "GOOGLE_")
+_PREFIXES: Final = ("AWS_", "AZURE_", "CLOUDSDK_", "GOOGLE_")
 
 
 def credential_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables from which credentials of clouds are read."""
-    return {name: value for name, value in environ.items() if name.startswith(_CLOUDS)}
+    """Return the environment variables from which credentials are read."""
+    return {name: value for name, value in environ.items() if name.startswith(_PREFIXES)}
 
 
 def _short_name(text: str) -> str:
-    """Return a short name for a text, the same in all processes."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
 
 
@@ -172,11 +171,7 @@ def _physical_bytes() -> int:
 
 
 def _socket_directory(environ: Mapping[str, str]) -> str:
-    """Return the directory of the socket, created with access for this user only.
-
-    Raises:
-        PermissionError: Other users may write there.
-    """
+    """Return the directory of the socket; create it with access for this user only."""
     path = environ.get("AIOFLUX_NEBULA_DIR", "")
     if not path:
         runtime = environ.get("XDG_RUNTIME_DIR", "")
@@ -193,11 +188,7 @@ def _socket_directory(environ: Mapping[str, str]) -> str:
 
 
 def socket_path(identity: str, environ: Mapping[str, str]) -> str:
-    """Return the path of the daemon's socket, by `Settings.identity`.
-
-    Raises:
-        ValueError: It is too long for a socket.
-    """
+    """Return the path of the socket of the daemon for a `Settings.identity`."""
     path = os.path.join(_socket_directory(environ), f"{_short_name(identity)}.sock")
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
         raise ValueError(f"{path} is too long for a socket; set a shorter AIOFLUX_NEBULA_DIR")
@@ -205,33 +196,33 @@ def socket_path(identity: str, environ: Mapping[str, str]) -> str:
 
 
 def parse_storage_path(path: Any) -> str:
-    """Return the one path that is given; empty for None.
+    """Return a storage path as text; "" for None.
 
-    Nebula's own example has a comma after the path, which makes it a tuple.
+    A tuple of one path is accepted: an example of Nebula's manual has a comma after the path.
 
     Raises:
-        TypeError: It is not a path.
+        TypeError: `path` is neither a uri nor a path.
     """
     if isinstance(path, tuple | list) and len(path) == 1:
         (path,) = path
     if path is None:
         return ""
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"a storage path is a uri or a path of the local disk, not {path!r}")
+        raise TypeError(f"a storage path must be a uri or a local path, not {path!r}")
     text = os.fspath(path)
     if not isinstance(text, str):
-        raise TypeError(f"a storage path is text, not {text!r}")
+        raise TypeError(f"a storage path must be text, not {text!r}")
     return text
 
 
 def to_uri(path: str) -> str:
-    """Return the uri of a storage path: itself, or that of a directory of the local disk."""
+    """Convert a storage path, which is a uri or a local directory, to a uri."""
     if "://" in path:
         return str(parse_uri(path)).rstrip("/")
     return local_uri(os.path.expanduser(path))
 
 
 def path_or_uri(uri: str) -> str:
-    """Return the local path of an object, for `torch.load`; its uri if it is not on disk."""
+    """Return the local path of an object on disk, for `torch.load`; otherwise its uri."""
     location = parse_uri(uri)
     return location.key if location.scheme == "file" else uri

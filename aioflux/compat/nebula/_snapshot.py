@@ -1,8 +1,8 @@
-"""Snapshots: objects as torch.save writes them, copied once into memory of the node daemon.
+"""Saves of Python objects to the memory of the node daemon, and loads, in torch.save's format.
 
-    object -> its size -> a segment of that size -> one copy, by a few threads
+    object -> size when serialized -> segment of this size -> one copy, by several threads
 
-The segment is allocated when the size is known, so that none of the budget is wasted.
+The size is computed before the allocation, so that the segment is not larger than necessary.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from aioflux.compat.nebula._daemon_client import DaemonClient
 
 
-__all__ = ["Snapshots", "load_segment"]
+__all__ = ["SnapshotWriter", "load_segment"]
 
 _PAGE_BYTES = 4096
 
 
 class _DiskArena:
-    """A segment on disk, for parts that do not fit in memory."""
+    """A mapped temporary file, for a part that does not fit in memory."""
 
     def __init__(self, number: int, size: int, directory: str) -> None:
         self.number, self.size = number, size
         with tempfile.TemporaryFile(dir=directory or None, prefix="aioflux-nebula-") as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk fails here, not later
+            os.posix_fallocate(file.fileno(), 0, size)  # A full disk raises here, not in the copy.
             self.fd = os.dup(file.fileno())
         self._map = mmap.mmap(self.fd, size)
         self.view = memoryview(self._map)
@@ -50,8 +50,8 @@ class _DiskArena:
         os.close(self.fd)
 
 
-class Snapshots:
-    """Copies objects to the node daemon, into mapped memory that is reused."""
+class SnapshotWriter:
+    """Writer of snapshots to segments of the node daemon, which stay mapped for reuse."""
 
     def __init__(self, client: DaemonClient, disk: str) -> None:
         self._client = client
@@ -60,7 +60,7 @@ class Snapshots:
         self._generation = 0
 
     def save(self, tag: str, name: str, value: Any, num_files: int) -> None:
-        """Copy an object to memory, as a part of a tag."""
+        """Copy an object to memory, or to disk if memory is full, as a part of a tag."""
         started = time.perf_counter()
         pieces = pickle_state(value)
         size = -(-pieces.num_bytes // _PAGE_BYTES) * _PAGE_BYTES
@@ -80,12 +80,12 @@ class Snapshots:
             self._client.call("add_part", number, part, num_files, seconds, fds=fds)
         finally:
             if isinstance(arena, Arena):
-                arena.close_descriptor()  # the daemon has it, and the map remains
+                arena.close_descriptor()  # The daemon has its own descriptor; the map remains.
             else:
                 arena.close()
 
     def close(self) -> None:
-        """Unmap all memory; the daemon still has it."""
+        """Unmap all segments. The daemon keeps their contents."""
         for arena in self._arenas.values():
             arena.close()
         self._arenas.clear()
@@ -105,7 +105,7 @@ class Snapshots:
         return arena
 
     def _unmap(self, freed: list[int]) -> None:
-        if self._generation != self._client.generation:  # another daemon: all numbers are new
+        if self._generation != self._client.generation:  # After a reconnect all numbers are new.
             self._generation = self._client.generation
             freed = list(self._arenas)
         for number in freed:
@@ -114,28 +114,24 @@ class Snapshots:
 
 
 class _SegmentFile(PositionedFile):
-    """A part in the memory of the daemon, as a file."""
+    """Readable file over a part in the memory of the daemon."""
 
     def __init__(self, view: memoryview, name: str) -> None:
         super().__init__(ObjectMeta(key=name, uri=name, size=view.nbytes))
         self._view = view
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        into = memoryview(buffer).cast("B")
-        found = self._view[self._position : self._position + into.nbytes]
-        into[: found.nbytes] = found
-        self._position += found.nbytes
-        return found.nbytes
+        target = memoryview(buffer).cast("B")
+        data = self._view[self._position : self._position + target.nbytes]
+        target[: data.nbytes] = data
+        self._position += data.nbytes
+        return data.nbytes
 
 
 def load_segment(
     fd: int, size: int, checksum: int | None, name: str, *, map_location: Any, weights_only: bool
 ) -> Any:
-    """Load a part of `size` bytes from memory of the daemon, with one copy.
-
-    Raises:
-        CheckpointCorruptError: The bytes are damaged.
-    """
+    """Load a part of `size` bytes from the memory of the daemon; the bytes are copied once."""
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as mapped:
         view = memoryview(mapped)
         try:

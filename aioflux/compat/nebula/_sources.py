@@ -1,4 +1,4 @@
-"""Sources from which a tag can be loaded: memory, local disk, persistent storage."""
+"""Lookup and loads of saved tags in memory, on local disk and in the persistent storage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["SavedTag", "StoreSource", "find_all", "find_tag", "newest_valid"]
 class _MemorySource:
     client: DaemonClient
     description: dict[str, Any]
-    """The tag in the answer to `list_tags`."""
+    """Description of the tag from the response to `list_tags`."""
 
     tier = "memory"
 
@@ -44,14 +44,12 @@ class _MemorySource:
         from aioflux.compat.nebula._snapshot import load_segment
 
         tag = self.description["tag"]
-        found, fds = self.client.call_if_running(
-            "open_part", tag, self.description["save_id"], name
-        )
-        if found is None:
+        part, fds = self.client.call_if_running("open_part", tag, self.description["save_id"], name)
+        if part is None:
             if name not in self.names:
                 raise KeyError(name)
             raise CheckpointCorruptError(f"{tag} is no longer in memory")
-        number, size, checksum = found
+        number, size, checksum = part
         (fd,) = fds
         try:
             return load_segment(
@@ -98,7 +96,7 @@ class StoreSource:
                 file.path, map_location=map_location, weights_only=weights_only, mmap=True
             )
         except Exception as exc:
-            exc.add_note(f"while loading {self.uri(name)}, whose bytes are as they were saved")
+            exc.add_note(f"while loading {self.uri(name)}, whose bytes match their checksum")
             raise
         finally:
             file.close()
@@ -106,18 +104,17 @@ class StoreSource:
 
 @dataclass(slots=True)
 class SavedTag:
-    """One save of a tag, and its sources."""
+    """One save of a tag, and the sources to load it from."""
 
     tag: str
-    """The tag."""
     save_id: str
-    """Id of the save; sorts by time."""
+    """Id of the save; ids sort by time."""
     sources: list[_MemorySource | StoreSource] = field(default_factory=list)
-    """Its sources, the nearest first."""
+    """Sources of the save in the order of loads: memory, disk, storage."""
 
     @property
     def names(self) -> list[str]:
-        """Names of the parts; memory has only those of its own node."""
+        """Names of the parts of all sources. The memory has only the parts of its own node."""
         return sorted({name for source in self.sources for name in source.names})
 
     @property
@@ -125,23 +122,23 @@ class SavedTag:
         return max(source.size_bytes for source in self.sources)
 
     def is_valid(self) -> bool:
-        """Return whether a source is complete; drop the others."""
+        """Drop sources that are not complete, and return whether any source is complete."""
         self.sources = [source for source in self.sources if source.is_valid()]
         return bool(self.sources)
 
     def load(self, name: str, *, map_location: Any, weights_only: Any) -> Any:
-        """Load one part from the nearest source that has it undamaged.
+        """Load one part from the first source that has an undamaged copy.
 
         Raises:
             CheckpointNotFoundError: There is no such part.
-            CheckpointCorruptError: It is damaged in every source.
+            CheckpointCorruptError: The part is damaged in every source.
         """
         failures: list[CheckpointCorruptError] = []
         for source in self.sources:
             try:
                 return source.load(name, map_location=map_location, weights_only=weights_only)
             except KeyError:
-                continue  # in the memory of another node
+                continue  # This source is memory, and another node has saved the part.
             except CheckpointCorruptError as exc:
                 failures.append(exc)
         if not failures:
@@ -157,7 +154,7 @@ class SavedTag:
 
 
 def find_all(client: DaemonClient | None, stores: Iterable[tuple[str, Store]]) -> list[SavedTag]:
-    """Return all saves, the newest first, without verifying them; None leaves memory out."""
+    """Return all saves, newest first, without verification; without a client, skip memory."""
     in_memory = _list_memory(client)
     stored = {tier: (store, _bridge.run(list_tags(store))) for tier, store in stores}
     return _merge(in_memory, stored)
@@ -166,52 +163,54 @@ def find_all(client: DaemonClient | None, stores: Iterable[tuple[str, Store]]) -
 def find_tag(
     client: DaemonClient | None, stores: Iterable[tuple[str, Store]], tag: str
 ) -> list[SavedTag]:
-    """Return the saves of one tag, the newest first, without verifying them."""
+    """Return the saves of one tag, newest first, without verification."""
     in_memory = _list_memory(client)
     stored = {}
     for tier, store in stores:
-        found = _bridge.run(read_tag(store, tag))
-        stored[tier] = (store, [found] if found is not None else [])
-    return [each for each in _merge(in_memory, stored) if each.tag == tag]
+        stored_tag = _bridge.run(read_tag(store, tag))
+        stored[tier] = (store, [stored_tag] if stored_tag is not None else [])
+    return [save for save in _merge(in_memory, stored) if save.tag == tag]
 
 
 def _list_memory(client: DaemonClient | None) -> list[_MemorySource]:
-    """Return the tags in memory, before the stores are read: a tag that leaves it is in those."""
+    """Return the tags in memory. Called before the stores are listed, see `_merge`."""
     if client is None:
         return []
-    return [_MemorySource(client, each) for each in client.call_if_running("list_tags")[0] or []]
+    descriptions = client.call_if_running("list_tags")[0] or []
+    return [_MemorySource(client, description) for description in descriptions]
 
 
 def _merge(
     in_memory: list[_MemorySource], stored: dict[str, tuple[Store, list[StoredTag]]]
 ) -> list[SavedTag]:
-    found: dict[str, SavedTag] = {}
-    committed = {tier: {each.commit.save_id for each in tags} for tier, (_, tags) in stored.items()}
+    # `in_memory` was listed first: a tag that was then saved and evicted is in `stored`.
+    saves: dict[str, SavedTag] = {}
+    committed = {tier: {tag.commit.save_id for tag in tags} for tier, (_, tags) in stored.items()}
     for source in in_memory:
-        if _is_current(source.description, committed):
+        if _can_be_loaded(source.description, committed):
             tag, save_id = source.description["tag"], source.description["save_id"]
-            found.setdefault(save_id, SavedTag(tag, save_id)).sources.append(source)
+            saves.setdefault(save_id, SavedTag(tag, save_id)).sources.append(source)
     for tier, (store, tags) in stored.items():
-        for each in tags:
-            save_id = each.commit.save_id
-            save = found.setdefault(save_id, SavedTag(each.tag, save_id))
-            save.sources.append(StoreSource(store, each, tier))
-    return sorted(found.values(), key=lambda each: each.save_id, reverse=True)
+        for stored_tag in tags:
+            save_id = stored_tag.commit.save_id
+            save = saves.setdefault(save_id, SavedTag(stored_tag.tag, save_id))
+            save.sources.append(StoreSource(store, stored_tag, tier))
+    return sorted(saves.values(), key=lambda save: save.save_id, reverse=True)
 
 
-def _is_current(in_memory: dict[str, Any], committed: dict[str, set[str]]) -> bool:
-    """Return whether a tag in memory counts.
+def _can_be_loaded(description: dict[str, Any], committed: dict[str, set[str]]) -> bool:
+    """Return whether to use a tag in memory as a source.
 
-    A tag that was saved to the storage and is not there any more was deleted: memory must not bring
-    it back. A tag of several nodes is in the memory of each, and one of them may have died since:
-    it counts once it is in the storage.
+    A tag that was saved to the persistent storage, and is missing there now, was deleted there, and
+    must not be loaded from memory. A tag of several nodes must be in the persistent storage,
+    because each memory has only the parts of its own node, and another node may have died.
     """
-    is_stored = in_memory["save_id"] in committed.get(STORAGE, set())
-    if STORAGE in in_memory["saved_in"] and STORAGE in committed:
+    is_stored = description["save_id"] in committed.get(STORAGE, set())
+    if STORAGE in description["saved_in"] and STORAGE in committed:
         return is_stored
-    return in_memory["num_nodes"] == 1 or is_stored
+    return description["num_nodes"] == 1 or is_stored
 
 
-def newest_valid(found: Iterable[SavedTag]) -> SavedTag | None:
-    """Return the first valid one of several saves."""
-    return next((each for each in found if each.is_valid()), None)
+def newest_valid(saves: Iterable[SavedTag]) -> SavedTag | None:
+    """Return the first valid save of an iterable that begins with the newest, or None."""
+    return next((save for save in saves if save.is_valid()), None)

@@ -1,4 +1,4 @@
-"""StorageTier: saves versions from memory to the local disk or the persistent storage.
+"""Saves of versions (saves of a tag) from the memory tier to local disk or persistent storage.
 
 memory tier -> next_version -> TagSave: parts, commit -> a line in checkpointHistories.csv
 """
@@ -38,41 +38,40 @@ DISK: Final = "disk"
 STORAGE: Final = "storage"
 
 _HISTORY_KEY: Final = "nebula/checkpointHistories.csv"
-"""Key of the history, below the root of the checkpoints."""
+"""Key of Nebula's history, relative to the root of the checkpoints."""
 
 _COLUMNS: Final = (
     *("time", "tag", "outcome", "num_files", "size_bytes", "blocked_seconds", "duration_seconds"),
     *("num_nodes", "save_id", "error", "throughput_bytes_per_second"),
 )
-"""Its columns in order; new ones are appended. A size is what was stored, a duration that from
-memory to the commit or the failure."""
+"""Columns of the history in order; new columns are only appended. `size_bytes` is the stored size,
+and `duration_seconds` the time from the start of the upload to the commit or failure."""
 
 _MAX_ATTEMPTS: Final = 8
 
 
 @dataclass(slots=True)
 class StorageTier:
-    """One store to which versions are saved, and when."""
+    """A store that versions are saved to, with the schedule of its saves."""
 
     name: str
-    """`disk` or `storage`."""
+    """DISK or STORAGE."""
     store: Store
-    """The root of the checkpoints."""
     interval_seconds: float
-    """Least time between the start of two saves."""
+    """Minimum time between the starts of two saves."""
     keep: int = 0
-    """Tags to keep there; 0 for all."""
+    """Number of tags to keep in the store; 0 for all."""
     started: float | None = None
     """Time at which the last save started, by the monotonic clock."""
     retry_at: float = math.inf
-    """Time at which a failed save is retried."""
+    """Time at which to retry a failed save, by the monotonic clock."""
     store_in_use: Store | None = None
-    """Store of the save in progress."""
+    """Store of the save in progress; differs from `store` after `store` was replaced."""
     removed: set[str] = field(default_factory=set)
-    """Tags to remove after the next save."""
+    """Tags to remove from the store after the next save."""
 
     def is_time(self, now: float, *, is_ending: bool) -> bool:
-        """Return whether the interval is over; at the end of the training it always is."""
+        """Return whether the interval has passed; True for the first save, or if `is_ending`."""
         if self.started is None or is_ending:
             return True
         return now - self.started >= self.interval_seconds
@@ -80,20 +79,21 @@ class StorageTier:
     def next_version(
         self, memory: MemoryTier, now: float, *, has_trainers: bool, is_stopping: bool
     ) -> Version | None:
-        """Return the version to save next; None if there is none yet."""
-        waiting = [
+        """Return the version to save now, or None."""
+        unsaved = [
             version
             for version in memory.versions
             if self.name not in version.saved_in and self.name not in version.failures
         ]
-        for version in waiting:
-            if version.is_due:
+        for version in unsaved:
+            if version.must_save:
                 return version
         newest = memory.newest
         is_ending = is_stopping or not has_trainers
-        if newest is None or newest not in waiting or not self.is_time(now, is_ending=is_ending):
+        if newest is None or newest not in unsaved or not self.is_time(now, is_ending=is_ending):
             return None
-        # Nodes save a common version together, when `commit` makes it due on all of them.
+        # A version of several nodes is not chosen here while trainers are connected: all nodes have
+        # to save it at the same time, and `commit` sets its `must_save` on all of them.
         return newest if newest.num_nodes == 1 or self.name == DISK or not has_trainers else None
 
     def version_to_retry(
@@ -105,16 +105,17 @@ class StorageTier:
         linger_seconds: float,
         is_stopping: bool,
     ) -> Version | None:
-        """Return the newest version if saving it failed and it is time to retry.
+        """Return the newest version if its save has failed and is to be retried now, or None.
 
-        `alone_seconds` is the time since the last trainer disconnected, 0 while one is connected.
+        `alone_seconds` is the time since the last trainer disconnected, or 0 while any trainer is
+        connected.
         """
         newest = memory.newest
         if newest is None or self.name not in newest.failures or now < self.retry_at:
             return None
         if is_stopping or alone_seconds >= linger_seconds:
             return None
-        # All nodes of a common version would have to retry at once.
+        # A version of several nodes is not retried: all nodes would have to retry at the same time.
         return newest if newest.num_nodes == 1 or self.name == DISK else None
 
     async def save(
@@ -126,9 +127,9 @@ class StorageTier:
         memory: MemoryTier,
         commit_seconds: float,
     ) -> None:
-        """Save a version to `store`, and remove older tags; `self.store` may be replaced meanwhile.
+        """Save a version from `views` of its segments, by segment number; then remove older tags.
 
-        `views` is the memory of its segments by number.
+        The store is a parameter, because `self.store` may be replaced during the save.
         """
         is_shared = self.name == STORAGE
         job = tag_job(
@@ -157,16 +158,16 @@ class StorageTier:
 
 
 class _NebulaSave(TagSave):
-    """A save that is recorded in Nebula's history."""
+    """Save of a tag that adds a line to Nebula's history."""
 
     tag = ""
 
     async def _record(self, outcome: str, *, num_bytes: int = 0, error: str = "") -> None:
         job, now = self._job, time.time()
         seconds = now - job.started
-        moment = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+        end_time = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
         row = (
-            moment.replace("+00:00", "Z"),
+            end_time.replace("+00:00", "Z"),
             self.tag,
             outcome,
             self.num_files,
@@ -181,7 +182,12 @@ class _NebulaSave(TagSave):
         try:
             await _append(self._store, row)
         except AiofluxError as exc:
-            _log.warning("the history of %s lacks %s: %s", self._store.uri, self.tag, exc)
+            _log.warning(
+                "the save of %s could not be added to the history of %s: %s",
+                self.tag,
+                self._store.uri,
+                exc,
+            )
 
 
 def _encode(row: tuple[object, ...]) -> bytes:
@@ -191,10 +197,11 @@ def _encode(row: tuple[object, ...]) -> bytes:
 
 
 async def _append(store: Store, row: tuple[object, ...]) -> None:
-    """Append a line to the history; two or three requests.
+    """Append a line to the history, with three requests; two if there is no history yet.
 
-    The object is replaced with a precondition on its generation, so that no line of a concurrent
-    writer is lost. A line has about 150 bytes: 1.5 MB for 10,000 saves.
+    The whole object is read and written again, with a precondition on its generation. If another
+    writer appends a line at the same time, all of this is repeated. With about 150 bytes per line,
+    the object has 1.5 MB after 10,000 saves.
     """
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         condition: dict[str, Any]

@@ -1,4 +1,4 @@
-"""TrainingRun: settings, daemon connection and stores of one storage, by `init`."""
+"""Training runs of this process: settings, daemon connection and stores for each storage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aioflux.compat.nebula._storage_tier import DISK, STORAGE
 if TYPE_CHECKING:
     from aioflux.checkpoint._tag_checkpoints import Ranks
     from aioflux.compat.nebula._settings import Settings
-    from aioflux.compat.nebula._snapshot import Snapshots
+    from aioflux.compat.nebula._snapshot import SnapshotWriter
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
@@ -27,32 +27,35 @@ _CLOUD_INDEPENDENT = ("transfer", "retry", "timeouts")
 
 
 class TrainingRun:
-    """Saves to and loads from one persistent storage."""
+    """Settings and open connections for the saves and loads of one persistent storage."""
 
     def __init__(self, settings: Settings, options: StoreOptions) -> None:
         self.settings = settings
         self.options = options
         self.client = DaemonClient(settings)
         self._stores = StoreCache(self._open_store)
-        self._snapshots: Snapshots | None = None
+        self._snapshot_writer: SnapshotWriter | None = None
         self._ranks: Ranks | None = None
 
     @property
-    def snapshots(self) -> Snapshots:
-        """Copies objects to memory."""
-        if self._snapshots is None:
-            from aioflux.compat.nebula._snapshot import Snapshots
+    def snapshot_writer(self) -> SnapshotWriter:
+        """Writer of snapshots to the memory of the node daemon."""
+        if self._snapshot_writer is None:
+            from aioflux.compat.nebula._snapshot import SnapshotWriter
 
             directory = ""
             if (local := self.settings.local) is not None:
                 directory = parse_uri(local.uri).key
                 os.makedirs(directory, exist_ok=True)
-            self._snapshots = Snapshots(self.client, directory)
-        return self._snapshots
+            self._snapshot_writer = SnapshotWriter(self.client, directory)
+        return self._snapshot_writer
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks of the training; all ranks must get this property at the same time."""
+        """The ranks of the training.
+
+        The first access creates a process group, which all ranks must do together.
+        """
         if self._ranks is None:
             from aioflux.checkpoint._tag_checkpoints import open_ranks
 
@@ -60,7 +63,7 @@ class TrainingRun:
         return self._ranks
 
     def stores(self) -> list[tuple[str, Store]]:
-        """Return the stores to search, by the name of their tier, the nearest first."""
+        """Return the names of the tiers and their stores, in the order of loads."""
         local, uri = self.settings.local, self.settings.uri
         tiers = [(DISK, local.uri)] if local is not None else []
         tiers += [(STORAGE, uri)] if uri else []
@@ -71,31 +74,33 @@ class TrainingRun:
         return _bridge.close_when_dropped(open_checkpoint(uri, **options))
 
     def options_at(self, path: str) -> StoreOptions:
-        """Return the options for another storage: credentials are for one cloud only."""
+        """Return the options for a storage; for another cloud, only `_CLOUD_INDEPENDENT` ones."""
         scheme = parse_uri(to_uri(path)).scheme
-        ours = parse_uri(self.settings.uri).scheme if self.settings.uri else ""
-        if scheme == ours or (not ours and scheme != "file"):
+        own_scheme = parse_uri(self.settings.uri).scheme if self.settings.uri else ""
+        if scheme == own_scheme or (not own_scheme and scheme != "file"):
             return self.options
-        kept = {name: value for name, value in self.options.items() if name in _CLOUD_INDEPENDENT}
-        return cast("StoreOptions", kept)
+        options = {
+            name: value for name, value in self.options.items() if name in _CLOUD_INDEPENDENT
+        }
+        return cast("StoreOptions", options)
 
     def close(self) -> None:
-        """Disconnect from the node daemon."""
+        """Close the stores, and disconnect from the node daemon."""
         self._stores.clear()
-        if self._snapshots is not None:
-            self._snapshots.close()
+        if self._snapshot_writer is not None:
+            self._snapshot_writer.close()
         if self._ranks is not None:
             self._ranks.close()
         self.client.close()
 
 
 _runs: dict[str, TrainingRun] = {}
-"""By the uri of the storage; the last one is the current one."""
+"""Runs by the uri of their storage. The last run is the current run."""
 
 
-def start(given: dict[str, Any], options: StoreOptions) -> TrainingRun:
-    """Start a run and make it the current one; it replaces an earlier one of its storage."""
-    run = TrainingRun(parse_settings(given, options, os.environ), options)
+def start(arguments: dict[str, Any], options: StoreOptions) -> TrainingRun:
+    """Start a run, make it the current run, and close an earlier run of the same storage."""
+    run = TrainingRun(parse_settings(arguments, options, os.environ), options)
     earlier = _runs.pop(run.settings.uri, None)
     if earlier is not None:
         earlier.close()
@@ -104,30 +109,33 @@ def start(given: dict[str, Any], options: StoreOptions) -> TrainingRun:
 
 
 def current() -> TrainingRun:
-    """Return the run that was started last; without one, start one from the environment."""
+    """Return the current run; if there is none, start one with the environment's settings."""
     return next(reversed(_runs.values())) if _runs else start({}, {})
 
 
 def run_at(path: str) -> TrainingRun:
-    """Return the run of another storage, with the other settings of the current run."""
+    """Return the run of a storage, and start it if there is none.
+
+    A new run has the interval and retention of the current run, which remains the current run.
+    """
     uri = to_uri(path)
     if uri in _runs:
         return _runs[uri]
-    before = current()
-    options = before.options_at(path)
+    current_run = current()
+    options = current_run.options_at(path)
     run = TrainingRun(
         parse_settings(
             {
                 "persistent_storage_path": path,
-                "persistent_time_interval": before.settings.interval_seconds,
-                "num_of_version_in_retention": before.settings.retention,
+                "persistent_time_interval": current_run.settings.interval_seconds,
+                "num_of_version_in_retention": current_run.settings.retention,
             },
             options,
             os.environ,
         ),
         options,
     )
-    # First, so that the current run stays the last one.
+    # Insert the new run before the others, so that the current run remains the last.
     others = dict(_runs)
     _runs.clear()
     _runs.update({uri: run, **others})

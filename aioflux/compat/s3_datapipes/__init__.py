@@ -1,4 +1,4 @@
-"""The S3 IO DataPipes of torchdata, over aioflux: the same names on `s3://`, and on every store.
+"""The API of torchdata's S3 IO DataPipes, for `s3://` and the other schemes of aioflux.
 
     from torch.utils.data import DataLoader
     from aioflux.compat.s3_datapipes import IterableWrapper
@@ -7,18 +7,19 @@
     shards = urls.shuffle().sharding_filter().load_files_by_s3()
     for batch in DataLoader(shards.readlines(return_path=False), batch_size=512, num_workers=4): ...
 
-Only the import changes. `gs://`, `az://`, `file://` and `memory://` urls work alike. Objects are
-prefetched in every worker, bounded in bytes; they are those that were listed, whole and verified; a
-failed object is an error that names it, and never missing from a batch without one.
+A program changes only the import. The pipes also accept `gs://`, `az://`, `file://` and `memory://`
+urls. Each worker prefetches objects within a limit in bytes. Listed objects are read in the listed
+generation, and verified. If an object cannot be read, an error names the object.
 
-`IterableWrapper` and `StreamWrapper` are torch's own. `readlines`, which torch does not ship, is
-torchdata's by name and parameters. `save_files_by_s3` writes, which torchdata's pipes did not.
+`IterableWrapper` and `StreamWrapper` are classes of torch. `readlines` has the name and parameters
+of torchdata's pipe, which torch does not contain. `save_files_by_s3` writes objects; torchdata had
+no pipe for this.
 """
 
 from __future__ import annotations
 
 try:
-    import torch  # noqa: F401  every name below is torch's, too
+    import torch  # noqa: F401  all modules below import torch
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
         "aioflux.compat.s3_datapipes needs PyTorch: pip install 'aioflux[torch]'", name=exc.name

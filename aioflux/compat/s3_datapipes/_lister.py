@@ -1,4 +1,7 @@
-"""S3FileLister: urls of the objects below prefixes, `.list_files_by_s3()`, with their metadata."""
+"""S3FileLister: urls of the objects below prefixes, with the metadata of the objects.
+
+Functional form: `.list_files_by_s3()`.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,16 @@ _log = logging.getLogger("aioflux")
 
 
 class ListedUrl(str):
-    """The url of an object that was listed: a string with the metadata of the object.
+    """The url of a listed object: a string with the metadata of the object.
 
-    A loader needs no request for the object's size, and reads the generation that was listed. The
-    metadata survives shuffles, filters, batches and processes.
+    A loader needs no request for the size of the object, and reads the listed generation. Shuffles,
+    filters, batches and pickles preserve the metadata.
     """
 
     __slots__ = ("meta",)
 
     meta: ObjectMeta
-    """Metadata, as listed; its key is relative to the bucket."""
+    """Metadata from the listing; its key is relative to the bucket."""
 
     def __new__(cls, meta: ObjectMeta) -> Self:
         """Make the url of an object."""
@@ -49,21 +52,22 @@ class ListedUrl(str):
 
 @functional_datapipe("list_files_by_s3")
 class S3FileLister(IterDataPipe[str]):
-    """Yields the url of every object whose url begins with one of the prefixes, sorted by prefix.
+    """The urls of all objects below the given prefixes, in the order of the prefixes.
 
-    A prefix is a beginning and no directory: `s3://bucket/tr` finds `s3://bucket/train/1`, too. The
-    empty objects that consoles put in place of directories, whose keys end with "/", are left out.
-    A prefix without any object is a warning of the logger "aioflux".
+    A prefix need not end at a "/": `s3://bucket/tr` also finds `s3://bucket/train/1`. Empty objects
+    whose keys end with "/" are left out: web consoles create them to show directories. A prefix
+    without objects is logged as a warning by the logger "aioflux".
 
-    The urls are strings with the listed metadata (see `ListedUrl`): a loader reads the generation
-    that was listed.
+    The urls are strings with metadata (see `ListedUrl`), so that a loader reads the listed
+    generation.
 
     Args:
         source_datapipe: Urls of prefixes or buckets.
-        length: Result of `len`; unknown by default.
-        request_timeout_ms: Time in which a response must make progress, in milliseconds; -1 for
-            that of `Timeouts()`.
-        region: Region of the buckets; by default it is looked up for each. `s3://` only.
+        length: Result of `len`; by default `len` raises TypeError.
+        request_timeout_ms: Progress timeout and connect timeout of requests in milliseconds; -1 for
+            the defaults of `Timeouts`.
+        region: Region of the buckets, for `s3://` only; by default the region of each bucket is
+            looked up.
         options: As in `aioflux.open_store`.
 
     Raises:
@@ -86,19 +90,19 @@ class S3FileLister(IterDataPipe[str]):
         """List one prefix after the other."""
         with worker_errors():
             for prefix in self.source_datapipe:
-                yield from self._below(prefix)
+                yield from self._urls_below(prefix)
 
-    def _below(self, prefix: str) -> Iterator[str]:
-        store, key = self._stores.at(prefix)
+    def _urls_below(self, prefix: str) -> Iterator[str]:
+        store, key = self._stores.locate(prefix)
         pages = cast("Generator[Listing, None, None]", store.list_pages(key))
-        has_any = False
+        has_objects = False
         with closing(pages):
             for page in pages:
                 for meta in page:
                     if meta.size or not meta.key.endswith("/"):
-                        has_any = True
+                        has_objects = True
                         yield ListedUrl(meta)
-        if not has_any:
+        if not has_objects:
             _log.warning("there is no object whose url begins with %s", prefix)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""S3FileLoader: objects as files, prefetched, `.load_files_by_s3()`."""
+"""S3FileLoader: objects as prefetched binary files. Functional form: `.load_files_by_s3()`."""
 
 from __future__ import annotations
 
@@ -26,36 +26,49 @@ if TYPE_CHECKING:
 __all__ = ["S3FileLoader"]
 
 _BUFFER_BYTES = 128 * MIB
-"""torchdata's own default of `buffer_size`."""
+"""Default of `buffer_size`, the same as in torchdata."""
+
+
+class _FileWrapper(StreamWrapper):
+    """A StreamWrapper that garbage collection does not close.
+
+    Garbage collection may run on the event loop's thread, where `close` would wait for the loop. A
+    reader that is dropped without `close` closes itself.
+    """
+
+    def __del__(self) -> None:
+        """Do nothing."""
 
 
 @functional_datapipe("load_files_by_s3")
 class S3FileLoader(IterDataPipe[tuple[str, Any]]):
-    """Yields `(url, StreamWrapper)` for each url, in their order: a binary file, seekable.
+    """Pairs `(url, StreamWrapper)`, one for each url, in order; the file is binary and seekable.
 
-    While one object is read, the next ones are prefetched, also across batches, and in every
-    DataLoader worker by itself: whole objects up to `TransferOptions.max_in_flight_bytes`
-    (256 MiB), and of a large one as much as `buffer_size`, with as much of the next large one. So
-    a worker holds at most that, twice `buffer_size`, and what the consumer keeps.
+    While one object is read, the next objects are prefetched, also across batches. Each DataLoader
+    worker prefetches separately. An object that `list_files_by_s3` has listed with a size above
+    `buffer_size` is large, and is yielded as a stream, to be read by one thread. Other objects are
+    in memory, whole and verified, when they are yielded.
 
-    Urls of `list_files_by_s3` are read in the generation that was listed, and fail with
-    NotFoundError if the object was replaced since. Those of objects larger than `buffer_size` are
-    streams, read by one thread; other objects are in memory, whole and verified, when they are
-    yielded. Share the urls among workers by `sharding_filter` before this pipe: it loads all urls
-    that it gets.
+    A worker buffers whole objects up to `TransferOptions.max_in_flight_bytes` (256 MiB), up to
+    `buffer_size` of the current large object, and up to `buffer_size` of the next large object.
+
+    Listed urls are read in the listed generation: NotFoundError is raised if the object was
+    replaced. Put `sharding_filter` before this pipe to share urls among workers, because this pipe
+    loads every url.
 
     Args:
         source_datapipe: Urls of objects.
-        request_timeout_ms: Time in which a response must make progress, in milliseconds; -1 for
-            that of `Timeouts()`.
-        region: Region of the buckets; by default it is looked up for each. `s3://` only.
+        request_timeout_ms: Progress timeout and connect timeout of requests in milliseconds; -1 for
+            the defaults of `Timeouts`.
+        region: Region of the buckets, for `s3://` only; by default the region of each bucket is
+            looked up.
         buffer_size: Bytes of one large object that are prefetched; 128 MiB by default.
-        multi_part_download: Whether an object is read in ranges side by side, of
-            `TransferOptions.range_size_bytes` each; it is by default. False sends one request for
-            as much as `buffer_size` holds.
-        cache: A local directory that keeps objects between epochs and runs: cached objects are not
-            requested again. Takes urls of `list_files_by_s3` only, and large objects whole.
-        cache_bytes: Size of the cache, at most; 64 GiB by default.
+        multi_part_download: Whether ranges of `TransferOptions.range_size_bytes` are read in
+            parallel; True by default. False reads ranges of `buffer_size`.
+        cache: Local directory that stores objects for later epochs and runs; cached objects are not
+            requested again. A cache accepts only urls of `list_files_by_s3`, and large objects are
+            read whole.
+        cache_bytes: Largest size of the cache in bytes; 64 GiB by default.
         options: As in `aioflux.open_store`. `transfer` limits the requests in flight.
 
     Raises:
@@ -92,7 +105,7 @@ class S3FileLoader(IterDataPipe[tuple[str, Any]]):
         prefetcher = UrlPrefetcher(urls, self._stores, self._fetch_config, self._buffer_bytes)
         with worker_errors(), closing(prefetcher.files()) as files:
             for url, file in files:
-                yield url, StreamWrapper(file, name=url)
+                yield url, _FileWrapper(file, name=url)
 
     def __len__(self) -> int:
-        return len(self.source_datapipe)  # type: ignore[arg-type]  # or TypeError
+        return len(self.source_datapipe)  # type: ignore[arg-type]  # TypeError without a length

@@ -1,4 +1,4 @@
-"""Options of torchdata's pipes as those of `open_store`, and the stores that they open."""
+"""Conversion of torchdata's options to options of `open_store`, and the stores of a pipe."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _UNSET = -1
 
 
 class Stores:
-    """A store for each bucket that urls name, opened on first use.
+    """One store for each bucket, opened on first use.
 
-    Pickles and forks as its settings: each process opens its own.
+    A pickle contains only the settings. A forked child opens its own stores.
 
     Args:
         options: Options of `open_store`.
-        region: Region of the buckets; empty to look it up.
+        region: Region of the buckets; if empty, the region of each bucket is looked up.
     """
 
     def __init__(self, options: StoreOptions, region: str = "") -> None:
@@ -37,17 +37,17 @@ class Stores:
     def __reduce__(self) -> tuple[type[Stores], tuple[StoreOptions, str]]:
         if carries_secret(self._options.get("credentials")):
             raise TypeError(
-                "a pipe with credentials= does not pickle: these stay in this process; pass a "
-                "module-level function that returns them, or rely on the default credentials"
+                "a pipe with credentials= cannot be pickled: secrets stay in this process; pass a "
+                "module-level function that returns the credentials, or use the default credentials"
             )
         return Stores, (self._options, self._region)
 
-    def at(self, url: str) -> tuple[sync.Store, str]:
-        """Return the store of a url, and the key or prefix in it.
+    def locate(self, url: str) -> tuple[sync.Store, str]:
+        """Return the store of the url's bucket, and the key or prefix in the bucket.
 
         Raises:
-            TypeError: The url is no string.
-            ValueError: It is none that aioflux can open, or a setting has no effect with it.
+            TypeError: The url is not a string.
+            ValueError: aioflux cannot open the url, or a setting has no effect with the url.
         """
         bucket, key = split_at_bucket(parse_uri(url))
         return self._stores[bucket], key
@@ -58,34 +58,34 @@ def _open_store(options: StoreOptions, region: str, uri: str) -> sync.Store:
 
 
 def in_region(options: StoreOptions, region: str, url: str) -> StoreOptions:
-    """Return options with the region of the bucket of a url; an empty one is looked up.
+    """Return options with a region for the bucket of `url`; an empty region changes nothing.
 
     Raises:
-        ValueError: The url's service has no regions, or the options have another.
+        ValueError: The service of the url has no regions, or the options have another region.
     """
     if not region:
         return options
     if parse_uri(url).scheme != "s3":
         raise ValueError(f"region={region!r} has no effect with {url}")
-    given = options.get("credentials")
-    access = given if isinstance(given, S3Access) else S3Access(credentials=given)
+    credentials = options.get("credentials")
+    access = credentials if isinstance(credentials, S3Access) else S3Access(credentials=credentials)
     if access.region not in {"", region}:
-        raise ValueError(f"region={region!r} is not the {access.region!r} of credentials=")
+        raise ValueError(f"region={region!r} is not the region {access.region!r} of credentials=")
     return cast("StoreOptions", {**options, "credentials": replace(access, region=region)})
 
 
 def with_timeout(options: StoreOptions, request_timeout_ms: int) -> StoreOptions:
-    """Return options with the time that a request may make no progress; -1 for `Timeouts()`.
+    """Return options with this connect timeout and progress timeout; -1 changes nothing.
 
     Raises:
-        ValueError: It is no time, or there are `timeouts` already.
+        ValueError: The timeout is not valid, or `options` already has `timeouts`.
     """
     if request_timeout_ms == _UNSET:
         return options
     if request_timeout_ms <= 0:
         raise ValueError(f"request_timeout_ms must be above 0, or -1, not {request_timeout_ms!r}")
     if options.get("timeouts") is not None:
-        raise ValueError("request_timeout_ms and timeouts mean the same; give one of them")
+        raise ValueError("request_timeout_ms and timeouts set the same limits; pass one of them")
     seconds = request_timeout_ms / 1000
     timeouts = Timeouts(connect_seconds=seconds, progress_seconds=seconds)
     return cast("StoreOptions", {**options, "timeouts": timeouts})

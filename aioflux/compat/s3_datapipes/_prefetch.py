@@ -1,7 +1,7 @@
-"""UrlPrefetcher: objects opened in the order of their urls, and prefetched.
+"""UrlPrefetcher: prefetched objects in the order of their urls.
 
-urls -> lookahead -+-> small, or of unknown size: whole, through the queue of their bucket
-                   +-> large: as a stream, whose first ranges arrive while the object before it
+urls -> lookahead -+-> small or of unknown size: read whole, by the queue of the bucket
+                   +-> large: a stream; its first ranges are prefetched while the previous object
                        is read
 """
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["UrlPrefetcher"]
 
 _MAX_LOOKAHEAD: Final = 4096
-"""Urls taken in advance: many of other buckets may lie between two of one bucket."""
+"""Largest number of urls that are read in advance, to find the next object of one bucket among the
+urls of other buckets."""
 
 
 @dataclass(eq=False)
@@ -39,56 +40,54 @@ class _Upcoming:
     large: ObjectMeta | None
     """Metadata of an object that is streamed; None for one that is read whole."""
     stream: ObjectStream | None = None
-    """The stream, once it is prefetched."""
+    """The stream of a large object, after its prefetch was started."""
 
 
 class _BucketQueue:
-    """Whole reads of one bucket, in the order of their urls."""
+    """Reads of whole objects of one bucket, in the order of their urls."""
 
     def __init__(
-        self, store: sync.Store, config: FetchConfig, take_url: Callable[[], bool]
+        self, store: sync.Store, config: FetchConfig, look_ahead: Callable[[], bool]
     ) -> None:
         self.store = store
         self.waiting: deque[ObjectMeta | str] = deque()
         self._reader = StoreReader(store, config)
-        self._take_url = take_url
+        self._look_ahead = look_ahead
         self._samples: Samples | None = None
 
     def next_data(self) -> bytes:
         """Return the bytes of the next object."""
-        found = None
-        while found is None:
+        result = None
+        while result is None:
             if self._samples is None:
-                self._samples = self._reader.read(self._wanted())
-            found = next(self._samples, None)
-            if found is None:  # too many urls of other buckets lay between
+                self._samples = self._reader.read(self._objects())
+            result = next(self._samples, None)
+            if result is None:  # the lookahead was full of urls of other buckets
                 self._samples = None
-        if isinstance(found[1], StorageError):
-            raise found[1]
-        return found[1].data
+        if isinstance(result[1], StorageError):
+            raise result[1]
+        return result[1].data
 
-    def _wanted(self) -> Iterator[tuple[int, ObjectMeta | str]]:
-        while self.waiting or self._take_url():
+    def _objects(self) -> Iterator[tuple[int, ObjectMeta | str]]:
+        while self.waiting or self._look_ahead():
             if self.waiting:
                 yield 0, self.waiting.popleft()
 
     def close(self) -> None:
-        """End the reads in flight."""
+        """Cancel the reads in flight."""
         if self._samples is not None:
             self._samples.close()
 
 
 class UrlPrefetcher:
-    """One pass over urls.
-
-    Not `BatchPrefetcher` of the datasets: that one predicts indices of one listing, this one reads
-    urls of any buckets that it is given, in parallel, and mixes whole reads with streams.
+    """Prefetched objects of one iteration over urls, which may be in several buckets.
 
     Args:
-        urls: Urls of objects; taken in the thread that reads.
-        stores: Stores of their buckets.
-        config: Settings by which whole objects are read.
-        buffer_bytes: Larger objects are streamed, with so much prefetched.
+        urls: Urls of objects. The iterator runs in the thread of the consumer.
+        stores: Stores of the buckets.
+        config: Settings for reading whole objects.
+        buffer_bytes: Number of bytes above which an object is streamed, and largest number of
+            prefetched bytes of a stream.
     """
 
     def __init__(
@@ -104,9 +103,9 @@ class UrlPrefetcher:
         self._failure: Exception | None = None
 
     def files(self) -> Generator[tuple[str, BinaryIO], None, None]:
-        """Yield each url with the object as a binary file, seekable."""
+        """Yield each url with its object as a seekable binary file."""
         try:
-            while self._upcoming or self._take_url():
+            while self._upcoming or self._look_ahead():
                 current = self._upcoming.popleft()
                 file = self._open(current)
                 self._prefetch_next()
@@ -123,21 +122,21 @@ class UrlPrefetcher:
 
     def _stream(self, store: sync.Store, meta: ObjectMeta) -> ObjectStream:
         if meta.crc32c is None and store.transfer.verify:
-            # Listings of S3 have no checksums: without one, the end of a stream is not verified.
+            # A stream is verified by its crc32c, which listings of S3 do not contain.
             meta = store.head(meta)
         return open_stream(store, meta, prefetch_bytes=self._buffer_bytes)
 
     def _prefetch_next(self) -> None:
-        """Prefetch the next object if it is a stream; queues prefetch by themselves."""
-        if not (self._upcoming or self._take_url()):
+        """Start the prefetch of the next object if it is large; a queue prefetches small ones."""
+        if not (self._upcoming or self._look_ahead()):
             return
         upcoming = self._upcoming[0]
         if upcoming.large is not None and upcoming.stream is None:
             upcoming.stream = self._stream(upcoming.queue.store, upcoming.large)
             upcoming.stream.prefetch()
 
-    def _take_url(self) -> bool:
-        """Take one more url, and return whether the limit and the urls allowed it."""
+    def _look_ahead(self) -> bool:
+        """Read one more url; return False at the limit of the lookahead and after the last url."""
         if self._is_over or len(self._upcoming) >= _MAX_LOOKAHEAD:
             return False
         try:
@@ -145,7 +144,7 @@ class UrlPrefetcher:
         except StopIteration:
             self._is_over = True
             return False
-        except Exception as exc:  # the caller's own: raised after all objects before it
+        except Exception as exc:  # an error of the caller's iterator, raised after all objects
             self._is_over, self._failure = True, exc
             return False
         try:
@@ -156,16 +155,16 @@ class UrlPrefetcher:
         return True
 
     def _add(self, url: str) -> None:
-        store, key = self._stores.at(url)
+        store, key = self._stores.locate(url)
         queue = self._queues.get(store)
         if queue is None:
-            queue = self._queues[store] = _BucketQueue(store, self._config, self._take_url)
+            queue = self._queues[store] = _BucketQueue(store, self._config, self._look_ahead)
         meta = url.meta if isinstance(url, ListedUrl) else None
         is_cached = self._config.cache is not None
         if meta is None and is_cached:
             raise ValueError(
-                f"{url} cannot be kept in a cache by its name alone; use urls as "
-                "list_files_by_s3() yields them, or leave cache= out"
+                f"{url} cannot be cached without its metadata; use urls from list_files_by_s3(), "
+                "or leave cache= out"
             )
         is_large = meta is not None and meta.size > self._buffer_bytes and not is_cached
         self._upcoming.append(_Upcoming(url, queue, meta if is_large else None))

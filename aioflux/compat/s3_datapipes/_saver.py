@@ -1,4 +1,4 @@
-"""S3FileSaver: writes objects as they arrive, `.save_files_by_s3()`."""
+"""S3FileSaver: writes of objects. Functional form: `.save_files_by_s3()`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ _MODES = {"wb": "overwrite", "xb": "create"}
 
 @functional_datapipe("save_files_by_s3")
 class S3FileSaver(IterDataPipe[str]):
-    """Writes each `(name, data)` as an object, and yields its url when it is stored.
+    """Pipe that writes `(name, data)` pairs as objects, and yields the url of each stored object.
 
-    Many are in flight at once, within the limits of `transfer`, so urls come in the order in which
-    objects are stored. An object appears whole or not at all; the first that cannot be written ends
-    the iteration with an error that names it. For checkpoints use `aioflux.checkpoint`.
+    Consecutive objects of one bucket are written in parallel, within the limits of `transfer`, and
+    their urls are yielded in the order of completion. An object is stored whole or not at all. If a
+    write fails, the iteration ends with an error that names the object. For checkpoints use
+    `aioflux.checkpoint`.
 
     Args:
-        source_datapipe: Pairs of a name and bytes, or an open binary file.
-        mode: "wb" overwrites; with "xb" an object must be new.
-        filepath_fn: Makes the url of a name; by default the name is the url.
-        request_timeout_ms: Time in which a request must make progress, in milliseconds; -1 for
-            that of `Timeouts()`.
-        region: Region of the buckets; by default it is looked up for each. `s3://` only.
+        source_datapipe: Pairs of a name and bytes, or of a name and an open binary file.
+        mode: "wb" overwrites existing objects; "xb" raises an error if an object exists.
+        filepath_fn: Returns the url for a name; by default the name is the url.
+        request_timeout_ms: Progress timeout and connect timeout of requests in milliseconds; -1 for
+            the defaults of `Timeouts`.
+        region: Region of the buckets, for `s3://` only; by default the region of each bucket is
+            looked up.
         options: As in `aioflux.open_store`.
 
     Raises:
-        ValueError: Settings contradict each other.
+        ValueError: `mode` is not valid, or settings contradict each other.
     """
 
     def __init__(
@@ -60,18 +62,18 @@ class S3FileSaver(IterDataPipe[str]):
         self._stores = Stores(with_timeout(options, request_timeout_ms), region=region)
 
     def __iter__(self) -> Iterator[str]:
-        """Write the pairs."""
+        """Write the pairs, and yield the url of each object."""
         with worker_errors():
-            # Consecutive objects of one bucket are written in parallel.
-            for store, group in groupby(self._located(), key=lambda located: located[0]):
+            # Consecutive objects of the same bucket are written in parallel.
+            for store, group in groupby(self._objects(), key=lambda entry: entry[0]):
                 pairs = ((key, data) for _, key, data in group)
                 for meta in store.put_many(pairs, mode=self._mode):
                     yield meta.uri
 
-    def _located(self) -> Iterator[tuple[Any, str, Any]]:
+    def _objects(self) -> Iterator[tuple[Any, str, Any]]:
         for name, data in self.source_datapipe:
-            store, key = self._stores.at(name if self._url_of is None else self._url_of(name))
+            store, key = self._stores.locate(name if self._url_of is None else self._url_of(name))
             yield store, key, data.read() if hasattr(data, "read") else data
 
     def __len__(self) -> int:
-        return len(self.source_datapipe)  # type: ignore[arg-type]  # or TypeError
+        return len(self.source_datapipe)  # type: ignore[arg-type]  # TypeError without a length

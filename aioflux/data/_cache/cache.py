@@ -1,14 +1,14 @@
-"""Cache: whole objects on a local disk, shared by processes and runs, bounded, evicted by age.
+"""Cache: whole objects on a local disk, shared by processes and runs, with a size limit.
 
-    <directory>/objects/ab/cdef...   one entry: data, footer; its mtime is the time of its last use,
-                                 to within ten seconds
-               /objects/ab/~...      an entry being written; renamed into place when whole
-               /ledger               8 bytes for every change of the bytes in `objects`
-               /lock                 held during an eviction; never waited for
+    <directory>/objects/ab/cdef...   an entry: data, footer; its mtime is the time of its last use,
+                                     with a precision of ten seconds
+               /objects/ab/~...      an entry that is being written; renamed when complete
+               /ledger               changes of the total size of `objects`, 8 bytes for each
+               /lock                 locked during an eviction, without ever waiting for the lock
 
-An entry is whole or missing, because it is renamed into place, and its checksum is verified: a
-SIGKILL leaves no wrong one, and damage by a power failure is detected. No process waits for
-another: one that cannot get the lock stores nothing.
+Because of the rename, an entry is either complete or missing, also after a SIGKILL. A checksum
+detects damage by a power failure. No process waits for another: if the cache is full and another
+process is evicting, an object is not stored.
 """
 
 from __future__ import annotations
@@ -46,43 +46,44 @@ __all__ = ["Cache"]
 _log = logging.getLogger("aioflux")
 
 _KEPT_FRACTION = 0.9
-"""Part of the bound that an eviction keeps: it examines every entry, at 3 us each, which would be
-too slow for every new object."""
+"""Largest fraction of `max_bytes` that is in use after an eviction. Evictions must be rare, because
+each examines all entries, at 3 us for an entry."""
 _ORPHAN_AGE_NS = 900 * 10**9
-"""Age at which an unfinished entry is assumed to belong to a dead process."""
+"""Age from which an unfinished entry is assumed to belong to a dead process."""
 _RESERVATIONS = 1024
-"""Parts of the bound, of which a process reserves one at a time: the ledger costs four system
-calls, and each of them 0.3 ms if another thread waits for the interpreter lock."""
+"""A process reserves at least `max_bytes / 1024` at a time in the ledger. A reservation costs four
+system calls, and each of these takes 0.3 ms if another thread waits for the GIL."""
 _PAUSE_SECONDS = 30.0
-"""Time for which nothing is stored after an error of the disk."""
-_MAX_OBSTRUCTED = 64
-"""Paths occupied by something else, from which on these count as errors of the disk."""
+"""Time after a disk error in which no object is stored; also shortest time between two warnings of
+failed reads."""
+_MAX_OCCUPIED = 64
+"""Number of entry paths that foreign files may occupy; one more is handled as a disk error."""
 
 
 class Cache:
     """Objects on a local disk, by uri and generation.
 
-    Any number of processes and runs may share the directory, also with different `max_bytes`; each
-    keeps to its own. The least recently used entries are evicted first. If the disk is full or
-    another process is evicting at that time, an object is not stored; errors of the disk are a
-    warning of the logger "aioflux". Objects with neither a generation nor an etag are not kept,
-    since changes would go unnoticed.
+    Any number of processes and runs may share the directory. Each process applies its own
+    `max_bytes`. The least recently used entries are evicted first. An object is not stored if the
+    disk is full, or if the cache is full and another process is evicting. Disk errors are logged as
+    warnings by the logger "aioflux". Objects with neither a generation nor an etag are not cached,
+    because a change of such an object could not be detected.
 
-    Use a local directory: on a network file system a hit would be a transfer again.
+    Use a local directory: on a network file system each hit would be a transfer over the network.
 
-    Pickles and forks as its settings; files are opened when they are needed.
+    A pickle contains only the settings. A forked child opens its own files.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, max_bytes: int) -> None:
-        """Open a cache, and make its directory if there is none.
+        """Open a cache, and create its directory if it is missing.
 
         Args:
             directory: Directory of the cache, on a local disk.
-            max_bytes: Size of all entries, at most, in bytes; the overhead of the file system, such
-                as whole blocks, is not counted.
+            max_bytes: Largest total size of the entries, in bytes, without the overhead of the file
+                system, such as unused ends of blocks.
 
         Raises:
-            OSError: The directory cannot be made.
+            OSError: The directory cannot be created.
             ValueError: `max_bytes` is not above 0.
         """
         if max_bytes <= 0:
@@ -98,15 +99,15 @@ class Cache:
         return _restore, (self.directory, self.max_bytes)
 
     def _make_directories(self) -> None:
-        # The objects may be confidential.
+        # Only for this user: the objects may be confidential.
         os.makedirs(self._join("objects", "00"), mode=0o700, exist_ok=True)
 
     def _start(self) -> None:
-        """Set the state of a process that has just opened the cache, or was forked."""
+        """Initialize the state of this process, when the cache is opened and after a fork."""
         self._ledger = Ledger(self._join("ledger"), self._join("objects", "00"))
         self._reserved_bytes, self._pid = 0, os.getpid()
         self._paused_until = self._warned_until = 0.0
-        self._obstructed: set[str] = set()
+        self._occupied: set[str] = set()
 
     def _join(self, *names: str) -> str:
         return os.path.join(self.directory, *names)
@@ -120,17 +121,14 @@ class Cache:
         return f"{self._objects_path}/{name[:2]}/{name[2:]}"
 
     def has(self, meta: ObjectMeta) -> bool:
-        """Return whether there is an entry of an object, which only `get` verifies.
-
-        For prefetching: takes about 5 us.
-        """
+        """Return whether an object has an entry, without reading the entry. Takes about 5 us."""
         path = self._path(meta)
         return path is not None and os.access(path, os.F_OK)
 
     def get(self, meta: ObjectMeta) -> bytes | None:
-        """Return the bytes of an object, verified, or None if they are missing.
+        """Return the verified bytes of an object, or None if they are not cached or not readable.
 
-        A damaged entry is removed, with a warning.
+        A damaged entry is deleted. For a damaged or unreadable entry, a warning is logged.
         """
         path = self._path(meta)
         if path is None:
@@ -140,7 +138,7 @@ class Cache:
         except FileNotFoundError:
             return None
         except DamagedError as exc:
-            _log.warning("the cache's copy of %s is dropped: %s (%s)", meta.uri, exc, path)
+            _log.warning("the cached copy of %s is damaged: %s (%s)", meta.uri, exc, path)
             self._remove(path)
             return None
         except OSError as exc:
@@ -148,33 +146,33 @@ class Cache:
             return None
 
     def put(self, meta: ObjectMeta, data: bytes | bytearray | memoryview) -> bool:
-        """Store the bytes of an object; may evict others.
+        """Store the bytes of an object; may evict other objects.
 
         Returns:
-            Whether they are stored.
+            Whether the bytes were stored.
 
         Raises:
-            ChecksumError: They do not match the metadata of the object.
+            ChecksumError: `data` does not match the metadata of the object.
         """
         path = self._path(meta)
         content = data if isinstance(data, bytes) else bytes(data)
         if path is None or FOOTER_BYTES + len(content) > self.max_bytes:
             return False
-        if time.monotonic() < self._paused_until or path in self._obstructed:
+        if time.monotonic() < self._paused_until or path in self._occupied:
             return False
         checksum = int(google_crc32c.value(content))
         expected = checksum if meta.crc32c is None else meta.crc32c
         if len(content) != meta.size or checksum != expected:
             raise ChecksumError(
-                f"{meta.uri} is not cached: {len(content)} bytes with crc32c {checksum:#010x} are "
-                f"not the {meta.size} bytes with crc32c {expected:#010x} that it has; read it "
-                "again",
+                f"{meta.uri} is not cached: expected {meta.size} bytes with crc32c "
+                f"{expected:#010x}, not {len(content)} bytes with crc32c {checksum:#010x}; read "
+                "the object again",
                 uri=meta.uri,
             )
         try:
             try:
                 return self._store(path, content, checksum)
-            except FileNotFoundError:  # the directory was removed
+            except FileNotFoundError:  # the directory was deleted after the cache was opened
                 self._make_directories()
                 return self._store(path, content, checksum)
         except OSError as exc:
@@ -188,23 +186,23 @@ class Cache:
         try:
             write_entry(path, content, checksum)
         except BaseException:
-            with self._own_ledger():
+            with self._locked_ledger():
                 self._reserved_bytes += size
             raise
         return True
 
     def _on_disk_error(self, path: str, error: OSError) -> None:
-        """Give up an entry whose path is occupied; after other errors, store nothing for a time."""
+        """Remember a path that foreign files occupy; after any other error, pause all writes."""
         is_occupied = isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError)
-        if is_occupied and len(self._obstructed) < _MAX_OBSTRUCTED:
-            self._obstructed.add(path)
-            self._warn(f"cannot store {path}, which something else occupies: remove it", error)
+        if is_occupied and len(self._occupied) < _MAX_OCCUPIED:
+            self._occupied.add(path)
+            self._warn(f"cannot store {path}: remove the file or directory at this path", error)
             return
         self._paused_until = time.monotonic() + _PAUSE_SECONDS
         self._warn(f"stores nothing for the next {_PAUSE_SECONDS:.0f} seconds", error)
 
     def _warn_unreadable(self, path: str, error: OSError) -> None:
-        """Warn of one unreadable entry at a time; all may be unreadable."""
+        """Log a warning, at most one in 30 seconds: all entries may be unreadable."""
         now = time.monotonic()
         if now >= self._warned_until:
             self._warned_until = now + _PAUSE_SECONDS
@@ -214,16 +212,19 @@ class Cache:
         _log.warning("the cache in %s %s: %s", self.directory, problem, error)
 
     @contextmanager
-    def _own_ledger(self) -> Iterator[None]:
-        """Hold the lock of the ledger; a forked child has no reservation of its parent."""
+    def _locked_ledger(self) -> Iterator[None]:
+        """Acquire the lock of the ledger; a forked child first discards its parent's reservation.
+
+        The lock works within this process only.
+        """
         with self._lock.current:
             if self._pid != os.getpid():
                 self._start()
             yield
 
     def _reserve(self, size: int) -> bool:
-        """Reserve `size` bytes, evicting others if needed; return whether that succeeded."""
-        with self._own_ledger():
+        """Reserve `size` bytes for an entry, evict others if needed; return whether it worked."""
+        with self._locked_ledger():
             if size > self._reserved_bytes:
                 step = max(size, self.max_bytes // _RESERVATIONS)
                 if not self._reserve_in_ledger(step):
@@ -233,7 +234,7 @@ class Cache:
             return True
 
     def _reserve_in_ledger(self, size: int) -> bool:
-        # Added before the total is checked: of two processes only one gets the last bytes.
+        # Add before checking the total: if two processes need the last bytes, at most one succeeds.
         total = self._ledger.add_and_sum(size)
         if self._ledger.is_measured and total <= self.max_bytes:
             return True
@@ -241,7 +242,7 @@ class Cache:
             if is_held:
                 self._evict(size)
                 return True
-        # Another process evicts: only what certainly fits may be added meanwhile.
+        # Another process is evicting: accept the entry only if it fits without the eviction.
         if total <= self.max_bytes:
             return True
         self._ledger.add(-size)
@@ -249,9 +250,10 @@ class Cache:
 
     @contextmanager
     def _eviction_lock(self) -> Iterator[bool]:
-        """Acquire the lock if it is free; the kernel releases that of a dead process.
+        """Acquire the eviction lock if it is free, and yield whether it was.
 
-        By `lockf`, whose locks children do not inherit as those of `flock`.
+        The kernel releases the lock when its process dies. Locks of `lockf` are not inherited by
+        forked children; locks of `flock` are.
         """
         file = os.open(self._join("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -265,7 +267,10 @@ class Cache:
             os.close(file)
 
     def _evict(self, size: int) -> None:
-        """Measure all entries, and remove the least recently used ones until `size` fits."""
+        """Measure all entries; if `size` more bytes do not fit, delete the least recently used.
+
+        Then at most `_KEPT_FRACTION` of `max_bytes` remains.
+        """
         orphaned_ns, before = time.time_ns() - _ORPHAN_AGE_NS, self._ledger.total()
         total, entries = 0, []
         for entry in entries_below(self._objects_path):
@@ -280,18 +285,18 @@ class Cache:
         if total + size > self.max_bytes:
             limit = max(0, min(int(self.max_bytes * _KEPT_FRACTION), self.max_bytes - size))
             for path, num_bytes in oldest(entries, total - limit):
-                with suppress(FileNotFoundError):  # a reader found it damaged
+                with suppress(FileNotFoundError):  # a reader has deleted it as damaged
                     os.unlink(path)
                 total -= num_bytes
-        # Reservations of others meanwhile may be of entries that were not measured.
+        # Bytes that other processes reserved meanwhile may belong to entries not measured above.
         added_meanwhile = max(0, self._ledger.total() - before)
         self._ledger.restart(total + size + added_meanwhile)
 
     def _remove(self, path: str) -> None:
-        with suppress(OSError):  # missing or irremovable: no hit either way
+        with suppress(OSError):  # if it cannot be deleted, `get` returns None for it again
             num_bytes = os.stat(path).st_size
             os.unlink(path)
-            with self._own_ledger():
+            with self._locked_ledger():
                 self._ledger.add(-num_bytes)
 
 

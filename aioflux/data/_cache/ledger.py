@@ -1,4 +1,4 @@
-"""Ledger of a cache: the total size of its entries, kept by all processes together."""
+"""Ledger: the total size of the entries of a cache, in a file that all processes append to."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ __all__ = ["Ledger"]
 
 _CHANGE = struct.Struct("<q")
 _MEASURED = -(1 << 62)
-"""First value of a ledger whose second value is a measured total. Without it, the directory may
-have entries that were never counted."""
+"""First value of a ledger that was restarted; the second value is the measured total. Without this
+value the ledger may not count all entries."""
 
 
 class Ledger:
-    """The total size of the entries, as the sum of all changes: 8 bytes each, appended.
+    """The total size of the entries, as the sum of appended changes of 8 bytes each.
 
-    Appending is atomic, so that no change is lost; an eviction restarts it with a measured total.
-    It may be a little wrong, by writes in progress at that time or when a process died; the next
-    eviction corrects that.
+    Appending is atomic, so that no change is lost. An eviction restarts the ledger with a measured
+    total. The total is inexact after writes during an eviction and after the death of a process;
+    the next eviction corrects it.
     """
 
-    def __init__(self, path: str, incoming: str) -> None:
+    def __init__(self, path: str, temporary_directory: str) -> None:
         self._path = path
-        self._incoming = incoming
+        self._temporary_directory = temporary_directory
         self._file: int | None = None
         self._num_opened = 0
         self._close()
 
     def _close(self) -> None:
-        # Cleared first: a child forked at this point must not close another file.
+        # Clear `_file` before the close: a child that is forked after the close must not close the
+        # descriptor again, because another file may reuse the number.
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
@@ -45,7 +46,7 @@ class Ledger:
         self._close()
 
     def _opened(self) -> int:
-        """Return the open ledger; opened again if another process restarted it."""
+        """Return the file descriptor; reopen the ledger if another process has restarted it."""
         if self._file is not None and not os.fstat(self._file).st_nlink:
             self._close()
         if self._file is None:
@@ -55,18 +56,18 @@ class Ledger:
         return self._file
 
     def add_and_sum(self, num_bytes: int) -> int:
-        """Append a change, and return the total."""
+        """Append a change, and return the total that includes it."""
         while True:
             self.add(num_bytes)
-            number, total = self._num_opened, self.total()
-            if number == self._num_opened:
+            num_opened, total = self._num_opened, self.total()
+            if num_opened == self._num_opened:
                 return total
-            # It was restarted in between, perhaps without this change.
+            # The ledger was restarted in between, perhaps without this change: add it again.
 
     def add(self, num_bytes: int) -> None:
         """Append a change."""
         written = os.write(self._opened(), _CHANGE.pack(num_bytes))
-        if written != _CHANGE.size:  # the rest would be misread
+        if written != _CHANGE.size:  # after a part of a change, all later changes would be misread
             os.unlink(self._path)
 
     def total(self) -> int:
@@ -84,8 +85,8 @@ class Ledger:
         return self._total
 
     def restart(self, total: int) -> None:
-        """Replace the ledger by a measured total."""
-        fresh = os.path.join(self._incoming, new_name())
-        Path(fresh).write_bytes(_CHANGE.pack(_MEASURED) + _CHANGE.pack(total))
-        os.replace(fresh, self._path)
+        """Replace the ledger by a new one that contains only a measured total."""
+        temporary = os.path.join(self._temporary_directory, new_name())
+        Path(temporary).write_bytes(_CHANGE.pack(_MEASURED) + _CHANGE.pack(total))
+        os.replace(temporary, self._path)
         self._close()

@@ -1,4 +1,4 @@
-"""Reading of the bytes that records come from: gzip, and errors that name the record."""
+"""Decompression of objects that contain records, and errors that name the record."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def record_error(meta: ObjectMeta, record_index: int, reason: str) -> RecordError:
-    """Return the error of a record that cannot be read."""
+    """Return the error for a record that cannot be read."""
     message = f"could not read record {record_index}, counted from 0, of {meta.uri}: {reason}"
     return RecordError(f"{message}; check the object, or write it again", uri=meta.uri)
 
 
 def gzip_error(meta: ObjectMeta, record_index: int, error: Exception) -> RecordError:
-    """Return the error of a record whose compressed bytes are truncated or damaged."""
-    return record_error(meta, record_index, f"its gzip stream is torn: {error}")
+    """Return the error for a record whose compressed bytes are truncated or damaged."""
+    return record_error(meta, record_index, f"the gzip stream is damaged or truncated: {error}")
 
 
 @contextmanager
 def decompress(stream: BinaryIO) -> Iterator[BinaryIO]:
-    """Yield a file of the bytes of `stream`, decompressed if they begin as those of gzip do.
+    """Yield `stream`, decompressed if it begins with the magic bytes of gzip.
 
     Does not close `stream`.
     """
     if isinstance(stream, io.BufferedReader):
-        peekable, is_ours = stream, False
+        peekable, is_wrapper = stream, False
     else:
-        peekable, is_ours = io.BufferedReader(cast("io.RawIOBase", stream)), True
+        peekable, is_wrapper = io.BufferedReader(cast("io.RawIOBase", stream)), True
     try:
         if peekable.peek(len(_GZIP_MAGIC))[: len(_GZIP_MAGIC)] == _GZIP_MAGIC:
             with gzip.GzipFile(fileobj=peekable, mode="rb") as plain:
@@ -51,5 +51,5 @@ def decompress(stream: BinaryIO) -> Iterator[BinaryIO]:
         else:
             yield peekable
     finally:
-        if is_ours and not stream.closed:
+        if is_wrapper and not stream.closed:
             peekable.detach()

@@ -1,13 +1,13 @@
-"""Records: many samples of one object, from its bytes or while it streams in.
+"""Records: many samples in one object, decoded from memory or from a stream.
 
     IterableDataset(uri, records=jsonl())
     IterableDataset(uri, records=tar())
     IterableDataset(uri, records=parquet(columns=["text"]))
 
-A `records` callable is one of two kinds: a function of the whole `Sample`, or an object with
-`takes_stream = True` that is called with a binary file and the object's metadata; those here are of
-the second kind. A damaged record, or an object that ends in the middle of one, is a RecordError
-that names the object and the record.
+There are two kinds of `records` callables. One kind is called with a `Sample`, a whole object. The
+other kind has an attribute `takes_stream = True`, and is called with a binary file and the metadata
+of the object. `jsonl()`, `tar()` and `parquet()` are of the second kind. They raise RecordError,
+with the uri and the record_index, if a record is damaged or the object is truncated.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _MAX_RECORD_BYTES = 256 * 1024 * 1024
 
 
 class StreamRecords(Protocol[T_co]):
-    """Makes records of an object while it streams in, without all of it in memory."""
+    """Decoder of the records of an object from a stream, without the whole object in memory."""
 
     @property
     def takes_stream(self) -> bool:
-        """True."""
+        """Always True."""
         ...
 
     def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[T_co]:
@@ -61,15 +61,16 @@ class StreamRecords(Protocol[T_co]):
 
 
 Records: TypeAlias = Callable[[Sample], Iterator[T]] | StreamRecords[T]
+"""Decoder of the records of one object, given as a `Sample` or as a stream."""
 
 
 def takes_stream(records: Records[T]) -> TypeGuard[StreamRecords[T]]:
-    """Return whether a `records` callable takes a stream, rather than a `Sample`."""
+    """Return whether a `records` callable is called with a stream, and not with a `Sample`."""
     return bool(getattr(records, "takes_stream", False))
 
 
 def records_of_sample(records: Records[T], sample: Sample) -> Iterator[T]:
-    """Yield the records of an object in memory, with either kind of `records`."""
+    """Iterate over the records of an object in memory, with either kind of `records`."""
     if takes_stream(records):
         return records(io.BytesIO(sample.data), sample.meta)
     return records(sample)  # type: ignore[call-arg, arg-type]
@@ -78,7 +79,7 @@ def records_of_sample(records: Records[T], sample: Sample) -> Iterator[T]:
 def stream_records(
     store: sync.Store, meta: ObjectMeta, records: StreamRecords[T], *, prefetch_bytes: int
 ) -> Iterator[T]:
-    """Yield the records of an object while it streams in, `prefetch_bytes` ahead at most."""
+    """Yield the records of an object from a stream that prefetches up to `prefetch_bytes`."""
     stream = open_stream(store, meta, prefetch_bytes=prefetch_bytes)
     try:
         yield from records(stream, meta)
@@ -118,16 +119,16 @@ def jsonl(
     decode: Callable[[bytes], Any] = msgspec.json.decode,
     max_record_bytes: int = _MAX_RECORD_BYTES,
 ) -> StreamRecords[Any]:
-    """Make a record of each line of JSON Lines; of objects compressed by gzip as well.
+    """Return a decoder of JSON Lines: each line is a record. Objects may be compressed by gzip.
 
-    Empty lines are left out, and count as records in the message of an error. The last line of a
-    truncated object is an error, because it is no JSON.
+    Empty lines are not yielded, but they are counted in the record_index of error messages. A line
+    that is not valid JSON raises RecordError, such as the last line of most truncated objects.
 
     Args:
-        decode: Makes a value of a line, in bytes. msgspec's by default, which keeps to the standard
-            and rejects NaN; `json.loads` accepts it.
-        max_record_bytes: The longest line, in bytes; 256 MiB by default. A longer one is an error
-            before it is in memory.
+        decode: Decodes one line, given as bytes. By default msgspec's decoder, which follows the
+            standard and rejects NaN; `json.loads` accepts NaN.
+        max_record_bytes: Largest length of a line in bytes, with its line end; 256 MiB by default.
+            A longer line raises RecordError before all of it is in memory.
 
     Raises:
         ValueError: `max_record_bytes` is not above 0.

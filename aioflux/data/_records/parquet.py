@@ -1,6 +1,6 @@
-"""Rows of a Parquet file, by the ranges of the wanted columns alone.
+"""Rows of a Parquet file, read by ranges of the requested columns.
 
-pyarrow is imported on first use: it is an extra.
+pyarrow is an optional dependency, imported on first use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["parquet"]
 
 _MAX_PYTHON_ROWS = 1024
-"""Rows converted to Python objects at once: these take many times the memory of the columns."""
+"""Maximum number of rows converted to Python objects at once: the objects need many times the
+memory of columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class _Parquet:
 
     @property
     def reads_parts(self) -> bool:
-        """Return whether it reads parts of an object, so that reading it whole is a waste."""
+        """Return whether only parts of an object are read."""
         return self.columns is not None
 
     def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[Any]:
@@ -47,7 +48,7 @@ class _Parquet:
 
     def _tables(self, stream: BinaryIO, meta: ObjectMeta) -> Iterator[Any]:
         pyarrow, pq = _import_pyarrow()
-        # Unbuffered reads request exactly what they return.
+        # Unbuffered reads request no more bytes than pyarrow needs.
         source = getattr(stream, "raw", stream)
         with _errors_named(pyarrow, meta, 0):
             file = pq.ParquetFile(source, pre_buffer=True)
@@ -60,13 +61,13 @@ class _Parquet:
             for next_group in range(1, num_groups + 1):
                 with _errors_named(pyarrow, meta, first_row):
                     table = prefetched.result()
-                if next_group < num_groups:  # arrives while this one is used
+                if next_group < num_groups:  # read while the consumer uses `table`
                     prefetched = executor.submit(file.read_row_group, next_group, columns)
                 yield table
                 first_row += table.num_rows
 
     def _check_columns(self, file: Any, meta: ObjectMeta) -> list[str] | None:
-        """Return the columns; pyarrow would leave out missing ones without an error."""
+        """Return the columns. Raise ValueError if one is missing: pyarrow would ignore it."""
         if self.columns is None:
             return None
         present = file.schema_arrow.names
@@ -77,7 +78,7 @@ class _Parquet:
         ]
         if missing:
             raise ValueError(
-                f"{meta.uri} has no column {', '.join(missing)}, but {', '.join(present)}"
+                f"{meta.uri} has no column {', '.join(missing)}, only {', '.join(present)}"
             )
         return list(self.columns)
 
@@ -93,22 +94,24 @@ def parquet(
 def parquet(
     columns: Sequence[str] | None = None, *, items: Literal["rows", "tables"] = "rows"
 ) -> StreamRecords[Any]:
-    """Make a record of each row of a Parquet file, or of each row group.
+    """Return a decoder of Parquet files. Each row, or each row group, becomes one record.
 
-    Reads the footer and the ranges of the wanted columns; one row group is used while the next one
-    arrives, so that two are in memory. Needs pyarrow: `pip install 'aioflux[parquet]'`.
+    The decoder reads the footer and the ranges of the requested columns. While one row group is
+    used, the next one is read, so that two are in memory.
+
+    Needs pyarrow: `pip install 'aioflux[parquet]'`.
 
     Args:
-        columns: Names of the columns to read, those of nested fields with dots; all by default.
+        columns: Names of the columns to read, with dots for nested fields; by default all columns.
         items: "rows" for a dict of each row; "tables" for a pyarrow.Table of each row group, which
-            is much faster if the columns are used as such.
+            is much faster for code that works on columns.
 
     Raises:
         TypeError: `columns` is one string.
-        ValueError: `items` is neither.
+        ValueError: `items` is neither "rows" nor "tables".
     """
     if isinstance(columns, str):
-        raise TypeError(f"columns must be several names, not the string {columns!r}")
+        raise TypeError(f"columns must be a sequence of names, not the string {columns!r}")
     if items not in {"rows", "tables"}:
         raise ValueError(f'items must be "rows" or "tables", not {items!r}')
     return _Parquet(None if columns is None else tuple(columns), items)
@@ -125,11 +128,11 @@ def _import_pyarrow() -> tuple[Any, Any]:
 
 @contextmanager
 def _errors_named(pyarrow: Any, meta: ObjectMeta, record_index: int) -> Iterator[None]:
-    """Name the object and the first row in errors of pyarrow."""
+    """Raise errors of pyarrow as RecordError with the uri and the index of the first row."""
     damaged = cast("tuple[type[Exception], ...]", (pyarrow.ArrowException, OSError))
     try:
         yield
-    except StorageError:  # of a read
+    except StorageError:  # a failed read does not mean that the file is damaged
         raise
     except damaged as exc:
-        raise record_error(meta, record_index, f"it is no whole Parquet file: {exc}") from exc
+        raise record_error(meta, record_index, f"not a complete Parquet file: {exc}") from exc

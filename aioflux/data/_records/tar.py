@@ -1,7 +1,7 @@
-"""Samples of a tar archive, while it streams in.
+"""Samples of a tar archive, decoded from a stream.
 
-Not by `tarfile`: it takes a damaged or truncated header for the end of the archive, and the rest
-would be lost without an error.
+The module does not use `tarfile.open`, which takes a damaged or truncated header for the end of the
+archive: all further samples would be missing without an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXTENDED_HEADERS = {_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL}
 _FILES = {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE}
 _MAX_EXTENDED_BYTES = 1024 * 1024
 _NOT_DATA = re.compile(r"__[^/]*__(/|$)")
-"""Names that webdataset reserves for files which belong to no sample."""
+"""Names that webdataset reserves for files that belong to no sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +58,23 @@ class _Tar:
 
 
 def tar() -> StreamRecords[dict[str, Any]]:
-    """Make a sample of the files of a tar archive whose names differ in their extension only.
+    """Return a decoder of the samples of a tar archive.
 
-    A sample is a dict of extension -> bytes, with the common name at `__key__`, as webdataset has
-    it: `{"__key__": "train/0001", "jpg": b"...", "cls": b"7"}`. The extension is what follows the
-    first dot of the last part of the name, in lower case; the files of a sample follow each other.
-    Hidden files and those named `__like_this__` belong to no sample; directories are ignored. A
-    file without an extension has the key `""`.
+    Consecutive files whose names differ only in the extension become one sample: a dict of
+    extension -> bytes, with the common name at `__key__`, as in webdataset:
+    `{"__key__": "train/0001", "jpg": b"...", "cls": b"7"}`. The extension is the text after the
+    first dot of the file name, in lower case; for a file without extension it is `""`. Directories,
+    hidden files and files with names like `__this__` are ignored.
 
-    Archives may be compressed by gzip, and several may follow each other in one object. A damaged
-    header, two files with one extension, a link, or an archive without its end is an error.
+    Archives may be compressed by gzip, and an object may contain several archives in sequence. A
+    damaged header, two files of a sample with the same extension, a link, or an archive without an
+    end marker raises RecordError.
     """
     return _Tar()
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the name up to the first dot of its last part, and the rest in lower case."""
+    """Return the name without its extension, and the extension in lower case."""
     directory, slash, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{directory}{slash}{stem}", extension.lower()
@@ -94,7 +95,7 @@ class _Archive:
         """Yield name and bytes of each file."""
         extended: dict[str, str] = {}
         has_ended = False
-        while header := self._read(_BLOCK, "a header", may_end=True):
+        while header := self._read(_BLOCK, "a header", may_be_empty=True):
             if header == _ZERO_BLOCK:
                 if extended:
                     raise self.error("the archive ends after an extended header")
@@ -107,7 +108,7 @@ class _Archive:
                 continue
             name, size = extended.get("path", info.name), self._size(info, extended)
             extended = {}
-            data = self._read_blocks(size, name)
+            data = self._read_blocks(size, repr(name))
             if info.type in _FILES:
                 yield name, data
             elif info.type != tarfile.DIRTYPE:
@@ -127,17 +128,20 @@ class _Archive:
         try:
             size = int(extended.get("size", info.size))
         except ValueError as exc:
-            raise self.error(f"the size of {info.name!r} is no number") from exc
+            raise self.error(f"the size of {info.name!r} is not a number") from exc
         if size < 0:
             raise self.error(f"the size of {info.name!r} is negative")
-        # Only files have bytes, whatever the size in a header.
+        # Headers of other types may have a size, but no data follows them.
         return size if info.type in _FILES else 0
 
     def _extended_fields(self, info: tarfile.TarInfo) -> dict[str, str]:
-        """Return what an extended header says of the file that follows it."""
+        """Return the fields of an extended header, which apply to the next file."""
         if not 0 <= info.size <= _MAX_EXTENDED_BYTES:
-            raise self.error(f"a header of the archive has {info.size} bytes")
-        data = self._read_blocks(info.size, "a header")
+            raise self.error(
+                f"an extended header of the archive has {info.size} bytes, and 0 to "
+                f"{_MAX_EXTENDED_BYTES} are allowed"
+            )
+        data = self._read_blocks(info.size, "an extended header")
         if info.type == _LONG_NAME:
             return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
         if info.type == _PAX:
@@ -147,17 +151,17 @@ class _Archive:
                 raise self.error(f"a pax header of the archive is damaged ({exc})") from exc
         return {}
 
-    def _read_blocks(self, size: int, what: str) -> bytes:
+    def _read_blocks(self, size: int, part: str) -> bytes:
         """Read data, and the padding of its last block."""
-        data = self._read(size, what)
-        self._read(-size % _BLOCK, what)
+        data = self._read(size, part)
+        self._read(-size % _BLOCK, part)
         return data
 
-    def _read(self, size: int, what: str, *, may_end: bool = False) -> bytes:
+    def _read(self, size: int, part: str, *, may_be_empty: bool = False) -> bytes:
         try:
             data = self._stream.read(min(size, _READ_BYTES))
             if len(data) < size:
-                # A wrong size takes no more memory than there are bytes.
+                # Read in pieces: a wrong size must not allocate more memory than there is data.
                 pieces, remaining = [data], size - len(data)
                 while remaining and (piece := self._stream.read(min(remaining, _READ_BYTES))):
                     pieces.append(piece)
@@ -165,16 +169,16 @@ class _Archive:
                 data = b"".join(pieces)
         except GZIP_ERRORS as exc:
             raise gzip_error(self._meta, self.num_samples, exc) from exc
-        if len(data) < size and (data or not may_end):
-            raise self.error(f"the archive is cut off in {what!r}, {size - len(data)} bytes early")
+        if len(data) < size and (data or not may_be_empty):
+            raise self.error(f"the archive is cut off in {part}, {size - len(data)} bytes early")
         return data
 
 
 def parse_pax(data: bytes) -> dict[str, str]:
-    """Return the fields of a pax header: `length key=value` and a newline each.
+    """Return the fields of a pax header, which are lines of `length key=value`.
 
     Raises:
-        ValueError: It is malformed.
+        ValueError: The header is malformed.
     """
     fields, offset = {}, 0
     while offset < len(data) and data[offset]:

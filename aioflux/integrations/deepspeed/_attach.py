@@ -1,4 +1,4 @@
-"""Saves to uris and loads from them by an engine of DeepSpeed."""
+"""Support for uris in the save and load methods of a DeepSpeed engine."""
 
 from __future__ import annotations
 
@@ -34,82 +34,87 @@ def attach(
     commit_seconds: float = 600.0,
     **options: Unpack[StoreOptions],
 ) -> AiofluxCheckpointEngine:
-    """Let an engine of DeepSpeed save checkpoints to uris and load them, on every rank.
+    """Make a DeepSpeed engine accept uris for checkpoints; call it on every rank.
 
-    Call it after `deepspeed.initialize`, before the first save. `save_checkpoint`,
-    `load_checkpoint` and `save_16bit_model` then take uris, besides directories.
+    Call it after `deepspeed.initialize` and before the first save. `save_checkpoint`,
+    `load_checkpoint` and `save_16bit_model` then accept uris as well as local directories.
 
     Args:
         engine: First return value of `deepspeed.initialize`.
-        decoupled: Continue training while parts are stored; the checkpoint is committed at the end
-            of the step in which the last rank has finished, and `destroy` waits for it. A copy of
-            the parts is held until then.
-        commit_seconds: Time that ranks wait for each other; 600 by default.
-        options: As `aioflux.open_store`.
+        decoupled: Copy the parts of a checkpoint, and upload the copy while training continues. The
+            checkpoint is committed at the end of the training step in which the last rank finishes
+            its uploads; `destroy` waits for the commit.
+        commit_seconds: Maximum time that a rank waits for the other ranks; 600 by default.
+        options: Options of `aioflux.open_store`.
 
     Returns:
-        The checkpoint engine, now `engine.checkpoint_engine`.
+        The new `engine.checkpoint_engine`.
 
     Raises:
-        CheckpointError: The optimizer is offloaded to NVMe, which DeepSpeed itself copies.
+        CheckpointError: The optimizer is offloaded to NVMe: DeepSpeed copies its files without the
+            checkpoint engine.
     """
-    before = engine.checkpoint_engine
-    if isinstance(before, AiofluxCheckpointEngine):
+    previous = engine.checkpoint_engine
+    if isinstance(previous, AiofluxCheckpointEngine):
         raise CheckpointError("attach was already called for this engine")
     if getattr(engine, "zero_nvme_offload_optimizer", bool)():
         raise CheckpointError(
-            "an optimizer that is offloaded to NVMe cannot be saved to a uri: DeepSpeed itself "
-            "copies its directories"
+            "an optimizer that is offloaded to NVMe cannot be saved to a uri, because DeepSpeed "
+            "copies its files from directory to directory; save to a local directory"
         )
-    before.cleanup()
-    ours = AiofluxCheckpointEngine(
+    previous.cleanup()
+    checkpoint_engine = AiofluxCheckpointEngine(
         None, decoupled=decoupled, commit_seconds=commit_seconds, **options
     )
     base = sys.modules.get("deepspeed.runtime.checkpoint_engine.checkpoint_engine")
     if base is not None:
         base.CheckpointEngine.register(AiofluxCheckpointEngine)
-    engine.checkpoint_engine = ours
+    engine.checkpoint_engine = checkpoint_engine
     for name in ("save_checkpoint", "save_16bit_model"):
         if (method := getattr(engine, name, None)) is not None:
-            setattr(engine, name, _wrap_save(ours, method))
-    engine.load_checkpoint = _wrap_load(ours, engine, engine.load_checkpoint)
-    return ours
+            setattr(engine, name, _wrap_save(checkpoint_engine, method))
+    engine.load_checkpoint = _wrap_load(checkpoint_engine, engine, engine.load_checkpoint)
+    return checkpoint_engine
 
 
-def _wrap_save(ours: AiofluxCheckpointEngine, method: Any) -> Any:
+def _wrap_save(checkpoint_engine: AiofluxCheckpointEngine, method: Any) -> Any:
     @functools.wraps(method)
     def save(save_dir: Any, *arguments: Any, **options: Any) -> Any:
         if is_uri(save_dir):
-            save_dir = ours.placeholders.directory_of(save_dir)
-        before = ours.pending
+            save_dir = checkpoint_engine.placeholders.directory_of(save_dir)
+        previous = checkpoint_engine.pending
         try:
             return method(save_dir, *arguments, **options)
         except BaseException as exc:
-            if ours.pending is not before:  # it may have failed between two parts
-                ours.fail(exc)
+            # If this save has started a checkpoint, some of its parts may be missing.
+            if checkpoint_engine.pending is not previous:
+                checkpoint_engine.fail(exc)
             raise
 
     return save
 
 
-def _wrap_load(ours: AiofluxCheckpointEngine, engine: Any, method: Any) -> Any:
+def _wrap_load(checkpoint_engine: AiofluxCheckpointEngine, engine: Any, method: Any) -> Any:
     @functools.wraps(method)
     def load(load_dir: Any, tag: Any = None, *arguments: Any, **options: Any) -> Any:
         uri = str(parse_uri(load_dir)).rstrip("/") if is_uri(load_dir) else ""
-        has_partial = not options.get("load_optimizer_states", (True, *arguments[1:2])[-1])
-        if uri and has_partial and _stage(engine) == 3:
+        skips_optimizer = not options.get("load_optimizer_states", (True, *arguments[1:2])[-1])
+        if uri and skips_optimizer and _zero_stage(engine) == 3:
             raise CheckpointError(
-                f"{uri} cannot be loaded with load_optimizer_states=False under ZeRO stage 3: "
-                "DeepSpeed itself reads the parts then; copy them to a directory first"
+                f"{uri} cannot be loaded with load_optimizer_states=False under ZeRO stage 3, "
+                "because DeepSpeed then opens the parts as local files; copy the checkpoint to a "
+                "directory first"
             )
         if uri and getattr(engine, "load_universal_checkpoint", bool)():
             raise CheckpointError(
-                f"{uri} cannot be loaded as a universal checkpoint, whose directories DeepSpeed "
-                "itself reads; copy it to a directory first"
+                f"{uri} cannot be loaded as a universal checkpoint, because DeepSpeed opens its "
+                "parts as local files; copy the checkpoint to a directory first"
             )
-        directory = ours.placeholders.directory_of(uri) if uri else os.fspath(load_dir)
-        found = _prepare(ours, uri or ours.placeholders.uri_of(directory), directory, tag)
-        path, client_state = method(directory, found or tag, *arguments, **options)
+        placeholders = checkpoint_engine.placeholders
+        directory = placeholders.directory_of(uri) if uri else os.fspath(load_dir)
+        source = uri or placeholders.uri_of(directory)
+        found_tag = _prepare_load(checkpoint_engine, source, directory, tag)
+        path, client_state = method(directory, found_tag or tag, *arguments, **options)
         if uri and path is not None:
             path = f"{uri}/{os.path.relpath(path, directory)}"
         return path, client_state
@@ -117,55 +122,59 @@ def _wrap_load(ours: AiofluxCheckpointEngine, engine: Any, method: Any) -> Any:
     return load
 
 
-def _stage(engine: Any) -> int:
+def _zero_stage(engine: Any) -> int:
     return int(getattr(engine, "zero_optimization_stage", int)())
 
 
-def _prepare(ours: AiofluxCheckpointEngine, uri: str, directory: str, tag: Any) -> str:
-    """Create placeholders for the parts of a tag, by default of the latest; return the tag.
+def _prepare_load(
+    checkpoint_engine: AiofluxCheckpointEngine, uri: str, directory: str, tag: Any
+) -> str:
+    """Create placeholder files for the parts of a tag, by default of the latest tag.
 
-    The coordinator reads the tag, so that all ranks load the same.
+    The coordinator looks up the tag and broadcasts it, so that all ranks load the same tag.
 
     Returns:
-        The tag; empty if there is no checkpoint of this engine.
+        The tag, or "" if `tag` is None and no latest tag exists.
 
     Raises:
-        CheckpointError: The tag is not complete.
+        CheckpointError: The tag does not exist or is not complete.
     """
     outcome: tuple[str, list[str], AiofluxError | None] = ("", [], None)
-    if ours.ranks.is_coordinator:
+    if checkpoint_engine.ranks.is_coordinator:
         try:
-            outcome = (*_find_tag(ours, uri, "" if tag is None else str(tag)), None)
+            outcome = (*_find_tag(checkpoint_engine, uri, "" if tag is None else str(tag)), None)
         except AiofluxError as exc:
             outcome = ("", [], exc)
-    found, names, failure = ours.ranks.broadcast(outcome)
+    found_tag, names, failure = checkpoint_engine.ranks.broadcast(outcome)
     if failure is not None:
         raise failure
     if names:
-        put_placeholders(directory, found, names)
-    return found
+        put_placeholders(directory, found_tag, names)
+    return found_tag
 
 
-def _find_tag(ours: AiofluxCheckpointEngine, uri: str, tag: str) -> tuple[str, list[str]]:
-    """Return a tag, by default the latest, and the names of its parts."""
-    store = ours.store(uri)
+def _find_tag(
+    checkpoint_engine: AiofluxCheckpointEngine, uri: str, tag: str
+) -> tuple[str, list[str]]:
+    """Return a tag, or the latest tag if `tag` is empty, and the names of its parts."""
+    store = checkpoint_engine.store(uri)
     is_given = bool(tag)
     if not is_given:
         try:
             tag = _bridge.run(store.get(LATEST)).decode().strip()
         except NotFoundError:
-            return "", []  # DeepSpeed logs it, and trains from the beginning
-    found = _bridge.run(read_tag(store, tag))
-    if found is None:
+            return "", []  # DeepSpeed logs a warning and trains from the beginning
+    checkpoint = _bridge.run(read_tag(store, tag))
+    if checkpoint is None:
         if not uri.startswith("file:"):
             raise CheckpointError(
-                f"{tag} is not at {uri}"
-                + ("" if is_given else f", and {LATEST} names it; pass the tag of another")
+                f"there is no checkpoint {tag!r} at {uri}"
+                + ("" if is_given else f", although {LATEST} names it; pass another tag")
             )
-        return tag, []  # a directory that DeepSpeed wrote itself
-    if not _bridge.run(is_valid(store, found)):
+        return tag, []  # DeepSpeed's own checkpoint engine wrote this directory
+    if not _bridge.run(is_valid(store, checkpoint)):
         raise CheckpointCorruptError(
             f"{tag} at {uri} is not complete; load another tag. `aioflux ckpt verify {uri}/{tag}` "
-            "shows what is missing"
+            "shows the missing objects"
         )
-    return tag, found.names
+    return tag, checkpoint.names

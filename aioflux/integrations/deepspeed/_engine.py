@@ -1,9 +1,9 @@
 """The checkpoint engine that DeepSpeed 0.19 calls.
 
-    create(tag) on all ranks -> save(part), several times -> commit on all ranks -> `latest` moves
+    create(tag) on all ranks -> save(part), several times -> commit on all ranks -> write `latest`
     decoupled:                  copy, upload during training -> commit when all ranks have finished
 
-The engine is no subclass of DeepSpeed's: it needs no DeepSpeed to be imported, which takes seconds.
+The class is not derived from DeepSpeed's base class, because importing DeepSpeed takes seconds.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ __all__ = ["AiofluxCheckpointEngine", "CommitInfo"]
 _log = logging.getLogger("aioflux")
 
 _POLL_SECONDS: Final = 0.5
-"""Interval at which a waiting caller wakes for signals."""
+"""Interval at which a waiting main thread wakes up to handle signals."""
 
 
 class CommitInfo(Protocol):
-    """DeepSpeed's description of a checkpoint."""
+    """The part of DeepSpeed's `CheckpointCommitInfo` that the checkpoint engine uses."""
 
     tag: str
     save_dir: str
@@ -82,11 +82,7 @@ class _PendingCheckpoint:
 
 
 class AiofluxCheckpointEngine:
-    """Checkpoint engine of DeepSpeed that stores to uris; see `attach`.
-
-    Attributes:
-        name: Its name for DeepSpeed.
-    """
+    """Checkpoint engine for DeepSpeed that stores checkpoints at uris; see `attach`."""
 
     def __init__(
         self,
@@ -96,21 +92,20 @@ class AiofluxCheckpointEngine:
         commit_seconds: float = 600.0,
         **options: Unpack[StoreOptions],
     ) -> None:
-        """Take the settings; sends nothing yet.
+        """Check the settings; sends no request.
 
         Args:
-            config_params: Argument of DeepSpeed for its engines; unused.
-            decoupled: Return from a save when the parts are copied, and commit when all ranks have
-                stored theirs, at the end of a step.
-            commit_seconds: Time that ranks wait for each other; 600 by default.
-            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
-                `ssl_context`, as `aioflux.open_store`.
+            config_params: Argument that DeepSpeed passes to its own engines; unused.
+            decoupled: Return from a save when the parts are copied, and commit at the end of the
+                step in which all ranks have stored their parts.
+            commit_seconds: Maximum time that a rank waits for the other ranks; 600 by default.
+            options: Options of `aioflux.open_store`: `transfer`, `retry`, `timeouts`,
+                `credentials`, `endpoint_url` and `ssl_context`.
         """
         if not commit_seconds > 0:
             raise ValueError(f"commit_seconds must be above 0, not {commit_seconds!r}")
         self.name = type(self).__name__
         self.placeholders = Placeholders()
-        """Directories in place of uris."""
         self._is_decoupled = decoupled
         self._commit_seconds = commit_seconds
         self._options = options
@@ -118,32 +113,35 @@ class AiofluxCheckpointEngine:
         self._stores = StoreCache(functools.partial(_open_store, options))
         self._current: _PendingCheckpoint | None = None
         self._arenas: list[Arena] = []
-        """Memory of the last checkpoint, reused for the next."""
+        """Memory of the previous checkpoint, for reuse by the next."""
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks of the training; first read on every rank at the same time."""
+        """The ranks of the training.
+
+        The first access creates a process group, a collective: all ranks must make it together.
+        """
         if self._ranks is None:
             self._ranks = open_ranks(None, self._commit_seconds)
         return self._ranks
 
     def store(self, uri: str) -> Store:
-        """Return the store at a uri, which stays open."""
+        """Return the store at a uri; it stays open until `cleanup`."""
         return self._stores[uri]
 
     def create(self, info: CommitInfo) -> None:
-        """Begin a checkpoint; called by every rank.
+        """Start a checkpoint; called by every rank.
 
-        A pending one is committed first if this engine is decoupled. Otherwise it was begun and
-        never committed, so that parts of it may be missing: it is abandoned.
+        If the engine is decoupled, the pending checkpoint is committed first. Otherwise a pending
+        checkpoint was never committed and may lack parts: its parts are deleted.
 
         Raises:
-            CheckpointError: A rank could not store the one before, or the tag is not below
+            CheckpointError: A rank could not store the pending checkpoint, or the tag is not below
                 `save_dir`.
         """
         if self._current is not None and self._is_decoupled:
             self.commit(self._current.info)
-        self._abandon()
+        self._delete_pending()
         uri = self.placeholders.uri_of(info.save_dir)
         put_placeholders(info.save_dir, info.tag, [])
         os.makedirs(info.save_dir, exist_ok=True)
@@ -160,88 +158,87 @@ class AiofluxCheckpointEngine:
         self._current = _PendingCheckpoint(info, uri, job)
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Store one part, or copy it to be stored during training.
+        """Store one part or, if the engine is decoupled, copy it and start its upload.
 
         Args:
             state_dict: Any state that torch.save accepts.
-            path: Where DeepSpeed would write it, `save_dir/tag/name`.
+            path: Path that DeepSpeed's own engine would write, `save_dir/tag/name`.
 
         Raises:
-            StorageError: It could not be stored; the commit then fails on all ranks.
+            StorageError: The part could not be stored. `commit` will fail on all ranks.
         """
         current = self._current
         if current is None:
-            raise CheckpointError(f"{path} is saved without a checkpoint; call create first")
+            raise CheckpointError(f"no checkpoint was started to save {path}; call create first")
         directory, name = os.path.split(path)
         if os.path.abspath(directory) == os.path.abspath(current.info.save_dir):
             save_object(state_dict, f"{current.uri}/{name}", **self._options)
-            return  # `save_16bit_model`: an object of its own
+            return  # `save_16bit_model` saves one object outside of the tag
         try:
             part = PartData(name, self._serialize(state_dict, current))
-            upload = _bridge.begin(write_part(self.store(current.uri), current.job, part))
+            upload = _bridge.submit(write_part(self.store(current.uri), current.job, part))
             current.uploads.append(upload)
             if not self._is_decoupled:
                 _wait(upload)
         except BaseException as exc:
             current.failure = f"{name}: {type(exc).__name__}: {exc}"
-            for each in current.uploads:
-                each.cancel()
+            for upload in current.uploads:
+                upload.cancel()
             raise
         put_placeholders(current.info.save_dir, current.info.tag, [name])
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Load one part, verified.
+        """Load one part, and compare its bytes with the checksums of the commit object.
 
-        Like DeepSpeed's own engines it unpickles anything, which can run code: load nothing that
-        others can write to.
+        Like DeepSpeed's own engine, this unpickles any object, which can run code. Do not load
+        checkpoints from a bucket that untrusted users can write to.
 
         Args:
-            path: Where DeepSpeed would have written it, `load_dir/tag/name`.
-            map_location: As `torch.load`.
+            path: Path that DeepSpeed's own engine would read, `load_dir/tag/name`.
+            map_location: As in `torch.load`.
 
         Raises:
             CheckpointNotFoundError: There is no such checkpoint, or no such part.
-            CheckpointCorruptError: Its bytes are not those that were saved.
+            CheckpointCorruptError: The bytes do not match the checksums.
         """
         directory, name = os.path.split(path)
         root, tag = self.placeholders.split_tag(directory)
         uri = self.placeholders.uri_of(root)
         store = self.store(uri)
-        found = _bridge.run(read_tag(store, tag))
-        if found is None and os.path.isfile(path) and os.path.getsize(path):
-            return torch.load(path, map_location=map_location, weights_only=False)  # DeepSpeed's
-        if found is None or name not in found.names:
-            raise CheckpointNotFoundError(
-                f"there is no {name} of {tag} at {uri}: the tag "
-                + ("was not committed" if found is None else f"has {', '.join(found.names)}")
-            )
-        file = _bridge.run(read_part(store, found, name))
+        checkpoint = _bridge.run(read_tag(store, tag))
+        if checkpoint is None and os.path.isfile(path) and os.path.getsize(path):
+            # DeepSpeed's own checkpoint engine wrote this file.
+            return torch.load(path, map_location=map_location, weights_only=False)
+        if checkpoint is None or name not in checkpoint.names:
+            state = "was not committed" if not checkpoint else f"has {', '.join(checkpoint.names)}"
+            message = f"there is no part {name} of {tag} at {uri}: the tag {state}"
+            raise CheckpointNotFoundError(message)
+        file = _bridge.run(read_part(store, checkpoint, name))
         try:
             return torch.load(file.path, map_location=map_location, weights_only=False, mmap=True)
         finally:
             file.close()
 
     def commit(self, info: CommitInfo) -> bool:
-        """Commit a checkpoint, and move `latest` to it; called by every rank.
+        """Commit a checkpoint and return True; called by every rank.
 
-        Returns:
-            True.
+        If `info.save_latest` is set, rank 0 then writes the tag to `latest`.
 
         Raises:
-            CheckpointError: A rank could not store its parts: nothing is committed on any rank, and
-                `latest` stays as it was.
+            CheckpointError: A rank could not store its parts. All ranks raise it, the checkpoint is
+                not committed, and `latest` does not change.
         """
         current = self._current
         if current is None or (current.info.tag, current.info.save_dir) != (
             info.tag,
             info.save_dir,
         ):
-            raise CheckpointError(f"{info.tag} is committed without being begun; call create first")
+            raise CheckpointError(f"{info.tag} was not started before commit; call create first")
         self._current = None
         failure = self._finish(current)
         failures = self._gather_failures(failure, bool(current.stored))
         if failures is None:
-            return True  # only an object of its own was saved
+            return True  # `save_16bit_model` has saved an object, and there are no parts to commit
         error: AiofluxError | None = None
         job = current.job
         if failures and not failure:
@@ -259,28 +256,29 @@ class AiofluxCheckpointEngine:
 
     @property
     def pending(self) -> object:
-        """Identity of the checkpoint that is not committed yet; None without one."""
+        """The checkpoint that is not committed yet, to compare by identity, or None."""
         return self._current
 
     def fail(self, reason: BaseException) -> None:
-        """Record that a checkpoint was not saved to its end: it is never committed."""
+        """Record that the pending checkpoint lacks parts, so that `commit` fails."""
         if self._current is not None and not self._current.failure:
             self._current.failure = f"{type(reason).__name__}: {reason}"
 
-    def _abandon(self) -> None:
-        """Delete the parts of a checkpoint that was begun and never committed, on this rank."""
+    def _delete_pending(self) -> None:
+        """Delete this rank's parts of the pending checkpoint, if there is one."""
         current, self._current = self._current, None
         if current is None:
             return
         for upload in current.uploads:
             upload.cancel()
         self._finish(current)
-        _log.warning("%s at %s was never committed and is abandoned", current.info.tag, current.uri)
+        _log.warning("%s at %s was never committed and is deleted", current.info.tag, current.uri)
         keys = [current.job.prefix + stored.key for stored in current.stored]
         try:
             _bridge.run(self.store(current.uri).delete_many(keys))
         except AiofluxError as exc:
-            _log.warning("its parts could not be deleted, run `aioflux clean`: %s", exc)
+            tag, uri = current.info.tag, current.uri
+            _log.warning("cannot delete parts of %s; run `aioflux clean %s`: %s", tag, uri, exc)
 
     def _finish(self, current: _PendingCheckpoint) -> str:
         """Wait for the uploads of this rank, and return the message of the first failure."""
@@ -289,19 +287,19 @@ class AiofluxCheckpointEngine:
             try:
                 current.stored.append(_wait(upload))
             except (AiofluxError, concurrent.futures.CancelledError) as exc:
-                failure = failure or str(exc) or "it was cancelled"
-        # Those of the checkpoint before are freed: two sets would be held for one in use.
+                failure = failure or str(exc) or "an upload was cancelled"
+        # Keep only the memory of this checkpoint; the memory of the previous one is freed.
         self._arenas, unused = current.arenas, self._arenas
         for arena in unused:
             arena.close()
         return failure
 
     def _gather_failures(self, failure: str, has_parts: bool) -> list[str] | None:
-        """Return the failures of all ranks; None if no rank has saved a part."""
+        """Return the failures of all ranks, or None if no rank has saved a part."""
         ranks = self.ranks
         outcomes = ranks.gather((failure, has_parts))
-        failures = [f"rank {rank}: {each[0]}" for rank, each in enumerate(outcomes) if each[0]]
-        is_empty = not failures and not any(each[1] for each in outcomes)
+        failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(outcomes) if text]
+        is_empty = not failures and not any(rank_has_parts for _, rank_has_parts in outcomes)
         return ranks.broadcast(None if is_empty else failures)
 
     async def _publish(self, current: _PendingCheckpoint, job: Job, failure: str) -> None:
@@ -313,47 +311,47 @@ class AiofluxCheckpointEngine:
             await store.put(LATEST, current.info.tag.encode(), content_type="text/plain")
 
     def _serialize(self, state_dict: Any, current: _PendingCheckpoint) -> list[memoryview]:
-        """Return the bytes of a part; a copy if training continues during its upload."""
-        found = pickle_state(state_dict)
+        """Return the bytes of a part; a copy of them if the engine is decoupled."""
+        pickled = pickle_state(state_dict)
         if not self._is_decoupled:
-            return found.views()
-        arena = self._acquire_arena(found.num_bytes)
+            return pickled.views()
+        arena = self._acquire_arena(pickled.num_bytes)
         current.arenas.append(arena)
-        found.copy_to(arena.view)
-        return [arena.view[: found.num_bytes]]
+        pickled.copy_to(arena.view)
+        return [arena.view[: pickled.num_bytes]]
 
     def _acquire_arena(self, size: int) -> Arena:
-        """Return memory, if possible that of an earlier checkpoint: warm memory is faster."""
+        """Return an arena of the previous checkpoint if one fits, which is faster, or a new one."""
         fitting = [arena for arena in self._arenas if size <= arena.size <= 2 * size]
         if not fitting:
             return Arena(0, size, is_shared=False)
-        arena = min(fitting, key=lambda each: each.size)
+        arena = min(fitting, key=lambda arena: arena.size)
         self._arenas.remove(arena)
         return arena
 
     # Further methods that DeepSpeed calls.
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Make a directory that DeepSpeed inspects."""
+        """Create a local directory, in which DeepSpeed looks for files."""
         self.placeholders.uri_of(path)
         os.makedirs(path, exist_ok=exist_ok)
 
     def is_data_parallel_writer(self, dp_rank: int) -> bool:
-        """Return whether this rank saves the model: the first of those with the same state."""
+        """Return whether this rank saves the model, which all data-parallel ranks share."""
         return dp_rank == 0
 
     def is_decoupled(self) -> bool:
-        """Return whether DeepSpeed commits at the end of a step, not of a save."""
+        """Return whether DeepSpeed commits at the end of a step and not at the end of a save."""
         return self._is_decoupled
 
     def set_commit_info(self, info: CommitInfo) -> None:
-        """Do nothing: `create` has received the same."""
+        """Do nothing: DeepSpeed passes the same object to `create`."""
 
     def get_commit_info(self) -> CommitInfo | None:
-        """Return the checkpoint to be committed now: all ranks have finished its uploads.
+        """Return the pending checkpoint if all ranks have finished its uploads, else None.
 
-        DeepSpeed calls this on every rank at the end of a step; while a checkpoint is pending the
-        ranks agree on the answer.
+        DeepSpeed calls this on every rank at the end of a step, and commits the returned
+        checkpoint. The ranks agree on the result by a collective.
         """
         current = self._current
         if current is None:
@@ -362,15 +360,15 @@ class AiofluxCheckpointEngine:
         return None if is_waiting else current.info
 
     def cleanup(self) -> None:
-        """Commit a pending decoupled checkpoint, and free everything; called by every rank.
+        """Commit the pending checkpoint if decoupled, and free all resources; called by every rank.
 
         Raises:
-            CheckpointError: It could not be committed.
+            CheckpointError: The checkpoint could not be committed.
         """
         try:
             if self._current is not None and self._is_decoupled:
                 self.commit(self._current.info)
-            self._abandon()
+            self._delete_pending()
         finally:
             if self._ranks is not None:
                 self._ranks.close()
@@ -384,7 +382,7 @@ class AiofluxCheckpointEngine:
             self._arenas.clear()
 
     def preserves_storage_sharing(self) -> bool:
-        """Return True: as in torch.save, tensors that share memory are stored with all of it."""
+        """Return True: as in torch.save, the whole memory that tensors share is stored."""
         return True
 
 
@@ -393,7 +391,7 @@ def _open_store(options: StoreOptions, uri: str) -> Store:
 
 
 def _wait(upload: concurrent.futures.Future[StoredObject]) -> StoredObject:
-    """Wait for the upload of a part, interruptible by signals."""
+    """Wait for the upload of a part; a signal such as Ctrl-C interrupts the wait."""
     while not upload.done():
         concurrent.futures.wait([upload], _POLL_SECONDS)
     return upload.result()

@@ -1,4 +1,4 @@
-"""Local directories with empty files that DeepSpeed inspects in place of uris."""
+"""Temporary local directories with empty files, because DeepSpeed checks that files exist."""
 
 from __future__ import annotations
 
@@ -14,69 +14,69 @@ from aioflux.errors import CheckpointError
 __all__ = ["LATEST", "Placeholders", "is_uri", "put_placeholders"]
 
 LATEST: Final = "latest"
-"""Name of the file, and of the object, that contains the newest tag."""
+"""Name of the file or object that contains the newest tag."""
 
 
 def is_uri(path: str | os.PathLike[str]) -> bool:
     """Return whether a directory of DeepSpeed is a uri.
 
     Raises:
-        ValueError: It was one before `pathlib.Path` removed a slash.
+        ValueError: `pathlib.Path` has removed a slash of the uri.
     """
     text = os.fspath(path)
     if "://" in text:
         return True
     if any(text.startswith(f"{scheme}:/") for scheme in SCHEMES):
-        raise ValueError(f"{text!r} was a uri before pathlib removed a slash; pass it as a string")
+        raise ValueError(f"pathlib removed a slash of the uri {text!r}; pass it as a string")
     return False
 
 
 class Placeholders:
-    """Temporary directories of this process, one for each uri."""
+    """The temporary directories of this process, one for each uri."""
 
     def __init__(self) -> None:
         self._by_uri: dict[str, str] = {}
         self._by_directory: dict[str, str] = {}
 
     def directory_of(self, uri: str) -> str:
-        """Return the directory of a uri, created on first use."""
+        """Return the directory of a uri; create it if it does not exist."""
         uri = str(parse_uri(uri)).rstrip("/")
         directory = self._by_uri.get(uri)
         if directory is None:
             directory = tempfile.mkdtemp(prefix="aioflux-deepspeed-")
-            # A process of multiprocessing runs no other hook when it exits.
+            # `Finalize`, because processes of multiprocessing do not run functions of `atexit`.
             Finalize(self, shutil.rmtree, (directory, True), exitpriority=0)
             self._by_uri[uri] = directory
             self._by_directory[directory] = uri
         return directory
 
     def uri_of(self, directory: str | os.PathLike[str]) -> str:
-        """Return the uri whose placeholder a directory is, or else its own.
+        """Return the uri of a temporary directory; for any other directory, its `file:` uri.
 
         Raises:
-            CheckpointError: It is a uri, which DeepSpeed itself cannot inspect.
+            CheckpointError: `directory` is a uri, which DeepSpeed would use as a local directory.
         """
         path = os.fspath(directory)
         if is_uri(path):
             raise CheckpointError(
-                f"DeepSpeed itself opens {path} as a directory; give it a placeholder: "
-                "aioflux.integrations.deepspeed.attach(engine)"
+                f"DeepSpeed cannot open {path}, which is not a local directory; call "
+                "aioflux.integrations.deepspeed.attach(engine) first"
             )
         return self._by_directory.get(os.path.abspath(path)) or local_uri(path)
 
     def split_tag(self, directory: str) -> tuple[str, str]:
-        """Return root and tag of the directory of a tag; below a uri tags may have slashes."""
+        """Split the directory of a tag into root and tag; the tag of a uri may contain slashes."""
         root, tag = os.path.split(directory)
-        parent, below = root, tag
+        parent, relative = root, tag
         while os.path.dirname(parent) != parent:
             if os.path.abspath(parent) in self._by_directory:
-                return parent, below
+                return parent, relative
             parent, name = os.path.split(parent)
-            below = f"{name}/{below}"
+            relative = f"{name}/{relative}"
         return root, tag
 
     def close(self) -> None:
-        """Remove the directories."""
+        """Delete the directories."""
         for directory in self._by_directory:
             shutil.rmtree(directory, ignore_errors=True)
         self._by_uri.clear()
@@ -84,20 +84,20 @@ class Placeholders:
 
 
 def put_placeholders(directory: str, tag: str, names: list[str]) -> None:
-    """Create empty files for the parts of a tag: DeepSpeed looks for them and reads none.
+    """Create empty files for the parts of a tag, because DeepSpeed checks that they exist.
 
     Raises:
-        CheckpointError: A tag or a name is not below the directory.
+        CheckpointError: A file would not be below `directory`.
     """
     root = os.path.abspath(directory)
-    below = os.path.join(root, tag)
-    paths = [os.path.join(below, name) for name in names]
-    for path in (below, *paths):
+    tag_directory = os.path.join(root, tag)
+    paths = [os.path.join(tag_directory, name) for name in names]
+    for path in (tag_directory, *paths):
         if not os.path.abspath(path).startswith(f"{root.rstrip('/')}/"):
             raise CheckpointError(
-                f"the parts of a tag are in one directory, and {path!r} is not below {root}"
+                f"{path!r} is not below {root}; use tags and names of parts without '..'"
             )
-    os.makedirs(below, exist_ok=True)
+    os.makedirs(tag_directory, exist_ok=True)
     for path in paths:
         with open(path, "ab"):
             pass

@@ -1,16 +1,16 @@
-"""aioflux as filesystems of fsspec.
+"""fsspec filesystems over aioflux.
 
-fsspec.open("aiogs://bucket/key")                       # fsspec finds an installed aioflux
+fsspec.open("aiogs://bucket/key")                       # works as soon as aioflux is installed
 
 from aioflux.integrations.fsspec import register
-register(replace=("gs", "s3"))                          # from now on aioflux serves gs:// for
+register(replace=("gs", "s3"))                          # aioflux now serves gs:// and s3:// for
 pandas.read_parquet("gs://bucket/table.parquet")        # all users of fsspec in this process
 
 The protocols are `aiogs`, `aios3`, `aioaz`, `aiofile` and `aiomemory`; docs/fsspec.md shows them
-in pandas, pyarrow, dask, xarray, zarr and datasets. `aioflux+gs` and the others with a `+` mean the
-same, but some libraries take them for local paths.
+with pandas, pyarrow, dask, xarray, zarr and datasets. Each has a second name, such as `aioflux+gs`,
+but some libraries treat a protocol with "+" as a local path.
 
-It needs fsspec: `pip install "aioflux[fsspec]"`.
+The package needs fsspec: `pip install "aioflux[fsspec]"`.
 """
 
 from __future__ import annotations

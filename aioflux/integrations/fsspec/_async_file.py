@@ -1,4 +1,4 @@
-"""Files whose methods are awaited, as `open_async` returns them."""
+"""Asynchronous files, returned by `AiofluxFileSystem.open_async`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["AsyncFile"]
 
 
 class AsyncFile:
-    """One object that is read or written, over `Store.open_reader` or `Store.open_writer`.
+    """File with coroutine methods, over `Store.open_reader` or `Store.open_writer`.
 
-    A written object becomes visible, whole, when `close` returns; an exception in an `async with`
-    block stores nothing.
+    A written object becomes visible, whole, when `close` returns. An exception in an `async with`
+    block aborts the upload.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class AsyncFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the object, or those written so far."""
+        """Size of the object in bytes; in a write mode, number of bytes written so far."""
         return int(self._stream.meta.size if self.mode == "rb" else self._stream.tell())
 
     @property
@@ -47,14 +47,14 @@ class AsyncFile:
         return f"<AsyncFile {self.path} {self.mode}>"
 
     async def read(self, length: int | None = -1) -> bytes:
-        """Read up to `length` bytes, or to the end if it is negative."""
-        self._require("rb")
+        """Read up to `length` bytes, or to the end of the object if `length` is negative."""
+        self._require_mode("rb")
         data: bytes = await self._stream.read(-1 if length is None else length)
         return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Move to a position; costs no request."""
-        self._require("rb")
+        """Set the position of the next read; sends no request."""
+        self._require_mode("rb")
         return int(self._stream.seek(offset, whence))
 
     def tell(self) -> int:
@@ -62,18 +62,18 @@ class AsyncFile:
         return self.loc
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write the bytes of `data`, whose memory may be reused afterwards."""
-        self._require("wb", "xb", "ab")
+        """Write `data`, whose memory may be reused afterwards, and return its size in bytes."""
+        self._require_mode("wb", "xb", "ab")
         return int(await self._stream.write(data))
 
     async def flush(self, force: bool = False) -> None:
-        """Do nothing: the object becomes visible on `close`."""
+        """Do nothing: only `close` makes the object visible."""
 
     async def close(self) -> None:
-        """Make a written object visible. Closing twice does nothing."""
-        await self._exit(None)
+        """Close the file and make a written object visible; a second call does nothing."""
+        await self._close(None)
 
-    async def _exit(self, error: BaseException | None) -> None:
+    async def _close(self, error: BaseException | None) -> None:
         if self.closed:
             return
         self.closed = True
@@ -89,10 +89,10 @@ class AsyncFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._exit(error)
+        await self._close(error)
 
-    def _require(self, *modes: str) -> None:
+    def _require_mode(self, *modes: str) -> None:
         if self.closed:
             raise ValueError(f"{self!r} is closed")
         if self.mode not in modes:
-            raise ValueError(f"{self!r} is not open in a mode for this")
+            raise ValueError(f"{self!r} must be open in mode {' or '.join(modes)} for this call")

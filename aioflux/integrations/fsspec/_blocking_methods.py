@@ -1,8 +1,7 @@
-"""Blocking methods of an fsspec filesystem, over the bridge in place of fsspec's own thread.
+"""Blocking methods of an fsspec filesystem, run by `aioflux._bridge` and not by fsspec's thread.
 
-fsspec's `sync` does not cancel a coroutine when Ctrl-C ends the wait for it, and its thread does
-not run in a forked child. The bridge cancels the coroutine, and
-starts a new thread in the child.
+When Ctrl-C interrupts fsspec's `sync`, the coroutine continues to run, and fsspec's thread does not
+exist in a forked child. The bridge cancels the coroutine, and starts a new thread in the child.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ BLOCKING_METHODS: Final = (
     *("pipe", "pipe_file", "put", "put_file", "touch", "mkdir", "makedirs"),
     *("copy", "cp_file", "mv", "mv_file", "rm", "rm_file"),
 )
-"""Methods that run the coroutine function of their name with an underscore before it."""
+"""Blocking methods to add. Each runs the coroutine function of the same name with a leading "_"."""
 
 
 def run_blocking(fs: Any, function: Callable[..., Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine function for a blocking caller, on the loop that the filesystem was given."""
+    """Run a coroutine function, on the filesystem's `own_loop` if set, and return its result."""
     if fs.own_loop is not None:
         result: T = sync(fs.own_loop, function)
         return result
@@ -44,18 +43,18 @@ def run_blocking(fs: Any, function: Callable[..., Coroutine[Any, Any, T]]) -> T:
 def add_blocking_methods(cls: type[T]) -> type[T]:
     for name in BLOCKING_METHODS:
         function = getattr(cls, f"_{name}")
-        make = _blocking_iterator if isasyncgenfunction(function) else _blocking_call
+        make_method = _blocking_iterator if isasyncgenfunction(function) else _blocking_call
         documented = getattr(AbstractFileSystem, name, None) or function
-        setattr(cls, name, wraps(documented)(make(f"_{name}")))
+        setattr(cls, name, wraps(documented)(make_method(f"_{name}")))
     return cls
 
 
 def _blocking_call(name: str) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        async def work() -> Any:
+        async def run_method() -> Any:
             return await getattr(self, name)(*args, **kwargs)
 
-        return run_blocking(self, work)
+        return run_blocking(self, run_method)
 
     return call
 
@@ -71,12 +70,12 @@ def _blocking_iterator(name: str) -> Callable[..., Iterator[Any]]:
 
 
 def _iterate_on_own_loop(fs: Any, items: AsyncGenerator[T, None]) -> Iterator[T]:
-    async def step() -> list[T]:
-        # StopAsyncIteration cannot pass through a future as it is.
+    async def next_item() -> list[T]:
+        # A list: an empty one means the end, because None could be an item.
         try:
             return [await anext(items)]
         except StopAsyncIteration:
             return []
 
-    while found := run_blocking(fs, step):
-        yield found[0]
+    while item := run_blocking(fs, next_item):
+        yield item[0]

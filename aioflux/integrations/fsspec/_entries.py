@@ -1,6 +1,6 @@
-"""Entries of `info`, `ls` and `walk`, made of metadata and listings. Pure.
+"""Entries that `info`, `ls` and `walk` return, computed from metadata and listings. Pure.
 
-A directory is the prefix of some object: there are no others, and nothing makes or removes one.
+A directory exists if it is the prefix of some key. No function creates or removes a directory.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 __all__ = [
     "Entry",
     "Tree",
+    "build_level_tree",
+    "build_tree",
     "directory_entry",
     "level_entries",
-    "level_tree",
     "object_entry",
-    "tree_of",
     "walk_tree",
     "within_depth",
 ]
 
 Entry = dict[str, Any]
-"""Return value of `info`: name, size, type, and more for objects."""
+"""Return value of `info`: name, size and type; for objects also the fields of the metadata."""
 
 
 class Tree(NamedTuple):
-    """Directories and objects below a path, each by its path."""
+    """Entries of the directories and objects below a path, each keyed by its own path."""
 
     directories: dict[str, Entry]
-    """Includes the path itself if anything is below it."""
+    """Includes the path itself if an object or a directory is below it."""
     objects: dict[str, Entry]
 
 
@@ -57,10 +57,11 @@ def object_entry(base: str, meta: ObjectMeta) -> Entry:
     }
 
 
-def level_tree(path: str, base: str, listing: Listing) -> Tree:
-    """Return the tree of a listing of one level.
+def build_level_tree(path: str, base: str, listing: Listing) -> Tree:
+    """Build a tree of one level from a listing with the delimiter "/".
 
-    A key that ends with "/", which consoles write as an empty directory, is the directory itself.
+    A key that ends with "/" is not an object in the tree: web consoles write such objects for empty
+    directories.
     """
     names = [base + prefix[:-1] for prefix in listing.prefixes]
     directories = {name: directory_entry(name) for name in names}
@@ -71,9 +72,9 @@ def level_tree(path: str, base: str, listing: Listing) -> Tree:
 
 
 def level_entries(base: str, listing: Listing) -> list[Entry]:
-    """Describe directories and objects of a listing of one level, sorted by name.
+    """Return the entries of a listing of one level, sorted by name.
 
-    With `a` and `a/b`, `a` is a directory and an object: both are described, in this order.
+    With the keys `a` and `a/b`, the path `a` has two entries: first the directory, then the object.
     """
     names = [base + prefix[:-1] for prefix in listing.prefixes]
     entries = [*map(directory_entry, names), *_object_entries(base, listing).values()]
@@ -85,8 +86,8 @@ def _object_entries(base: str, listing: Listing) -> dict[str, Entry]:
     return {entry["name"]: entry for entry in entries}
 
 
-def tree_of(path: str, base: str, listing: Listing) -> Tree:
-    """Return the tree of a flat listing of all objects below a path."""
+def build_tree(path: str, base: str, listing: Listing) -> Tree:
+    """Build a tree from a flat listing of all objects below a path."""
     directories: dict[str, Entry] = {}
     for key in listing.keys:
         parent = (base + key).rpartition("/")[0]
@@ -100,11 +101,7 @@ def tree_of(path: str, base: str, listing: Listing) -> Tree:
 
 
 def within_depth(path: str, names: Iterable[str], maxdepth: int | None) -> list[str]:
-    """Return the names at most `maxdepth` levels below a path, sorted.
-
-    Raises:
-        ValueError: `maxdepth` is below 1.
-    """
+    """Return the names that are at most `maxdepth` levels below a path, sorted."""
     if maxdepth is None:
         return sorted(names)
     if maxdepth < 1:
@@ -116,15 +113,16 @@ def within_depth(path: str, names: Iterable[str], maxdepth: int | None) -> list[
 def walk_tree(
     path: str, tree: Tree, *, root: str, maxdepth: int | None, topdown: bool, detail: bool
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield `(path, directories, objects)` of a path and of the directories below it.
+    """Yield `(path, directories, objects)` for a path and for each directory below the path.
 
     Args:
-        path: Top of the walk.
-        tree: All below it.
-        root: Parent of names without a slash before them.
-        maxdepth: Levels to enter; None for all.
-        topdown: Yield a directory before those in it, and skip those that the caller removes.
-        detail: Yield entries by name in place of names.
+        path: Directory to start at.
+        tree: All directories and objects below `path`.
+        root: Path of the filesystem's root directory.
+        maxdepth: Number of levels to yield; None for all.
+        topdown: Yield a directory before its subdirectories, and skip a subdirectory that the
+            caller removes from the yielded list.
+        detail: Yield a dictionary from name to entry, and not a list of names.
     """
     children: dict[str, tuple[dict[str, Entry], dict[str, Entry]]] = {path: ({}, {})}
     for name in tree.directories:
@@ -142,9 +140,9 @@ def walk_tree(
         if topdown:
             yield step
         if maxdepth is None or depth < maxdepth:
-            for each in list(names):
-                if each in directories:
-                    yield from walk(directories[each]["name"], depth + 1)
+            for directory in list(names):
+                if directory in directories:
+                    yield from walk(directories[directory]["name"], depth + 1)
         if not topdown:
             yield step
 

@@ -1,8 +1,8 @@
 """The fsspec filesystem over `Store`.
 
-Over 500 lines: fsspec prescribes one class with these methods. Their plans are in `_paths`
-and `_entries`, their transfers in `_transfers`, and the files that `open` returns in `_read_file`
-and `_write_file`.
+Over 500 lines: fsspec expects all methods in one class. `_paths` splits paths, `_entries` builds
+entries from listings, `_transfers` copies object data, and `_read_file` and `_write_file` have the
+files that `open` returns.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from aioflux.integrations.fsspec._async_file import AsyncFile
 from aioflux.integrations.fsspec._blocking_methods import add_blocking_methods, run_blocking
 from aioflux.integrations.fsspec._entries import (
     Tree,
+    build_level_tree,
+    build_tree,
     directory_entry,
     level_entries,
-    level_tree,
     object_entry,
-    tree_of,
     walk_tree,
     within_depth,
 )
@@ -84,61 +84,61 @@ if TYPE_CHECKING:
 __all__ = ["AiofluxFileSystem"]
 
 _EXAMPLE_BUCKETS: Final = {"file": "/", "az": "account/container"}
-"""Buckets to check options with, by scheme; `bucket` for the others."""
+"""Bucket of the store that is opened only to check the options, by scheme; otherwise "bucket"."""
 
-_SIGNING: Final = {
-    "gs": "google-cloud-storage's Blob.generate_signed_url does",
-    "s3": "boto3's generate_presigned_url does",
-    "az": "azure-storage-blob's generate_blob_sas does",
-    "file": "signed urls are for objects that are read over HTTP",
-    "memory": "signed urls are for objects that are read over HTTP",
+_SIGNING_ADVICE: Final = {
+    "gs": "use Blob.generate_signed_url of google-cloud-storage",
+    "s3": "use generate_presigned_url of boto3",
+    "az": "use generate_blob_sas of azure-storage-blob",
+    "file": "only objects that are read over HTTP have signed urls",
+    "memory": "only objects that are read over HTTP have signed urls",
 }
-"""Libraries that sign urls, by scheme."""
+"""Second half of the error message of `sign`, by scheme."""
 
 _MAX_DIRECTORIES: Final = 256
-"""Local directories whose stores are cached."""
+"""Maximum number of local directories whose stores are cached."""
 
 _MAX_OBJECTS: Final = 128
-"""Objects of which `cat_ranges` reads ranges at once; requests have the limits of the store."""
+"""Objects that `cat_ranges` reads at the same time. The store limits the number of requests."""
 
 _CLOSE_SECONDS: Final = 5.0
-"""Time that connections on fsspec's own loop have to close at the end of the process."""
+"""Maximum time to close the connections on fsspec's event loop when the process exits."""
 
-_LABELS: tuple[str, ...] = ("content_type", "metadata")
+_WRITE_OPTIONS: tuple[str, ...] = ("content_type", "metadata")
 
 
 @add_blocking_methods
 class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Objects below one scheme as an fsspec filesystem, asynchronous and blocking.
+    """fsspec filesystem of all buckets of one scheme, with blocking methods and coroutines.
 
-    Blocking calls run on the background loop of aioflux: in notebooks, in threads, in forked
-    children. Coroutines run on the loop that awaits them. A filesystem pickles with its options and
-    without credentials.
+    Blocking methods run on the background event loop of aioflux, also in notebooks, in threads and
+    in forked children. Coroutines run on the event loop that awaits them. A filesystem can be
+    pickled with its options, but not if the options contain a secret.
 
-    Objects appear whole or not at all: nothing is visible of a file before it is closed, and an
-    exception in its `with` block stores nothing. Listings are not cached. Directories are prefixes
-    of objects: making one does nothing, and it is gone with its last object. `exists`, `isdir` and
-    `isfile` raise errors of the service and do not take them for an absence.
+    A file becomes visible, whole, when it is closed; an exception in its `with` block stores
+    nothing. Listings are not cached. A directory is a prefix of keys: `mkdir` does nothing, and a
+    directory disappears with its last object. When a request fails, `exists`, `isdir` and `isfile`
+    raise the error and do not return False.
 
     Args:
-        asynchronous: Whether the user awaits the coroutines; makes no difference here.
-        loop: Run blocking calls on this loop, which another thread runs.
-        batch_size: Most files that `put`, `get` and `copy` transfer at once.
-        storage_options: `credentials`, `endpoint_url`, `transfer`, `retry`, `timeouts`,
-            `ssl_context` and `progress`, as `aioflux.open_store`; policies may be mappings.
-            `default_block_size` is that of `open`. Options of gcsfs, s3fs and adlfs that name
-            credentials, an endpoint or a region apply to their scheme, and those of their caches
-            have no effect: see docs/fsspec.md.
+        asynchronous: Kept as an attribute for libraries that check it; otherwise without effect.
+        loop: Event loop of another thread to run blocking methods on; None for aioflux's own.
+        batch_size: Maximum number of files that `put`, `get` and `copy` transfer at once.
+        storage_options: Options of `aioflux.open_store`: `credentials`, `endpoint_url`, `transfer`,
+            `retry`, `timeouts`, `ssl_context` and `progress`. A policy may also be a mapping of its
+            fields. `default_block_size` is the default `block_size` of `open`. Each scheme accepts
+            the options of gcsfs, s3fs or adlfs for credentials, endpoint and region, and ignores
+            the options for their caches: see docs/fsspec.md.
 
     Raises:
-        TypeError: There is no such option with the scheme.
-        ValueError: An option has no effect with the scheme.
+        TypeError: The scheme has no such option.
+        ValueError: The scheme has the option, but cannot use its value.
     """
 
     scheme: ClassVar[str]
-    """Scheme of the uris that `aioflux.open_store` is given."""
+    """Scheme of the uris that are passed to `aioflux.open_store`."""
 
-    # `_blocking_methods` has added blocking methods to the class: fsspec adds none to an instance.
+    # `add_blocking_methods` has added the blocking methods to the class, so fsspec must not.
     mirror_sync_methods = False
     transaction_type = Transaction
 
@@ -151,54 +151,55 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         **storage_options: Any,
     ) -> None:
         if self._cached:
-            return  # fsspec calls __init__ again on an instance from its cache
-        # fsspec starts no thread of its own for an asynchronous filesystem.
+            return  # fsspec calls __init__ again when it returns a cached instance
+        # With asynchronous=True fsspec starts no thread.
         super().__init__(asynchronous=True, batch_size=batch_size)
         self.asynchronous = asynchronous
         self.own_loop = loop
         self.default_block_size = block_size_option(storage_options)
         self.account_name = str(storage_options.get("account_name") or "")
         self.options = store_options(self.scheme, storage_options)
-        # Rejects options that cannot be used, and knows whether they pickle.
+        # This store is opened to reject unusable options now, and pickled to find secrets in them.
         bucket = _EXAMPLE_BUCKETS.get(self.scheme, "bucket")
-        self._model = open_store(f"{self.scheme}://{bucket}", **self.options)
+        self._example_store = open_store(f"{self.scheme}://{bucket}", **self.options)
         max_stores = _MAX_DIRECTORIES if self.scheme == "file" else None
         self._stores = StoreCache(partial(_open_store, self.options), max_stores=max_stores)
         self._slots = LargeTransferSlots()
-        _filesystems[id(self)] = self  # equal ones have equal hashes
+        _filesystems[id(self)] = self  # by id, because equal filesystems have equal hashes
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that blocking calls run on."""
+        """The event loop that runs the blocking methods."""
         return self.own_loop or _bridge.background_loop()
 
     @property
     def fsid(self) -> str:
-        """An id that filesystems with the same objects share."""
+        """An id that is equal for filesystems with the same objects."""
         endpoint = self.options.get("endpoint_url") or ""
         if self.scheme == "gs" and not endpoint:
             endpoint = os.environ.get("STORAGE_EMULATOR_HOST", "")
         return f"aioflux+{self.scheme}({endpoint})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._model.__reduce__()  # raises if credentials would be pickled
+        self._example_store.__reduce__()  # raises if the options contain a secret
         reduced: tuple[Any, ...] = super().__reduce__()
         return reduced
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """Describe the filesystem for `to_json`.
+        """Return the class and options of the filesystem, as `to_json` serializes them.
 
         Raises:
-            TypeError: It was given credentials, which are never serialized.
+            TypeError: The options contain a secret, which is never serialized.
         """
-        self._model.__reduce__()
+        self._example_store.__reduce__()
         described: dict[str, Any] = super().to_dict(include_password=include_password)
         return described
 
     async def aclose(self) -> None:
-        """Close the connections of the running loop; the next call opens others.
+        """Close the connections of the running event loop; the next call opens new connections.
 
-        Only needed by callers that await coroutines on a loop of their own, before that loop ends.
+        Needed only after coroutines were awaited on the caller's own event loop: call `aclose` on
+        this loop before the loop is closed.
         """
         for store in list(self._stores.values()):
             await sessions_of(store).close_current()
@@ -215,13 +216,9 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         await self.aclose()
 
     def sign(self, path: str, expiration: int = 100, **kwargs: Any) -> str:
-        """Raise: aioflux signs no urls.
-
-        Raises:
-            NotImplementedError: Always.
-        """
+        """Raise NotImplementedError: aioflux cannot sign urls."""
         raise NotImplementedError(
-            f"aioflux signs no urls, and so none for {path!r}; {_SIGNING[self.scheme]}"
+            f"aioflux signs no urls, so {path!r} has none; {_SIGNING_ADVICE[self.scheme]}"
         )
 
     # --- Paths ---------------------------------------------------------------------------
@@ -229,31 +226,34 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
-            return [cls._strip_protocol(each) for each in path]
+            return [cls._strip_protocol(item) for item in path]
         return strip_protocol(stringify_path(path), cls.protocol, cls.root_marker)
 
     def unstrip_protocol(self, name: str) -> str:
-        """Return a path with its protocol: the plain one if that is registered for aioflux."""
+        """Return a path with its protocol.
+
+        This is the scheme, such as `gs://`, if this class is registered for the scheme in fsspec;
+        otherwise "aio" and the scheme, such as `aiogs://`.
+        """
         path = self._strip_protocol(name)
         is_plain = registry.get(self.scheme) is type(self)
         return f"{self.scheme if is_plain else f'aio{self.scheme}'}://{path}"
 
     def _strip_all(self, path: Any) -> list[str]:
         paths = path if isinstance(path, (list, tuple, set)) else [path]
-        return [self._strip_protocol(each) for each in paths]
+        return [self._strip_protocol(item) for item in paths]
 
     def _split(self, path: Any) -> ObjectPath:
-        """Split a path into the uri of a store and a key; see `split_path`."""
         parsed = split_path(self.scheme, self._strip_protocol(path))
         if self.account_name and parsed.base.partition("/")[0] != self.account_name:
             raise ValueError(
-                f"{path!r} is not of the account {self.account_name!r} that account_name names; "
-                f"write {self.account_name}/container/key"
+                f"{path!r} is not in the account {self.account_name!r} of the storage option "
+                f"account_name; write {self.account_name}/container/key"
             )
         return parsed
 
     def _split_object(self, path: Any) -> ObjectPath:
-        """Split the path of an object that is read or written."""
+        """Split the path of an object; reject a path without a key."""
         parsed = self._split(path)
         if not parsed.key:
             raise ValueError(f"{path!r} names no object; write {parsed.base}key")
@@ -273,24 +273,25 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         compression: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Open an object as a file: "r", "w", "x" (must be new) and "a", as text or binary ("b").
+        """Open an object as a file.
 
-        Appending reads and rewrites the object; it fails if the object is replaced meanwhile.
+        Appending copies the object into a new one, and fails if another writer replaces the object
+        before the file is closed.
 
         Args:
-            path: The object.
-            mode: One of the above.
-            block_size: Least bytes of a request after a seek; 1 MiB by default.
+            path: Path of the object.
+            mode: "r", "w", "x" (fails if the object exists) or "a", for text; with "b" for bytes.
+            block_size: Minimum number of bytes that a read requests; 1 MiB by default.
             cache_options: Without effect.
-            compression: A name that fsspec knows, or "infer" for that of the path's suffix.
-            kwargs: `content_type` and `metadata` of an object that is written, and for text
-                `encoding`, `errors` and `newline`. `cache_type`, `default_cache`, `fill_cache` and
-                `size`, as files of gcsfs and s3fs take them, are without effect.
+            compression: Name of a compression of fsspec; "infer" to choose by the path's suffix.
+            kwargs: `content_type` and `metadata` of a written object; `encoding`, `errors` and
+                `newline` of text. The keywords `cache_type`, `default_cache`, `fill_cache` and
+                `size` of gcsfs and s3fs have no effect.
 
         Raises:
             TypeError: There is no such keyword.
-            NotFoundError: There is no such object to read.
-            AlreadyExistsError: The object exists and had to be new.
+            NotFoundError: The object to read does not exist.
+            AlreadyExistsError: The mode is "x" and the object exists.
         """
         text = {
             name: kwargs.pop(name) for name in ("encoding", "errors", "newline") if name in kwargs
@@ -300,9 +301,9 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             raise ValueError(f"{', '.join(text)} has no effect with the binary mode {mode!r}")
         binary = mode.replace("t", "") + "b" if is_text else mode
         file = super().open(path, binary, block_size=block_size, **kwargs)
-        name = get_compression(self._strip_protocol(path), compression)
-        if name is not None:
-            file = CompressedFile(compr[name](file, mode=binary[0]), file)
+        codec = get_compression(self._strip_protocol(path), compression)
+        if codec is not None:
+            file = CompressedFile(compr[codec](file, mode=binary[0]), file)
         if not is_text:
             return file
         return (io.TextIOWrapper if binary == "rb" else TextFile)(file, **text)
@@ -316,50 +317,50 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         cache_options: Any = None,
         **kwargs: Any,
     ) -> ReadFile | WriteFile:
-        labels = {name: kwargs.pop(name) for name in _LABELS if name in kwargs}
+        options = {name: kwargs.pop(name) for name in _WRITE_OPTIONS if name in kwargs}
         unknown = sorted(set(kwargs) - FILE_CACHE_KEYWORDS)
         if unknown:
-            raise TypeError(f"open takes no {unknown[0]!r}")
+            raise TypeError(f"open has no keyword {unknown[0]!r}")
         parsed = self._split_object(path)
         store = self._store(parsed)
         if mode == "rb":
             meta = _bridge.run(store.head(parsed.key))
             size = block_size or self.default_block_size
             return ReadFile(self, parsed.base, store, meta, block_size=size)
-        held = _bridge.Held(open_writer(store, parsed.key, mode, labels))
-        return WriteFile(self, parsed.path, parsed.uri, held, mode=mode, autocommit=autocommit)
+        context = _bridge.OpenContext(open_writer(store, parsed.key, mode, options))
+        return WriteFile(self, parsed.path, parsed.uri, context, mode=mode, autocommit=autocommit)
 
     async def open_async(self, path: Any, mode: str = "rb", **kwargs: Any) -> AsyncFile:
-        """Open an object as a file whose methods are awaited: "rb", "wb", "xb" or "ab".
+        """Open an object as an asynchronous file, in the mode "rb", "wb", "xb" or "ab".
 
-        Without `async with`, `close` has to be awaited.
+        A caller that does not use `async with` has to await `close`.
         """
-        labels = {name: kwargs.pop(name) for name in _LABELS if name in kwargs}
+        options = {name: kwargs.pop(name) for name in _WRITE_OPTIONS if name in kwargs}
         parsed = self._split_object(path)
         store = self._store(parsed)
         manager: Any = (
             store.open_reader(parsed.key)
             if mode == "rb"
-            else open_writer(store, parsed.key, mode, labels)
+            else open_writer(store, parsed.key, mode, options)
         )
         return AsyncFile(self, parsed.path, mode, manager, await manager.__aenter__())
 
-    # --- Listings and metadata: one request for a page of a listing, and one for an object ---
+    # --- Listings and metadata -----------------------------------------------------------
 
     async def _info(self, path: Any, **kwargs: Any) -> Entry:
-        """Describe the object of this name, or else the directory."""
+        """Return the entry of the object at a path or, if no object exists, of the directory."""
         name = self._strip_protocol(path)
         if not name:
             return directory_entry(name)
         parsed = self._split(name)
         if not parsed.key:
-            await self._has_entries(parsed)  # raises if there is no such bucket
+            await self._has_entries(parsed)  # raises if the bucket does not exist
             return directory_entry(name)
         meta = await self._head_object(parsed)
         return directory_entry(name) if meta is None else object_entry(parsed.base, meta)
 
     async def _head_object(self, path: ObjectPath) -> ObjectMeta | None:
-        """Return the metadata of an object, None for a directory; raise if there is neither."""
+        """Return the metadata of an object, or None for a directory; raise if neither exists."""
         try:
             return await self._store(path).head(path.key)
         except NotFoundError:
@@ -371,26 +372,26 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         return bool(await self._first_name(path, path.prefix))
 
     async def _first_name(self, path: ObjectPath, prefix: str) -> str:
-        """Return the first key or directory that begins with a prefix; "" if there is none."""
+        """Return the first key or directory that begins with a prefix, or "" if none exists."""
         pages = self._store(path).list_pages(prefix, delimiter="/", page_size=1)
-        async with aclosing(pages) as inner:
-            async for page in inner:
+        async with aclosing(pages) as open_pages:
+            async for page in open_pages:
                 first: str = min([*page.keys, *page.prefixes])
                 return first
         return ""
 
     async def _ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
-        """List one level of a directory, or the object of this name, sorted."""
+        """Return the sorted entries in a directory or, if it has none, the entry of the object."""
         parsed = self._split(path)
         store = self._store(parsed)
         listing = await store.list_all(parsed.prefix, delimiter="/")
         entries = level_entries(parsed.base, listing)
         if not (listing or listing.prefixes) and parsed.key:
             entries = [object_entry(parsed.base, await store.head(parsed.key))]
-        return entries if detail else [each["name"] for each in entries]
+        return entries if detail else [entry["name"] for entry in entries]
 
     async def _isfile(self, path: Any) -> bool:
-        """Return whether there is an object of this name; costs one request."""
+        """Return whether an object exists at the path; costs one request."""
         name = self._strip_protocol(path)
         parsed = self._split(name) if name else None
         if parsed is None or not parsed.key:
@@ -402,11 +403,11 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         return True
 
     async def _isdir(self, path: Any) -> bool:
-        """Return whether `info` describes a directory; costs one request, at times two.
+        """Return whether the path is a directory and not an object. Costs one request, rarely two.
 
-        Of the names that begin with the path, that of the object itself is listed first. Other
-        objects may come before the directory, such as `a-b` before `a/`: only then a second request
-        is needed.
+        The request lists the first name that begins with the path. For an object this is the path
+        itself. If another name sorts before the directory, as `a-b` sorts before `a/`, a second
+        request lists the directory.
         """
         name = self._strip_protocol(path)
         if not name:
@@ -414,10 +415,10 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         parsed = self._split(name)
         try:
             if not parsed.key:
-                await self._has_entries(parsed)  # raises if there is no such bucket
+                await self._has_entries(parsed)  # raises if the bucket does not exist
                 return True
             if self.scheme == "file":
-                # A local name is a file or a directory, and its siblings may be many.
+                # A local path is a file or a directory, never both. Do not list its siblings.
                 return await self._has_entries(parsed)
             first = await self._first_name(parsed, parsed.key)
             if not first or first == parsed.key:
@@ -426,7 +427,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         except NotFoundError:
             return False
         except PermissionDeniedError:
-            # A caller who may read the object but list nothing still learns that it is none.
+            # Without permission to list: an object that can be read is not a directory.
             if parsed.key and await self._isfile(name):
                 return False
             raise
@@ -436,7 +437,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         parsed = self._split(path)
         delimiter = "/" if maxdepth == 1 else ""
         listing = await self._store(parsed).list_all(parsed.prefix + prefix, delimiter=delimiter)
-        return (level_tree if delimiter else tree_of)(path, parsed.base, listing)
+        return (build_level_tree if delimiter else build_tree)(path, parsed.base, listing)
 
     async def _find(
         self,
@@ -447,7 +448,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         prefix: str = "",
         **kwargs: Any,
     ) -> Any:
-        """List all objects below a path, or the object of this name, sorted, from one listing."""
+        """Return all objects below a path or, if there are none, the object at the path; sorted."""
         name = self._strip_protocol(path)
         tree = await self._list_tree(name, prefix, maxdepth)
         entries = dict(tree.objects)
@@ -464,7 +465,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             except NotFoundError:
                 entries = {}
         names = within_depth(name, entries, maxdepth)
-        return {each: entries[each] for each in names} if detail else names
+        return {name: entries[name] for name in names} if detail else names
 
     async def _walk(
         self,
@@ -475,9 +476,10 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         detail: bool = False,
         **kwargs: Any,
     ) -> AsyncIterator[tuple[str, Any, Any]]:
-        """Yield `(path, directories, objects)` of a directory and of those below, as `os.walk`.
+        """Yield `(path, directories, objects)` of a directory and its subdirectories, as `os.walk`.
 
-        All is listed at once; directories that the caller removes are not entered.
+        The whole tree is listed first. Directories that the caller removes from the yielded list
+        are not entered.
         """
         name = self._strip_protocol(path)
         within_depth(name, (), maxdepth)  # rejects a depth below 1
@@ -509,23 +511,23 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         **kwargs: Any,
     ) -> Any:
         entries = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
-        sizes = {name: each["size"] for name, each in entries.items()}
+        sizes = {name: entry["size"] for name, entry in entries.items()}
         return sum(sizes.values()) if total else sizes
 
     async def _modified(self, path: Any) -> datetime:
-        """Return when an object was last changed; of a directory, the newest below it, in UTC."""
+        """Return the UTC time of the last write of an object, or of any object in a directory."""
         entry = await self._info(path)
         entries = [entry]
         if entry["type"] == "directory":
             entries = list((await self._find(path, detail=True)).values())
-        times = [each["mtime"] for each in entries if each["mtime"] is not None]
+        times = [entry["mtime"] for entry in entries if entry["mtime"] is not None]
         if not times:
-            raise NotFoundError(f"nothing below {path!r} has a time", uri=str(path))
+            raise NotFoundError(f"no object below {path!r} has a modification time", uri=str(path))
         newest: datetime = max(times)
         return newest
 
     async def _created(self, path: Any) -> datetime:
-        """Return the same as `modified`: an object is never changed, only replaced."""
+        """Return the same as `modified`, because an object can only be replaced as a whole."""
         return await self._modified(path)
 
     # --- Reads of whole objects and of ranges --------------------------------------------
@@ -533,7 +535,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     async def _cat_file(
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
-        """Read an object, or the slice `[start:end]` of it."""
+        """Read an object, or its bytes `[start:end]` with the rules of Python's slices."""
         parsed = self._split_object(path)
         store = self._store(parsed)
         if not start and end is None:
@@ -553,9 +555,10 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[Any]:
-        """Read slices of objects, in the order given, near ones as `Store.get_ranges` does.
+        """Read slices of objects; return the bytes, or errors, in the order of the arguments.
 
-        At most `batch_size` objects are read at once.
+        Slices of one object that are close together share a request, as in `Store.get_ranges`. At
+        most `batch_size` objects are read at once.
         """
         groups: dict[str, list[int]] = {}
         pairs = pair_slices(paths, starts, ends)
@@ -576,7 +579,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
                 results[number] = outcome
 
         max_in_flight = batch_size or self.batch_size or _MAX_OBJECTS
-        if max_in_flight < 1:  # -1 is no limit in fsspec
+        if max_in_flight < 1:  # in fsspec, -1 means no limit
             max_in_flight = _MAX_OBJECTS
         await gather_bounded(read, list(groups), max_in_flight=max_in_flight)
         if on_error != "return":
@@ -593,19 +596,19 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Read objects: the bytes of one, or a dictionary of those that several paths match."""
-        given = self._strip_all(path)
+        """Return the bytes of one object, or a dictionary of all objects that a pattern matches."""
+        patterns = self._strip_all(path)
         if recursive:
             names = set()
-            for each in given:
-                for name in await self._glob(each) if has_magic(each) else [each]:
+            for pattern in patterns:
+                for name in await self._glob(pattern) if has_magic(pattern) else [pattern]:
                     names.update(await self._find(name))
             expanded = sorted(names)
             if not expanded:
-                raise _nothing_at(self.unstrip_protocol(given[0]))
+                raise _not_found_error(self.unstrip_protocol(patterns[0]))
         else:
             expanded = await self._expand_path(path)
-        if not isinstance(path, (list, tuple, set)) and expanded == given:
+        if not isinstance(path, (list, tuple, set)) and expanded == patterns:
             return await self._cat_file(expanded[0], **kwargs)
         if kwargs:
             return await super()._cat(expanded, on_error=on_error, batch_size=batch_size, **kwargs)
@@ -613,13 +616,13 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
 
     async def _cat_many(self, paths: list[str], on_error: str) -> dict[str, Any]:
         contents: dict[str, Any] = {}
-        for store_uri, group in _by_store(map(self._split_object, paths)).items():
-            keys = [each.key for each in group]
+        for store_uri, group in _group_by_store(map(self._split_object, paths)).items():
+            keys = [parsed.key for parsed in group]
             batches = self._stores[store_uri].try_fetch_batches(keys)
             outcomes = [outcome async for batch in batches for outcome in batch]
-            for each, (meta, data) in zip(group, outcomes, strict=True):
+            for parsed, (meta, data) in zip(group, outcomes, strict=True):
                 if meta is not None or on_error == "return":
-                    contents[each.path] = data
+                    contents[parsed.path] = data
                 elif on_error == "raise":
                     assert isinstance(data, Exception)
                     raise data
@@ -639,7 +642,10 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         outfile: IO[bytes] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write an object to a local file, which appears whole; make a local directory for one."""
+        """Download an object to a local file, or create a local directory for a directory.
+
+        The local file becomes visible when it is complete.
+        """
         parsed = self._split(rpath)
         target: Path | IO[bytes]
         if outfile is not None or isfilelike(lpath):
@@ -657,7 +663,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     # --- Writes of whole objects ---------------------------------------------------------
 
     async def _write(self, write: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Run a write; in a transaction, at the end of it."""
+        """Run a write now or, in a transaction, when the transaction ends."""
         if self._intrans:
             self.transaction.files.append(DeferredWrite(partial(run_blocking, self, write)))
         else:
@@ -671,7 +677,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         content_type: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Write an object, whole; in a transaction, at the end of it."""
+        """Write an object from memory; in a transaction, when the transaction ends."""
         parsed = self._split_object(path)
         put = partial(
             self._store(parsed).put,
@@ -691,7 +697,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         mode: WriteMode = "overwrite",
         **kwargs: Any,
     ) -> None:
-        """Write a local file as an object, as `_pipe_file` does; skip a directory."""
+        """Upload a local file; in a transaction, when the transaction ends. Skip a directory."""
         source = Path(lpath)
         if await asyncio.to_thread(source.is_dir):
             return
@@ -703,7 +709,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         await self._write(put)
 
     async def _touch(self, path: Any, truncate: bool = True, **kwargs: Any) -> None:
-        """Write an empty object, or with `truncate=False` renew the time of an object."""
+        """Write an empty object or, with `truncate=False`, update the time of an object."""
         parsed = self._split_object(path)
         store = self._store(parsed)
         if not truncate:
@@ -719,9 +725,10 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     async def _cp_file(
         self, path1: Any, path2: Any, copied: Metas | None = None, **kwargs: Any
     ) -> None:
-        """Copy an object, on the service if both are in one bucket; skip a directory.
+        """Copy an object; skip a directory.
 
-        The metadata of the object that was copied is added to `copied`.
+        Within a bucket, the copy is server-side. Between buckets, this process transfers the data.
+        The metadata of the source object is added to `copied`.
         """
         source, target = self._split(path1), self._split_object(path2)
         meta = await self._head_object(source) if source.key else None
@@ -736,7 +743,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             copied[source] = meta
 
     async def _mv_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
-        """Copy an object, and delete the generation that was copied."""
+        """Copy an object, then delete the generation of the source that was copied."""
         copied: Metas = {}
         await self._cp_file(path1, path2, copied=copied)
         if not copied:
@@ -751,7 +758,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Copy objects, and delete the generations that were copied."""
+        """Copy objects, then delete the generations of the sources that were copied."""
         if path1 == path2:
             return
         copied: Metas = {}
@@ -766,7 +773,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             await self._store(parsed).delete(parsed.key)
         except NotFoundError:
             if await self._has_entries(parsed):
-                raise _is_directory(path) from None
+                raise _directory_error(path) from None
             raise
 
     async def _rm(
@@ -777,21 +784,21 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Delete objects, and with `recursive` those below directories, many at once.
+        """Delete objects and, with `recursive`, all objects below directories, in batches.
 
-        If a path matches nothing, nothing is deleted.
+        If one of the paths matches nothing, NotFoundError is raised and no object is deleted.
         """
         metas: Metas = {}
-        for each in self._strip_all(path):
-            names = await self._glob(each) if has_magic(each) else [each]
+        for pattern in self._strip_all(path):
+            names = await self._glob(pattern) if has_magic(pattern) else [pattern]
             if not names:
-                raise _nothing_at(self.unstrip_protocol(each))
+                raise _not_found_error(self.unstrip_protocol(pattern))
             for name in names:
                 metas |= await self._list_for_removal(name, recursive, maxdepth)
         await self._delete_objects(metas)
 
     async def _list_for_removal(self, path: str, recursive: bool, maxdepth: int | None) -> Metas:
-        """Return the objects that the removal of a path deletes, in their present generations."""
+        """Return the current metadata of the objects that `rm` of the path deletes."""
         parsed = self._split(path)
         store = self._store(parsed)
         metas: Metas = {}
@@ -800,7 +807,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
                 metas[parsed] = await store.head(parsed.key)
         elif parsed.key:
             if (meta := await self._head_object(parsed)) is None:
-                raise _is_directory(path)
+                raise _directory_error(path)
             metas[parsed] = meta
         if recursive:
             deepest = None if maxdepth is None else path.count("/") + maxdepth
@@ -809,12 +816,12 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
                 if deepest is None or name.rstrip("/").count("/") <= deepest:
                     metas[parsed._replace(key=meta.key)] = meta
         if not metas and parsed.key:
-            raise _nothing_at(self.unstrip_protocol(path))
+            raise _not_found_error(self.unstrip_protocol(path))
         return metas
 
     async def _delete_objects(self, metas: Metas) -> None:
-        for store_uri, group in _by_store(metas).items():
-            result = await self._stores[store_uri].delete_many([metas[each] for each in group])
+        for store_uri, group in _group_by_store(metas).items():
+            result = await self._stores[store_uri].delete_many([metas[parsed] for parsed in group])
             if result.errors:
                 error = next(iter(result.errors.values()))
                 error.add_note(f"{len(result.errors)} of {len(group)} objects were not deleted")
@@ -825,21 +832,21 @@ def _open_store(options: StoreOptions, uri: str) -> Store:
     return _bridge.close_when_dropped(open_store(uri, **options))
 
 
-def _by_store(paths: Iterable[ObjectPath]) -> dict[str, list[ObjectPath]]:
+def _group_by_store(paths: Iterable[ObjectPath]) -> dict[str, list[ObjectPath]]:
     groups: dict[str, list[ObjectPath]] = {}
     for path in paths:
         groups.setdefault(path.store_uri, []).append(path)
     return groups
 
 
-def _is_directory(path: Any) -> IsADirectoryError:
+def _directory_error(path: Any) -> IsADirectoryError:
     return IsADirectoryError(
         f"{path!r} is a directory; remove the objects below it with recursive=True"
     )
 
 
-def _nothing_at(uri: str) -> NotFoundError:
-    return NotFoundError(f"there is nothing at {uri}; list its prefix to see what exists", uri=uri)
+def _not_found_error(uri: str) -> NotFoundError:
+    return NotFoundError(f"{uri} does not exist; list its parent to see the names", uri=uri)
 
 
 _filesystems: weakref.WeakValueDictionary[int, AiofluxFileSystem] = weakref.WeakValueDictionary()
@@ -847,9 +854,9 @@ _filesystems: weakref.WeakValueDictionary[int, AiofluxFileSystem] = weakref.Weak
 
 @atexit.register
 def _close_on_loop_of_fsspec() -> None:
-    """Close connections on the loop of fsspec, which its generic filesystem uses, for example.
+    """Close the connections that fsspec's generic filesystem opens on fsspec's event loop.
 
-    The bridge closes those on its own loop, and the owner of any other loop those on that.
+    The bridge closes connections on its own event loop. On any other, the caller calls `aclose`.
     """
     loop = asyn.loop[0]
     if loop is None or not loop.is_running():

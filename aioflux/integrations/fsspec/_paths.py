@@ -1,6 +1,7 @@
-"""Paths of fsspec, split into a store and a key. Pure.
+"""Paths of fsspec, split into the uri of a store and a key. Pure.
 
-A path is `bucket/key`; `account/container/key` for `az`; an absolute path for `file`.
+A path has the form `bucket/key`. With `az` the form is `account/container/key`, and with `file` it
+is `/absolute/path`.
 """
 
 from __future__ import annotations
@@ -16,43 +17,43 @@ __all__ = ["ObjectPath", "split_path", "strip_protocol"]
 
 
 class ObjectPath(NamedTuple):
-    """A path: a store, and a key or a prefix in it."""
+    """A path of fsspec, split into the uri of a store and a key or prefix."""
 
     store_uri: str
     base: str
-    """Beginning of the path, before the key."""
+    """The part of the path before the key."""
     key: str
-    """Key; empty for the store itself."""
+    """Empty if the path names the whole store."""
 
     @property
     def prefix(self) -> str:
-        """Prefix of the keys below this path."""
+        """The common prefix of all keys below this path."""
         return f"{self.key}/" if self.key else ""
 
     @property
     def path(self) -> str:
-        """The path as fsspec writes it."""
+        """The whole path, without a trailing slash."""
         return self.base + self.key if self.key else self.base.rstrip("/") or self.base
 
     @property
     def uri(self) -> str:
-        """Whole uri of the object."""
         return join_uri(self.store_uri, self.key)
 
 
 def strip_protocol(path: str, protocols: Iterable[str], root: str) -> str:
-    """Return a path without protocol and without trailing slashes."""
+    """Remove the protocol and trailing slashes of a path."""
     for protocol in protocols:
-        for mark in ("://", "::"):
-            path = path.removeprefix(protocol + mark)
+        for separator in ("://", "::"):
+            path = path.removeprefix(protocol + separator)
     return path.rstrip("/") or root
 
 
 def split_path(scheme: str, path: str) -> ObjectPath:
     """Split a path that `strip_protocol` returned.
 
-    A bucket is one store, whose objects share connections. A local directory is a store of the
-    files directly in it, so that a delete never removes the directories above as empty prefixes.
+    All objects of a bucket share one store and its connections. The store of a local file is its
+    parent directory, because a delete also removes the directories above a file that become empty,
+    except the directory of the store.
 
     Raises:
         ValueError: The path names no bucket, or is not absolute for `file`.
@@ -67,10 +68,8 @@ def split_path(scheme: str, path: str) -> ObjectPath:
             container, _, key = key.partition("/")
             bucket = f"{bucket}/{container}" if container else ""
         if not bucket:
-            wanted = "account/container/prefix" if scheme == "az" else "bucket/prefix"
-            raise ValueError(
-                f"{path!r} names no bucket, and buckets cannot be listed; write {wanted}"
-            )
+            form = "account/container/prefix" if scheme == "az" else "bucket/prefix"
+            raise ValueError(f"{path!r} names no bucket; buckets cannot be listed: write {form}")
         store_uri, key = split_at_bucket(Location(scheme, bucket, key))
         path = f"{bucket}/{key}"
     return ObjectPath(store_uri, path.removesuffix(key), key)

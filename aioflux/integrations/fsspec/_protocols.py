@@ -1,4 +1,4 @@
-"""Filesystems by scheme, and their registration with fsspec."""
+"""One filesystem class for each scheme, and the registration of the classes with fsspec."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GSFileSystem(AiofluxFileSystem):
 
 
 class S3FileSystem(AiofluxFileSystem):
-    """`aios3://bucket/key`: S3, and services that speak its protocol at an `endpoint_url`."""
+    """`aios3://bucket/key`: S3, and with `endpoint_url` any service with the S3 API."""
 
     scheme = "s3"
     protocol = ("aios3", "aioflux+s3", "s3", "s3a")
@@ -43,7 +43,7 @@ class AzureFileSystem(AiofluxFileSystem):
 
 
 class LocalFileSystem(AiofluxFileSystem):
-    """`aiofile:///directory/key`: local files, which appear whole as objects do."""
+    """`aiofile:///directory/key`: local files, which become visible whole, as objects do."""
 
     scheme = "file"
     protocol = ("aiofile", "aioflux+file", "file")
@@ -60,26 +60,27 @@ class MemoryFileSystem(AiofluxFileSystem):
 _CLOUDS = (GSFileSystem, S3FileSystem, AzureFileSystem)
 
 _REPLACEABLE = {name: kind for kind in _CLOUDS for name in kind.protocol[2:]}
-"""Plain protocols that aioflux may replace; its `az` urls name the account first. fsspec relies on
-its own `file` and `memory`, whose directories exist by themselves."""
+"""Protocols of gcsfs, s3fs and adlfs that `register` can replace. `file` and `memory` cannot be
+replaced: fsspec itself needs a filesystem that has empty directories."""
 
 
 def register(*, replace: Sequence[str] = ()) -> None:
     """Register `aiogs`, `aios3`, `aioaz`, `aiofile` and `aiomemory` with fsspec.
 
-    fsspec finds these in an installed aioflux without this call. `aioflux+gs` and the others with
-    a `+` are registered, too, but some libraries take only letters and digits for a scheme.
+    If aioflux is installed, fsspec finds these protocols without this call. The second names, such
+    as `aioflux+gs`, are registered, too, but some libraries reject a protocol with "+".
 
     Args:
-        replace: Plain protocols to be served by aioflux from now on, of "gs", "gcs", "s3", "s3a"
-            and "az": any library of this process that opens such urls through fsspec then uses it.
+        replace: Protocols of other filesystems that aioflux serves from now on: any of "gs", "gcs",
+            "s3", "s3a" and "az". All libraries in this process that open their urls through fsspec
+            then use aioflux. Urls of "az" must begin with the account.
 
     Raises:
-        TypeError: `replace` is one string.
-        ValueError: A protocol cannot be replaced; nothing is registered then.
+        TypeError: `replace` is a string.
+        ValueError: A protocol cannot be replaced. No protocol is registered then.
     """
     if isinstance(replace, str):
-        raise TypeError(f'replace takes several protocols; write ("{replace}",)')
+        raise TypeError(f'replace must be a tuple of protocols; write ("{replace}",)')
     unknown = [name for name in replace if name not in _REPLACEABLE]
     if unknown:
         known = ", ".join(_REPLACEABLE)

@@ -1,11 +1,11 @@
 """Readable files of fsspec, pinned to the generation that the object has when it is opened.
 
-    size <= 4 MiB      the whole object with the first read, verified by its crc32c
-    sequential reads   streamed: ranges in parallel, prefetched
-    after a seek       exactly the bytes requested, in one request or parallel ranges
-    64 MiB at once     the same
+    object <= 4 MiB    read whole by the first read, unless that is a `read()` after a seek
+    sequential reads   streamed: ranges are prefetched in parallel
+    read after a seek  exactly the bytes of the read, in one request or in parallel ranges
+    read >= 64 MiB     the same as after a seek
 
-At least `block_size` is requested, 1 MiB by default: small reads are served from it.
+A read below `block_size` (1 MiB by default) fetches `block_size` bytes, for later reads, too.
 """
 
 from __future__ import annotations
@@ -26,35 +26,37 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_BLOCK_BYTES", "ReadFile", "SequentialReads"]
 
 DEFAULT_BLOCK_BYTES = 1024 * 1024
-"""Bytes of one crossing to the event loop for small reads: it costs 35-125 us, as much as copying
-1 MiB does."""
+"""Bytes that a small read fetches in one crossing to the event loop. A crossing costs 35-125 us, as
+much as a copy of 1 MiB."""
 
 _WHOLE_BYTES = 4 * 1024 * 1024
-"""Objects up to here are read whole: that takes as long as two round trips to a service."""
+"""Objects up to this size are read whole, which takes as long as two round trips to a service."""
 
-_NUM_SEQUENTIAL = 3
-"""Sequential reads after which more of them are expected."""
+_MIN_SEQUENTIAL = 3
+"""The object is streamed from this number of consecutive sequential reads on."""
 
 _DIRECT_BYTES = 64 * 1024 * 1024
-"""Reads of this size have enough ranges by themselves, and go straight into the caller's memory."""
+"""Reads of at least this size are not streamed. One such read already has enough parallel ranges,
+and writes them directly to the caller's memory."""
 
 _GAP_BYTES = 64 * 1024
-"""A seek forward that stays sequential: torch.load skips the headers and padding of a zip file."""
+"""Longest forward seek between two sequential reads. torch.load skips the headers and padding of a
+zip file by such seeks."""
 
 
 class SequentialReads:
-    """Detection of sequential reads of a file. Pure."""
+    """Detection of sequential reads, to decide whether to stream an object. Pure."""
 
     def __init__(self) -> None:
         self._next = 0
         # A first read at the beginning of the file counts as sequential.
-        self._num = _NUM_SEQUENTIAL - 1
+        self._num = _MIN_SEQUENTIAL - 1
 
     def add(self, start: int, end: int) -> bool:
-        """Count a read of the bytes `[start, end)`; return whether sequential ones are expected."""
+        """Count a read of the bytes `[start, end)`, and return whether to stream it."""
         self._num = self._num + 1 if 0 <= start - self._next <= _GAP_BYTES else 1
         self._next = end
-        return self._num >= _NUM_SEQUENTIAL
+        return self._num >= _MIN_SEQUENTIAL
 
 
 class _RawFile(PositionedFile):
@@ -65,9 +67,9 @@ class _RawFile(PositionedFile):
         self.store = store
         self._whole: bytes | None = None
         self._sequential = SequentialReads()
-        # Serves the reads if it is set: fsspec's `blockcache` sets one with blocks on disk.
+        # fsspec's `blockcache` sets a cache of blocks on disk here, which then serves all reads.
         self.cache: Any = None
-        self._held: _bridge.Held[ObjectReader] | None = None
+        self._context: _bridge.OpenContext[ObjectReader] | None = None
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         view = memoryview(buffer).cast("B")
@@ -109,27 +111,28 @@ class _RawFile(PositionedFile):
         return data
 
     def _reader(self) -> ObjectReader:
-        if self._held is None:
-            self._held = _bridge.Held(self.store.open_reader(self.meta))
-        return self._held.value
+        if self._context is None:
+            self._context = _bridge.OpenContext(self.store.open_reader(self.meta))
+        return self._context.value
 
     def close(self) -> None:
         if self.closed:
             return
         super().close()
         self._whole = None
-        if self._held is not None:
-            self._held.leave()
+        if self._context is not None:
+            self._context.exit()
 
     def __del__(self) -> None:
-        """Do nothing: the default closes on any thread, and `Held` cleans up by itself."""
+        """Do nothing: any thread may run this. `OpenContext` closes the reader."""
 
 
 class ReadFile(io.BufferedReader):
-    """A file that `open(path, "rb")` of an `AiofluxFileSystem` returns: readable and seekable.
+    """Readable and seekable file, returned by `AiofluxFileSystem.open(path, "rb")`.
 
-    Reads see the generation that the object had when it was opened; deleted or replaced since, it
-    is a NotFoundError. Bytes are verified as `Store.get_into` and `Store.open_reader` say.
+    Reads return bytes of the generation that the object had when the file was opened. A read that
+    sends a request raises NotFoundError if the object was deleted or replaced. Bytes are verified
+    as in `Store.get_into` and `Store.open_reader`.
     """
 
     raw: _RawFile
@@ -153,7 +156,7 @@ class ReadFile(io.BufferedReader):
 
     @property
     def cache(self) -> Any:
-        """A cache of fsspec that serves the reads; None by default."""
+        """The cache of fsspec that serves all reads; None by default."""
         return self.raw.cache
 
     @cache.setter
@@ -162,7 +165,7 @@ class ReadFile(io.BufferedReader):
 
     @property
     def closed(self) -> bool:
-        """Return whether the file is closed; `blockcache` of fsspec sets it, too."""
+        """Return whether the file is closed. fsspec's `blockcache` sets True to close it."""
         return self.raw.closed
 
     @closed.setter
@@ -171,7 +174,7 @@ class ReadFile(io.BufferedReader):
             self.close()
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        """Read the bytes `[start, end)` of the generation that was opened, for caches of fsspec."""
+        """Read the bytes `[start, end)` of the opened generation; called by caches of fsspec."""
         end = min(end, self.size)
         if end <= start:
             return b""
@@ -179,18 +182,18 @@ class ReadFile(io.BufferedReader):
 
     @property
     def loc(self) -> int:
-        """Position of the next byte, as fsspec's own files name it."""
+        """Position of the next read."""
         return self.tell()
 
     def info(self) -> Entry:
-        """Return the entry that the object had when the file was opened."""
+        """Return the object's entry from the time when the file was opened."""
         return self.details
 
     def __repr__(self) -> str:
         return f"<ReadFile {self.raw.meta.uri}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} does not pickle; pickle what fsspec.open returns")
+        raise TypeError(f"{self!r} cannot be pickled; pickle the OpenFile that fsspec.open returns")
 
     def __del__(self) -> None:
-        """Do nothing: the default closes on any thread, and `Held` cleans up by itself."""
+        """Do nothing: any thread may run this. `OpenContext` closes the reader."""

@@ -1,7 +1,7 @@
-"""Transfers of objects: to and from local files, from one store to another, and reads of slices.
+"""Uploads and downloads of local files, copies between stores, and reads of slices of objects.
 
-Files go up and come down in blocks, a few large ones at a time. Slices of one object are of one
-generation.
+Files are transferred in blocks, and only a few large files at the same time. All slices of one
+object are read from the same generation.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ __all__ = [
 ]
 
 _BLOCK_BYTES = 4 * 1024 * 1024
-"""Bytes that are read from a file, or written to one, at once."""
+"""Bytes of one read from, or one write to, a local file."""
 
 _MAX_LARGE = 4
-"""Files of more than one block in transfer at once. Each has parts or ranges in parallel, for which
-`TransferOptions.max_buffered_bytes` are held."""
+"""Maximum number of files above `_BLOCK_BYTES` in transfer at once. Each transfers parts or ranges
+in parallel, and buffers up to `TransferOptions.max_buffered_bytes` for them."""
 
 
 class Callback(Protocol):
-    """The methods of a `fsspec.callbacks.Callback` that are called."""
+    """The part of `fsspec.callbacks.Callback` that transfers use to report progress."""
 
     def set_size(self, size: int) -> Any:
-        """Report the size in bytes."""
+        """Report the size of the transfer in bytes."""
 
     def relative_update(self, inc: int = 1) -> Any:
         """Report the number of bytes that were transferred since the last call."""
 
 
 class LargeTransferSlots:
-    """A bound on large transfers, one for each event loop."""
+    """Limit on the number of large transfers at once, separate for each event loop."""
 
     def __init__(self) -> None:
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
@@ -75,7 +75,7 @@ async def upload(
     callback: Callback,
     slots: LargeTransferSlots,
 ) -> None:
-    """Write a local file as an object: it appears whole or not at all."""
+    """Upload a local file. The object becomes visible, whole, after the last byte."""
     file = await asyncio.to_thread(source.open, "rb", 0)
     try:
         size = os.fstat(file.fileno()).st_size
@@ -102,24 +102,24 @@ async def download(
     callback: Callback,
     slots: LargeTransferSlots,
 ) -> None:
-    """Write an object to a local file, which appears whole, or to one that is open."""
+    """Download an object to an open file, or to a path at which the complete file appears."""
     callback.set_size(meta.size)
     if not isinstance(target, Path):
-        await _fill(store, meta, target, callback, slots)
+        await _download_into(store, meta, target, callback, slots)
         return
-    partial = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}")
-    file = await asyncio.to_thread(partial.open, "xb", 0)
+    temporary = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}")
+    file = await asyncio.to_thread(temporary.open, "xb", 0)
     try:
         with file:
-            await _fill(store, meta, file, callback, slots)
-        await asyncio.to_thread(partial.replace, target)
+            await _download_into(store, meta, file, callback, slots)
+        await asyncio.to_thread(temporary.replace, target)
     except BaseException:
         with suppress(FileNotFoundError):
-            partial.unlink()
+            temporary.unlink()
         raise
 
 
-async def _fill(
+async def _download_into(
     store: Store, meta: ObjectMeta, file: Any, callback: Callback, slots: LargeTransferSlots
 ) -> None:
     if meta.size <= _BLOCK_BYTES:
@@ -135,7 +135,7 @@ async def _fill(
 
 
 def _write_all(file: Any, view: memoryview) -> None:
-    """Write all of a view: an unbuffered file may write less at once."""
+    """Write all bytes of a view. One `write` of an unbuffered file may write only a part."""
     while view.nbytes:
         num = file.write(view)
         view = view[view.nbytes if num is None else num :]
@@ -144,56 +144,54 @@ def _write_all(file: Any, view: memoryview) -> None:
 async def copy_object(
     source: Store, meta: ObjectMeta, target: Store, key: str, *, slots: LargeTransferSlots
 ) -> None:
-    """Copy an object into another store, through this process."""
-    labels: dict[str, Any] = {"content_type": meta.content_type, "metadata": meta.metadata or None}
+    """Copy an object to another store: this process downloads and uploads the bytes."""
+    options: dict[str, Any] = {"content_type": meta.content_type, "metadata": meta.metadata or None}
     if meta.size <= _BLOCK_BYTES:
-        await target.put(key, await source.get(meta), **labels)
+        await target.put(key, await source.get(meta), **options)
         return
     block = bytearray(_BLOCK_BYTES)
     async with (
         slots.current(),
         source.open_reader(meta) as reader,
-        target.open_writer(key, **labels) as writer,
+        target.open_writer(key, **options) as writer,
     ):
         while num := await reader.readinto(block):
             await writer.write(memoryview(block)[:num])
 
 
 Slice: TypeAlias = tuple[int | None, int | None]
-"""First byte and end, as in Python's own slices: negative ones count from the end."""
+"""Start and end as in Python's slices: a negative number counts from the end of the object."""
 
 _MAX_READS: Final = 6
-"""Reads of an object that is replaced between the request for its size and that for its bytes."""
+"""Maximum attempts to read an object that other writers keep replacing between the request for its
+size and the request for its bytes."""
 
 _PAUSE_SECONDS: Final = 0.01
-"""Longest pause before the second of these reads; it doubles with each, to 0.6 s in total."""
+"""Maximum pause after the first attempt. The maximum doubles with each attempt; all pauses together
+take at most 0.63 s."""
 
 _NO_END: Final = 1 << 62
-"""An end beyond that of any object."""
+"""An end beyond the size of any object."""
 
 
 def pair_slices(paths: Any, starts: Any, ends: Any) -> list[tuple[Any, Slice]]:
-    """Return each path that `cat_ranges` was given with its slice.
-
-    Raises:
-        TypeError: `paths` is no list.
-        ValueError: The lists are not of one length.
-    """
+    """Return each path of a `cat_ranges` call with its slice."""
     if not isinstance(paths, list):
         raise TypeError(f"cat_ranges takes a list of paths, not {type(paths).__name__}")
-    firsts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
-    behinds = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
-    if not len(paths) == len(firsts) == len(behinds):
+    all_starts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
+    all_ends = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
+    if not len(paths) == len(all_starts) == len(all_ends):
         raise ValueError(
-            f"cat_ranges was given {len(paths)} paths, {len(firsts)} starts and {len(behinds)} ends"
+            "cat_ranges needs one start and one end for each path, not "
+            f"{len(paths)} paths, {len(all_starts)} starts and {len(all_ends)} ends"
         )
-    return list(zip(paths, zip(firsts, behinds, strict=True), strict=True))
+    return list(zip(paths, zip(all_starts, all_ends, strict=True), strict=True))
 
 
 def _plan_slice(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """Return the range `[start, end)` of a slice of `size` bytes."""
-    first, behind, _ = slice(start, end).indices(size)
-    return first, max(first, behind)
+    """Return the range `[start, end)` that a slice selects in an object of `size` bytes."""
+    range_start, range_end, _ = slice(start, end).indices(size)
+    return range_start, max(range_start, range_end)
 
 
 async def cat_slices(
@@ -202,24 +200,23 @@ async def cat_slices(
     """Read slices of one generation of an object; see `Store.get_ranges` for `max_gap`.
 
     Raises:
-        NotFoundError: There is no such object.
-        PreconditionFailedError: It was replaced while it was read, several times in a row.
+        NotFoundError: The object does not exist.
+        PreconditionFailedError: The object was replaced during every attempt to read it.
     """
     if all(not start and end is None for start, end in slices):
         return [await store.get(key)] * len(slices)
     if all((start or 0) >= 0 and (end is None or end >= 0) for start, end in slices):
         ranges = [(start or 0, _NO_END if end is None else end) for start, end in slices]
         return await _cat_ranges(store, key, ranges, max_gap)
-    for number in range(_MAX_READS):
+    for attempt in range(_MAX_READS):
         meta = await store.head(key)
-        ranges = [_plan_slice(*each, meta.size) for each in slices]
+        ranges = [_plan_slice(start, end, meta.size) for start, end in slices]
         try:
             return await _cat_ranges(store, meta, ranges, max_gap)
-        except NotFoundError:  # replaced since, or deleted: the next `head` raises then
-            await asyncio.sleep(random.uniform(0, _PAUSE_SECONDS * 2**number))  # noqa: S311
+        except NotFoundError:  # This generation is replaced or deleted; `head` finds out which.
+            await asyncio.sleep(random.uniform(0, _PAUSE_SECONDS * 2**attempt))  # noqa: S311
     raise PreconditionFailedError(
-        f"could not read {meta.uri}: it was replaced while it was read, {_MAX_READS} times in a "
-        "row",
+        f"could not read {meta.uri}: it was replaced during each of {_MAX_READS} attempts",
         uri=meta.uri,
     )
 
@@ -227,7 +224,7 @@ async def cat_slices(
 async def _cat_ranges(
     store: Store, key: str | ObjectMeta, ranges: Sequence[tuple[int, int]], max_gap: int | None
 ) -> list[bytes]:
-    wanted = [each for each in ranges if each[1] > each[0]]
+    nonempty = [(start, end) for start, end in ranges if end > start]
     gap: dict[str, int] = {} if max_gap is None else {"max_gap_bytes": max_gap}
-    data = iter(await store.get_ranges(key, wanted, **gap))
+    data = iter(await store.get_ranges(key, nonempty, **gap))
     return [next(data) if end > start else b"" for start, end in ranges]

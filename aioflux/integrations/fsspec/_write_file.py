@@ -1,7 +1,7 @@
-"""Writable files of fsspec: the bytes become one object when the file is closed, not before.
+"""Writable files of fsspec. Each file becomes one object when it is closed.
 
-In a transaction `close` only finishes the upload, and `commit` makes the object visible: one after
-the other at the end of the transaction, or none of them.
+In a transaction, `close` sends the last bytes, and the object stays invisible. At the end of the
+transaction, `commit` or `discard` is called for each file in turn.
 """
 
 from __future__ import annotations
@@ -36,29 +36,24 @@ __all__ = [
 _MODES: Final = ("wb", "xb", "ab")
 
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of an object that is appended to which are copied at once."""
+"""Bytes per read when mode "ab" copies the existing object."""
 
 _CLOSING_LIBRARIES: Final = ("fsspec.core", "pandas.io.common", "pyarrow.parquet.core")
-"""Modules whose `__exit__` only closes the file, whether its `with` block failed or not."""
+"""Modules with files whose `__exit__` only calls `close`, even if the `with` block raised."""
 
 _MAX_FRAMES: Final = 3
-"""Calls between `__exit__` of these modules and `WriteFile.close`."""
+"""Maximum depth of calls from `__exit__` of these modules to `WriteFile.close`."""
 
 
 @asynccontextmanager
 async def open_writer(
-    store: Store, key: str, mode: str, labels: Mapping[str, Any]
+    store: Store, key: str, mode: str, write_options: Mapping[str, Any]
 ) -> AsyncIterator[ObjectWriter]:
-    """Open an object for writing in the mode "wb", "xb" or "ab".
-
-    Raises:
-        ValueError: There is no such mode.
-        AlreadyExistsError: The object exists and had to be new.
-    """
+    """Open an object in a write mode; `write_options` are `content_type` and `metadata`."""
     if mode not in _MODES:
         known = ", ".join(("rb", *_MODES))
-        raise ValueError(f"an object is opened as one of {known}, and as text, not {mode!r}")
-    options: dict[str, Any] = {**labels}
+        raise ValueError(f"mode must be one of {known}, or the same without b, not {mode!r}")
+    options: dict[str, Any] = {**write_options}
     present = None
     if mode != "wb":
         try:
@@ -66,12 +61,14 @@ async def open_writer(
         except NotFoundError:
             options["mode"] = "create"
     if present is not None and mode == "xb":
-        raise AlreadyExistsError(f"there is an object {present.uri} already", uri=present.uri)
+        raise AlreadyExistsError(
+            f"{present.uri} exists, and mode 'xb' requires a new object", uri=present.uri
+        )
     if present is not None:
         options = {
             "content_type": present.content_type,
             "metadata": present.metadata or None,
-            **labels,
+            **write_options,
             "if_generation_match": present.generation,
         }
     async with store.open_writer(key, **options) as writer:
@@ -84,12 +81,13 @@ async def open_writer(
 
 
 def _error_of_block() -> BaseException | None:
-    """Return the exception for which a library closes a file at the end of its `with` block.
+    """Return the exception of a failed `with` block at whose end a library closes the file.
 
-    `with fsspec.open(url, "wb")` ends in `OpenFile.__exit__`, which only calls `close`. A file that
-    is closed while an exception is handled is stored otherwise: `except StopIteration` and the end
-    of a generator close files that are complete. `sys.exception()` is the same in both cases, so
-    that the caller's frames decide.
+    `with fsspec.open(url, "wb")` calls `OpenFile.__exit__`, which only calls `close`. If the block
+    has raised, the file must not be stored. `sys.exception()` is not enough to detect this, because
+    it also returns an exception when code closes a complete file in `except StopIteration` or at
+    the end of a generator. The exception therefore counts only if it was passed to an `__exit__` of
+    `_CLOSING_LIBRARIES` on the call stack. Otherwise the result is None.
     """
     error = sys.exception()
     frame: FrameType | None = sys._getframe(2) if error is not None else None  # noqa: SLF001
@@ -98,18 +96,19 @@ def _error_of_block() -> BaseException | None:
             break
         if frame.f_code.co_name == "__exit__" and frame.f_globals["__name__"] in _CLOSING_LIBRARIES:
             arguments = [*frame.f_locals.values(), *frame.f_locals.get("args", ())]
-            return error if any(each is error for each in arguments) else None
+            return error if any(argument is error for argument in arguments) else None
         frame = frame.f_back
     return None
 
 
 class WriteFile(WritableFile):
-    """A file that `open(path, "wb")` of an `AiofluxFileSystem` returns: not readable or seekable.
+    """Writable file, returned by `AiofluxFileSystem.open(path, "wb")`; not readable or seekable.
 
-    Parts are uploaded while more is written; memory is bounded by
-    `TransferOptions.max_buffered_bytes` and 1 MiB. The object becomes visible, whole, when `close`
-    returns. An exception in a `with` block (that of `fsspec.open`, too), an error of a write,
-    `discard`, or a file that is never closed publish nothing and abort the upload.
+    Parts are uploaded while the caller writes more; buffers use at most
+    `TransferOptions.max_buffered_bytes` plus 1 MiB. The object becomes visible, whole, when `close`
+    returns. The upload is aborted and nothing becomes visible after an exception in the `with`
+    block of the file or of `fsspec.open`, after a failed write, after `discard`, and if the file is
+    never closed.
     """
 
     def __init__(
@@ -117,17 +116,17 @@ class WriteFile(WritableFile):
         system: Any,
         path: str,
         uri: str,
-        held: _bridge.Held[ObjectWriter],
+        context: _bridge.OpenContext[ObjectWriter],
         *,
         mode: str,
         autocommit: bool,
     ) -> None:
-        super().__init__(held, uri, num_written=held.value.tell())
+        super().__init__(context, uri, num_written=context.value.tell())
         self.fs = system
         self.path = path
         self.mode = mode  # type: ignore[misc]  # read-only in typing.IO
         self.autocommit = autocommit
-        self._is_done = False
+        self._is_finished = False
 
     @property
     def full_name(self) -> str:
@@ -137,21 +136,21 @@ class WriteFile(WritableFile):
 
     @property
     def size(self) -> int:
-        """Bytes written so far."""
+        """Number of bytes written so far."""
         return self._num_written
 
     def __repr__(self) -> str:
         return f"<WriteFile {self._uri}>"
 
     def flush(self, force: bool = False) -> None:
-        """Do nothing: the object becomes visible, whole, on `close`."""
+        """Do nothing: only `close` makes the object visible."""
         self._require_open()
 
     def close(self) -> None:
-        """Store the object and, outside of a transaction, make it visible.
+        """Send the last bytes and, outside of a transaction, make the object visible.
 
         Raises:
-            StorageError: It could not be stored: nothing is visible and nothing stays.
+            StorageError: The object could not be stored, and the upload is aborted.
         """
         if self.closed:
             return
@@ -161,7 +160,7 @@ class WriteFile(WritableFile):
             return
         try:
             self._raise_failure()
-            self._send_pending()
+            self._send_buffer()
         except BaseException as exc:
             self.discard(exc)
             raise
@@ -170,37 +169,37 @@ class WriteFile(WritableFile):
             self.commit()
 
     def commit(self) -> None:
-        """Make the object visible; the end of a transaction calls it.
+        """Make the object visible; called by `close` or at the end of a transaction.
 
         Raises:
-            StorageError: It could not be stored: nothing is visible and nothing stays.
-            ValueError: It was discarded before.
+            StorageError: The object could not be stored, and the upload is aborted.
+            ValueError: `discard` was called before, or an earlier call failed.
         """
         self.close()
-        if self._is_done:
+        if self._is_finished:
             if self._failure is not None:
                 raise ValueError(f"{self._uri} was discarded and is not stored") from self._failure
             return
-        self._is_done = True
+        self._is_finished = True
         try:
-            self._held.leave()
+            self._context.exit()
         except BaseException as exc:
             self._failure = exc
             raise
 
     def discard(self, reason: BaseException | None = None) -> None:
-        """Abort the upload: nothing becomes visible. A second time it does nothing.
+        """Close the file and abort the upload; a second call does nothing.
 
         Args:
-            reason: Receives a note if the upload cannot be aborted.
+            reason: Error that caused the call. If the abort fails, a note is added to this error.
         """
         super().close()
-        self._pending.clear()
-        if self._is_done:
+        self._buffer.clear()
+        if self._is_finished:
             return
-        self._is_done = True
+        self._is_finished = True
         self._failure = reason or RuntimeError(f"{self._uri} was discarded")
-        self._held.leave(self._failure)
+        self._context.exit(self._failure)
 
     def __exit__(
         self,
@@ -213,15 +212,16 @@ class WriteFile(WritableFile):
             return
         failure = self._failure
         self.discard(error)
-        # torch.save turns the error of a write into a RuntimeError about positions in a zip file.
+        # When a write fails, torch.save raises a RuntimeError about positions in a zip file. Raise
+        # the error of the write instead.
         if isinstance(failure, Exception) and error is not failure:
             raise failure from error
 
     def __del__(self) -> None:
-        # The default closes, and so publishes the object. `Held` aborts instead.
+        # The default calls `close`, which publishes the object. `OpenContext` aborts the upload.
         if not self.closed:
             warnings.warn(
-                f"{self._uri} was never closed: nothing of it is stored; open it with `with`",
+                f"the file of {self._uri} was never closed and is not stored; open it with `with`",
                 RuntimeWarning,
                 source=self,
                 stacklevel=2,
@@ -229,10 +229,10 @@ class WriteFile(WritableFile):
 
 
 class TextFile(io.TextIOWrapper):
-    """Text written to a `WriteFile`; an exception in its `with` block publishes nothing."""
+    """Text file over a `WriteFile`; an exception in its `with` block aborts the upload."""
 
     def discard(self, reason: BaseException | None = None) -> None:
-        """Abort the upload: nothing becomes visible."""
+        """Close the file and abort the upload."""
         file: Any = self.buffer
         file.discard(reason)
 
@@ -248,13 +248,16 @@ class TextFile(io.TextIOWrapper):
         self.close()
 
     def __del__(self) -> None:
-        # As for the file below: without `close`, nothing is stored.
+        # The default calls `close`, which publishes the object.
         if not self.closed:
             self.discard()
 
 
 class CompressedFile(io.BufferedIOBase):
-    """A file that closes both: compressing files leave the file below them open."""
+    """A compressing or decompressing file of fsspec (outer) over an object's file (inner).
+
+    `close` closes both files. The files of fsspec do not close the inner file.
+    """
 
     def __init__(self, outer: Any, inner: Any) -> None:
         self._outer, self._inner = outer, inner
@@ -288,7 +291,7 @@ class CompressedFile(io.BufferedIOBase):
         return int(self._outer.tell())
 
     def close(self) -> None:
-        """Close both; a written object becomes visible."""
+        """Close both files; a written object becomes visible, as by `WriteFile.close`."""
         if self.closed:
             return
         super().close()
@@ -301,10 +304,10 @@ class CompressedFile(io.BufferedIOBase):
         self._inner.close()
 
     def discard(self, reason: BaseException | None = None) -> None:
-        """Close both, and abort the upload."""
+        """Close both files, and abort the upload."""
         super().close()
         self._inner.discard(reason)
-        with suppress(ValueError, OSError):  # it can no longer write its trailer
+        with suppress(ValueError, OSError):  # the compressor cannot write its trailer any more
             self._outer.close()
 
     def __exit__(
@@ -319,33 +322,33 @@ class CompressedFile(io.BufferedIOBase):
             self.close()
 
     def __del__(self) -> None:
-        # Without `close`, nothing is stored.
+        # The default calls `close`, which publishes the object.
         if not self.closed and not self._inner.closed and self._inner.writable():
             self.discard()
 
 
 class Transaction(_Transaction):  # type: ignore[misc]  # fsspec has no types
-    """fsspec's transaction, which always ends when it is completed.
+    """fsspec's transaction, changed to end after a failed commit and to reject a second start.
 
-    Some versions of fsspec leave a filesystem in a transaction whose commit failed, so that nothing
-    later is ever stored. A nested one is rejected: fsspec forgets the writes of the outer one.
+    Some versions of fsspec stay in a transaction whose commit failed, and never store later writes.
+    On a second `start`, fsspec would drop the writes of the first transaction.
     """
 
     def start(self) -> None:
         """Start the transaction.
 
         Raises:
-            RuntimeError: The filesystem is in one, on this thread or on another.
+            RuntimeError: A transaction of the filesystem is open, in this or another thread.
         """
-        if self.fs._intrans:  # noqa: SLF001  # as fsspec's own does
+        if self.fs._intrans:  # noqa: SLF001  # as in fsspec's own transaction
             raise RuntimeError(
-                "a transaction is under way, and a filesystem has one at a time; end it first, or "
-                "make another filesystem with skip_instance_cache=True"
+                "the filesystem is already in a transaction, and can have only one; end the first "
+                "one, or open another filesystem with skip_instance_cache=True"
             )
         super().start()
 
     def complete(self, commit: bool = True) -> None:
-        """Commit all writes, or discard them; after one that fails, discard the others."""
+        """Commit all writes in order, or discard them; after a failed commit, discard the rest."""
         pending: list[Any] = list(self.files)
         self.files.clear()
         try:
@@ -363,13 +366,13 @@ class Transaction(_Transaction):  # type: ignore[misc]  # fsspec has no types
 
 
 class DeferredWrite:
-    """A write that runs when its transaction commits."""
+    """A write that runs when the transaction is committed."""
 
     def __init__(self, write: Callable[[], object]) -> None:
         self._write: Callable[[], object] | None = write
 
     def commit(self) -> None:
-        """Run the write, once."""
+        """Run the write; a second call does nothing."""
         write, self._write = self._write, None
         if write is not None:
             write()

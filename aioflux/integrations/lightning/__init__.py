@@ -1,17 +1,17 @@
-"""Checkpoints of Lightning in a bucket, written whole, removed late and resumed from.
+"""Checkpoints of Lightning in a bucket: a checkpoint plugin, ModelCheckpoint, and strategies.
 
     Trainer(
         plugins=[AiofluxCheckpointIO(background=True)],
         callbacks=[ModelCheckpoint("gs://bucket/run-7", save_last=True)],
     ).fit(model, ckpt_path="last")
 
-It needs `lightning`: `pip install "aioflux[lightning]"`.
+The package needs `lightning`: `pip install "aioflux[lightning]"`.
 """
 
 from __future__ import annotations
 
 try:
-    import lightning  # noqa: F401  every name below is lightning's, too
+    import lightning  # noqa: F401
 except ModuleNotFoundError as exc:
     if exc.name not in {"lightning", "torch"}:
         raise

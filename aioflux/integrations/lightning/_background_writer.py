@@ -1,4 +1,4 @@
-"""Writes and removals of checkpoints, one after the other, on one background thread."""
+"""Background thread that writes and removes checkpoints, one after the other."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ __all__ = ["BackgroundWriter"]
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.2
-"""Interval at which a wait wakes for signals that arrived just before it blocked."""
+"""Interval at which a blocked wait wakes up to handle signals. Without it, a signal that arrives
+just before the wait blocks would be handled only when the wait returns."""
 
 
 class BackgroundWriter:
-    """A queue of work that one thread submits and another runs in order.
+    """Queue of writes and removals that a background thread runs in order.
 
-    The error of a write is raised by the next `wait_for_slot`, `wait` or `close`. A removal runs
-    only if the write before it succeeded: the newer checkpoint is stored then.
+    Each error is raised once, by the next `wait_for_slot`, `wait` or `close`. A removal runs
+    only if the last write succeeded: a checkpoint is kept until a newer one is stored.
 
     Args:
-        max_pending: Writes that may be pending; `wait_for_slot` waits for fewer.
+        max_pending: Maximum number of pending writes; `wait_for_slot` waits until there are fewer.
     """
 
     def __init__(self, *, max_pending: int) -> None:
@@ -37,58 +38,46 @@ class BackgroundWriter:
         self._pid = os.getpid()
         self._executor: ThreadPoolExecutor | None = None
         self._pending: dict[Future[None], str] = {}
-        """Unfinished work, with the uri that it writes, or an empty string for a removal."""
+        """Futures of unfinished work; the value is the uri of a write, or "" for a removal."""
         self._failures: deque[BaseException] = deque()
-        self._is_last_stored = True
+        self._last_write_succeeded = True
 
     def is_pending(self, uri: str) -> bool:
-        """Return whether a write of this uri has not finished."""
+        """Return whether a write of the uri is unfinished."""
         return uri in self._unfinished().values()
 
     def wait_for_slot(self) -> None:
-        """Wait until another write may be submitted.
-
-        Raises:
-            BaseException: An earlier failure, once.
-        """
-        while len(writes := [each for each, uri in self._unfinished().items() if uri]) >= (
+        """Wait until another write may be submitted."""
+        while len(writes := [future for future, uri in self._unfinished().items() if uri]) >= (
             self.max_pending
         ):
             wait(writes, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
         self._raise_failures()
 
     def write(self, uri: str, work: Callable[[], object]) -> None:
-        """Submit work that stores an object at `uri`."""
+        """Submit work that stores a checkpoint at `uri`."""
         self._submit(uri, partial(self._write, uri, work))
 
     def remove(self, uri: str, work: Callable[[], object]) -> None:
-        """Submit work that removes `uri`, unless the write before it fails."""
+        """Submit work that removes the checkpoint at `uri`; skipped if the last write failed."""
         self._submit("", partial(self._remove, uri, work))
 
     def _raise_failures(self) -> None:
-        """Raise the first failure since the last call, with notes of the others."""
+        """Raise the first failure since the last call; later failures become its notes."""
         failures = [self._failures.popleft() for _ in range(len(self._failures))]
         if failures:
             for later in failures[1:]:
-                failures[0].add_note(f"after it: {later!r}")
+                failures[0].add_note(f"later failure: {later!r}")
             raise failures[0]
 
     def wait(self) -> None:
-        """Wait until all work has finished.
-
-        Raises:
-            BaseException: A failure, once.
-        """
+        """Wait until all work has finished."""
         while running := self._unfinished():
             wait(running, timeout=_POLL_SECONDS)
         self._raise_failures()
 
     def close(self) -> None:
-        """Wait until all work has finished, and end the thread; more work starts another.
-
-        Raises:
-            BaseException: A failure, once.
-        """
+        """Wait until all work has finished, and stop the thread; later work starts a new thread."""
         try:
             self.wait()
         finally:
@@ -98,32 +87,33 @@ class BackgroundWriter:
 
     def _unfinished(self) -> dict[Future[None], str]:
         if self._pid != os.getpid():
-            self._start()  # in a forked child: the thread of the parent does not run here
-        self._pending = {each: uri for each, uri in self._pending.items() if not each.done()}
+            self._start()  # The parent's thread does not exist in a forked child.
+        pending = self._pending.items()
+        self._pending = {future: uri for future, uri in pending if not future.done()}
         return self._pending
 
-    def _submit(self, written: str, run: Callable[[], None]) -> None:
+    def _submit(self, uri: str, work: Callable[[], None]) -> None:
         pending = self._unfinished()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="aioflux-lightning")
-        pending[self._executor.submit(run)] = written
+        pending[self._executor.submit(work)] = uri
 
     def _write(self, uri: str, work: Callable[[], object]) -> None:
-        self._is_last_stored = self._try(f"{uri} could not be stored", work)
+        self._last_write_succeeded = self._run(f"{uri} could not be stored", work)
 
     def _remove(self, uri: str, work: Callable[[], object]) -> None:
-        if self._is_last_stored:
-            self._try(f"{uri} could not be removed", work)
+        if self._last_write_succeeded:
+            self._run(f"{uri} could not be removed", work)
         else:
-            _log.warning("%s is kept: the checkpoint that replaces it could not be stored", uri)
+            _log.warning("%s is not removed: the newer checkpoint could not be stored", uri)
 
-    def _try(self, complaint: str, work: Callable[[], object]) -> bool:
-        """Run work, record its failure, and return whether it succeeded."""
+    def _run(self, error_message: str, work: Callable[[], object]) -> bool:
+        """Run work, record a failure, and return whether the work succeeded."""
         try:
             work()
         except BaseException as exc:  # raised later, in the caller's thread
-            # Logged at once as well: the caller may be in a long step, or never wait.
-            _log.error("%s: %s", complaint, exc)
+            # Log the error now, too: the caller may wait much later, or never.
+            _log.error("%s: %s", error_message, exc)
             self._failures.append(exc)
             return False
         return True

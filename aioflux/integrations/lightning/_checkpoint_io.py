@@ -1,4 +1,4 @@
-"""The plugin with which Lightning stores, loads and removes checkpoints."""
+"""Lightning plugin that stores, loads and removes checkpoints."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
 
 __all__ = ["AiofluxCheckpointIO"]
 
-_STORE: Final = frozenset(StoreOptions.__annotations__)
-_WRITE: Final = frozenset({"mode", "if_generation_match", "metadata"})
+_STORE_OPTIONS: Final = frozenset(StoreOptions.__annotations__)
+_WRITE_OPTIONS: Final = frozenset({"mode", "if_generation_match", "metadata"})
 
 
 class AiofluxCheckpointIO(CheckpointIO):
-    """Stores checkpoints in a bucket: `Trainer(plugins=[AiofluxCheckpointIO()])`.
+    """Lightning plugin for checkpoints in a bucket: `Trainer(plugins=[AiofluxCheckpointIO()])`.
 
-    A checkpoint is one object, in the format of torch.save. It appears whole or not at all, an
-    older one of the same name stays until then, and its checksum is compared with the service's, on
-    saving and on loading. Paths without a scheme are local files.
+    A checkpoint is one object, in the format of torch.save. The object becomes visible, whole, when
+    the upload is complete; until then an older object of the same name remains. Saves and loads
+    compare the checksum with the service's. Paths without a scheme are local files.
 
-    With `background=True`, saving takes as long as copying the checkpoint in host memory; a thread
-    does the rest, in order: an older checkpoint is removed when the newer one is stored, and stays
-    if that fails. Failures are raised by the next save, by `wait`, and when the trainer ends, which
-    waits for all pending saves. Use this in place of Lightning's AsyncCheckpointIO, which removes
-    the older checkpoint at once, copies tensors on their accelerator, and accepts any number of
-    checkpoints at a time.
+    With `background=True`, a save only copies the checkpoint in host memory, and a thread uploads
+    the copy. The thread removes an older checkpoint after the newer one is stored; if the newer one
+    cannot be stored, the older one is not removed. Failures are raised by the next save, by `wait`,
+    and at the end of the trainer, which waits for all pending saves. Do not use Lightning's
+    AsyncCheckpointIO instead: it removes the older checkpoint first, copies tensors on their
+    accelerator, and has no limit on pending checkpoints.
 
     Fabric does not call `teardown` of a plugin: call `wait` after the last save.
     """
@@ -60,37 +60,37 @@ class AiofluxCheckpointIO(CheckpointIO):
     def __init__(
         self, *, background: bool = False, max_pending: int = 1, **options: Unpack[StoreOptions]
     ) -> None:
-        """Set how checkpoints are stored; sends no request.
+        """Check the settings; sends no request.
 
         Args:
             background: Return from a save when the checkpoint is copied in host memory.
-            max_pending: Checkpoints that are copied and not yet stored; another save waits. Each
-                takes its size in host memory, which is reused for the next.
-            options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and
-                `ssl_context`, as `aioflux.open_store`. Credentials are passed to processes that
-                Lightning spawns, and to no other pickle.
+            max_pending: Maximum number of copies that are not stored yet; a further save waits.
+                Each copy needs the size of a checkpoint in host memory. Later saves reuse this
+                memory.
+            options: Options of `aioflux.open_store`: `transfer`, `retry`, `timeouts`,
+                `credentials`, `endpoint_url` and `ssl_context`. Secrets in `credentials` are
+                pickled only for processes that Lightning spawns.
 
         Raises:
             TypeError: There is no such option.
-            ValueError: `max_pending` is not above 0, or has no effect.
+            ValueError: `max_pending` is below 1, or is set without `background`.
         """
         super().__init__()
         if max_pending < 1:
             raise ValueError(f"max_pending must be 1 or more, not {max_pending!r}")
         if max_pending != 1 and not background:
             raise ValueError(f"max_pending={max_pending} has no effect without background=True")
-        _reject(set(options) - _STORE, "AiofluxCheckpointIO", _STORE)
+        _reject(set(options) - _STORE_OPTIONS, "AiofluxCheckpointIO", _STORE_OPTIONS)
         self.options: StoreOptions = options
-        """Options of the stores."""
         self._background = BackgroundWriter(max_pending=max_pending) if background else None
         self._memory = MemoryPool()
-        # lightning_fabric, the standalone package, has an equal CheckpointIO of its own.
+        # The standalone package lightning_fabric has its own CheckpointIO class.
         if standalone := sys.modules.get("lightning_fabric.plugins.io.checkpoint_io"):
             standalone.CheckpointIO.register(type(self))
 
     @property
     def is_background(self) -> bool:
-        """Return whether saving returns before the checkpoint is stored."""
+        """Return whether a save returns before the checkpoint is stored."""
         return self._background is not None
 
     def __repr__(self) -> str:
@@ -99,9 +99,9 @@ class AiofluxCheckpointIO(CheckpointIO):
     def __getstate__(self) -> dict[str, Any]:
         if carries_secret(self.options.get("credentials")) and get_spawning_popen() is None:
             raise TypeError(
-                f"{self!r} does not pickle: credentials are passed to processes that are being "
-                "started, and to no other pickle; pass a module-level function that returns a "
-                "token, or rely on the default credentials"
+                f"{self!r} cannot be pickled: credentials are passed to processes that are being "
+                "spawned, and never to another pickle; pass a module-level function that returns "
+                "a token, or rely on the default credentials"
             )
         max_pending = self._background.max_pending if self._background else 1
         return {"background": self.is_background, "max_pending": max_pending, **self.options}
@@ -112,21 +112,21 @@ class AiofluxCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Path, storage_options: Any = None
     ) -> None:
-        """Store a checkpoint, or copy it to be stored in the background.
+        """Store a checkpoint; with `background`, copy it and submit the upload.
 
         Args:
             checkpoint: Any state that torch.save accepts.
             path: A uri such as `gs://bucket/run-7/last.ckpt`, or a local path.
-            storage_options: A mapping of `mode`, `if_generation_match` and `metadata`, as
-                `aioflux.checkpoint.save`, and of options of a store in place of those of this
-                plugin; `trainer.save_checkpoint` passes it on.
+            storage_options: A mapping with `mode`, `if_generation_match` and `metadata` of
+                `aioflux.checkpoint.save`, and with options of a store, which override the options
+                of the plugin. `trainer.save_checkpoint` has an argument of this name.
 
         Raises:
-            StorageError: It could not be stored; in the background, an earlier one could not.
-            TypeError: `storage_options` is not a mapping of these.
+            StorageError: The checkpoint or, with `background`, an earlier one could not be stored.
+            TypeError: `storage_options` is not a mapping, or has an unknown option.
         """
         uri = to_uri(path)
-        options = self.merge_options(storage_options, _WRITE)
+        options = self.merge_options(storage_options, _WRITE_OPTIONS)
         if self._background is None:
             save(checkpoint, uri, **options)
             return
@@ -137,27 +137,28 @@ class AiofluxCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a checkpoint, once all pending saves are stored.
+        """Wait until all pending saves are stored, then load a checkpoint.
 
-        Ranks of one host that load it at the same time share one download, and one copy of it.
+        The ranks of one host that load it at the same time share one download and its memory.
 
         Args:
             path: A uri, or a local path.
-            map_location: As `torch.load`; by default tensors are loaded to host memory, as
-                Lightning expects: all ranks would otherwise load to the accelerator of one.
-            weights_only: As `torch.load`; None for its default, which is True.
+            map_location: As in `torch.load`; by default tensors are loaded to host memory, as
+                Lightning expects. The default of `torch.load` would load the tensors of all ranks
+                to the accelerator of the rank that saved.
+            weights_only: As in `torch.load`; None is its default, True.
 
         Raises:
             NotFoundError: There is no such checkpoint.
-            StorageError: It cannot be read, or an earlier one could not be stored.
+            StorageError: The checkpoint cannot be read, or a pending save has failed.
         """
         self.wait()
         uri = to_uri(path)
         map_location = "cpu" if map_location is None else map_location
         if uri.startswith(("http://", "https://")):
             return TorchCheckpointIO().load_checkpoint(uri, map_location, weights_only)
-        # With an accelerator, tensors are copied to it and the mapping is freed. Without one, an
-        # optimizer would keep its tensors, and with them the mapping of the whole checkpoint.
+        # With an accelerator, tensors are copied there and the memory mapping is freed. Without
+        # one, the optimizer keeps its loaded tensors, which would keep the whole mapping.
         is_mapped = torch.accelerator.is_available()
         loaded: dict[str, Any]
         if has_other_ranks() and not uri.startswith("file://"):
@@ -179,10 +180,10 @@ class AiofluxCheckpointIO(CheckpointIO):
         return loaded
 
     def remove_checkpoint(self, path: Path) -> None:
-        """Remove a checkpoint of one object or several; a missing one is no error.
+        """Remove a checkpoint of one or several objects; a missing checkpoint is not an error.
 
-        In the background, the removal waits for the save before it; if that failed, the checkpoint
-        is kept.
+        With `background`, the removal runs after the pending saves, and is skipped if the last of
+        them failed.
         """
         uri = to_uri(path)
         if self._background is None:
@@ -191,10 +192,10 @@ class AiofluxCheckpointIO(CheckpointIO):
             self._background.remove(uri, partial(remove_checkpoint, uri, self.options))
 
     def copy_checkpoint(self, source: Path, path: Path) -> None:
-        """Copy a checkpoint on the service, within its bucket, after pending saves.
+        """Copy a checkpoint within its bucket (server-side), after all pending saves.
 
         Raises:
-            NotFoundError: There is no such checkpoint.
+            NotFoundError: The source does not exist.
         """
         uri = to_uri(path)
         if self._background is None:
@@ -203,50 +204,47 @@ class AiofluxCheckpointIO(CheckpointIO):
             self._background.write(uri, partial(copy_checkpoint, to_uri(source), uri, self.options))
 
     def exists(self, path: Path) -> bool:
-        """Return whether there is a checkpoint, stored or pending."""
+        """Return whether a checkpoint is stored, or its save is pending."""
         uri = to_uri(path)
         if self._background is not None and self._background.is_pending(uri):
             return True
         return checkpoint_exists(uri, self.options)
 
     def find(self, directory: Path, pattern: re.Pattern[str]) -> list[str]:
-        """Return the checkpoints right below a prefix whose names match, as whole uris."""
+        """Return the uris of checkpoints directly below a prefix whose names match a pattern."""
         return find_checkpoints(to_uri(directory), pattern, self.options)
 
     def run_save(self, uri: str, work: Callable[[], object]) -> None:
-        """Run the save of a strategy, or submit it to the background thread.
+        """Run the save of a strategy; with `background`, submit it to the thread.
 
         Raises:
-            CheckpointError: It failed in the foreground.
+            CheckpointError: The save failed, without `background`.
         """
         if self._background is None:
             work()
         else:
             self._background.write(uri, work)
 
-    def merge_options(self, storage_options: Any, known: frozenset[str]) -> dict[str, Any]:
-        """Return the options of stores with those of one save.
-
-        Raises:
-            TypeError: `storage_options` is not a mapping of known options.
-        """
+    def merge_options(self, storage_options: Any, save_options: frozenset[str]) -> dict[str, Any]:
+        """Return the plugin's options, overridden and extended by `storage_options`."""
         if storage_options is None:
             return {**self.options}
         try:
-            given = dict(storage_options)
+            options = dict(storage_options)
         except (TypeError, ValueError) as exc:
             raise TypeError(
                 f"storage_options must be a mapping such as {{'mode': 'create'}}, not "
                 f"{storage_options!r}"
             ) from exc
-        _reject(set(given) - _STORE - known, "storage_options", _STORE | known)
-        return {**self.options, **given}
+        known = _STORE_OPTIONS | save_options
+        _reject(set(options) - known, "storage_options", known)
+        return {**self.options, **options}
 
     def wait(self) -> None:
         """Wait until all pending saves are stored.
 
         Raises:
-            StorageError: One could not be stored.
+            StorageError: A pending save has failed.
         """
         if self._background is not None:
             self._background.wait()
@@ -255,7 +253,7 @@ class AiofluxCheckpointIO(CheckpointIO):
         """Wait until all pending saves are stored, and free their memory.
 
         Raises:
-            StorageError: One could not be stored.
+            StorageError: A pending save has failed.
         """
         try:
             if self._background is not None:
@@ -273,8 +271,8 @@ def _upload(uri: str, copy: SerializedCopy, options: dict[str, Any]) -> None:
 
 async def _write(uri: str, copy: SerializedCopy, options: dict[str, Any]) -> None:
     store_uri, key = split_object_uri(uri)
-    store_options = {name: value for name, value in options.items() if name in _STORE}
-    write_options = {name: value for name, value in options.items() if name in _WRITE}
+    store_options = {name: value for name, value in options.items() if name in _STORE_OPTIONS}
+    write_options = {name: value for name, value in options.items() if name in _WRITE_OPTIONS}
     async with (
         open_store(store_uri, **store_options) as store,
         store.open_writer(key, zero_copy=True, **write_options) as writer,
@@ -283,8 +281,9 @@ async def _write(uri: str, copy: SerializedCopy, options: dict[str, Any]) -> Non
             await writer.write(view)
 
 
-def _reject(unknown: set[str], what: str, known: frozenset[str]) -> None:
+def _reject(unknown: set[str], argument: str, known: frozenset[str]) -> None:
     if unknown:
         raise TypeError(
-            f"{what} takes no {', '.join(sorted(unknown))}; it takes {', '.join(sorted(known))}"
+            f"{argument} has no option {', '.join(sorted(unknown))}; its options are "
+            f"{', '.join(sorted(known))}"
         )

@@ -1,4 +1,4 @@
-"""Lightning's ModelCheckpoint, corrected for buckets."""
+"""Lightning's ModelCheckpoint callback, changed to work with checkpoints in buckets."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ __all__ = ["ModelCheckpoint"]
 
 
 class ModelCheckpoint(_LightningModelCheckpoint):
-    """Lightning's ModelCheckpoint for a `dirpath` in a bucket; takes the same arguments.
+    """Lightning's ModelCheckpoint for a `dirpath` in a bucket, with the same arguments.
 
-    Use it with `AiofluxCheckpointIO`. Its differences:
+    Use it with `AiofluxCheckpointIO`. Differences from Lightning's class:
 
-    * `ckpt_path="last"` resumes from the bucket. Lightning's own warns and trains from step 0.
-    * A checkpoint is removed only when the one that replaces it is stored, so that there is always
-      one to resume from. The one that training was resumed from, and those outside of `dirpath`,
-      are never removed.
-    * `save_last` makes a copy on the service of the checkpoint that was just stored. Lightning's
-      own uploads it twice.
+    * `ckpt_path="last"` resumes from the bucket. Lightning's class warns and trains from step 0.
+    * A checkpoint is removed only after the checkpoint that replaces it is stored, so that training
+      can always be resumed. The checkpoint that training was resumed from, and checkpoints outside
+      of `dirpath`, are never removed.
+    * `save_last` makes a server-side copy of the checkpoint that was just stored. Lightning's class
+      uploads the checkpoint twice.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         filename: str | None = None,
         **options: Any,
     ) -> None:
-        """Take the arguments of Lightning's `ModelCheckpoint`.
+        """Create the callback; see Lightning's `ModelCheckpoint` for the arguments.
 
         Raises:
-            ValueError: `dirpath` was a uri before `pathlib.Path` removed a slash.
+            ValueError: `dirpath` is a uri of which `pathlib.Path` has removed a slash.
         """
         if dirpath is not None:
             uri = to_uri(dirpath)
-            if uri.startswith("file://"):  # Lightning would take it for a relative path
+            if uri.startswith("file://"):  # Lightning would read the uri as a relative path
                 dirpath = parse_uri(uri).key
             elif uri.startswith(("gs://", "gcs://")) and find_spec("gcsfs") is None:
-                register(replace=("gs", "gcs"))  # no other filesystem is registered
+                register(replace=("gs", "gcs"))  # fsspec has no other filesystem for gs://
         self._plugin: AiofluxCheckpointIO | None = None
-        self._stored: tuple[str, int] | None = None
-        """The checkpoint that was stored last, and its step."""
+        self._newest: tuple[str, int] | None = None
+        """Path and step of the checkpoint that was just stored, for a copy by `save_last`."""
         self._next_last_path = ""
         super().__init__(dirpath, filename, **options)
 
@@ -81,13 +81,13 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         if isinstance(plugin, AsyncCheckpointIO):
             raise TypeError(
                 "Lightning's AsyncCheckpointIO removes a checkpoint before the next one is stored; "
-                "use AiofluxCheckpointIO(background=True) in its place"
+                "use AiofluxCheckpointIO(background=True) instead"
             )
         self._plugin = _plugin_of(trainer)
         super().setup(trainer, pl_module, stage)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Wait until all is stored: some strategies do not call `teardown` of the plugin."""
+        """Wait for pending saves, because some strategies do not call `teardown` of the plugin."""
         super().teardown(trainer, pl_module, stage)
         if self._plugin is not None:
             self._plugin.wait()
@@ -96,17 +96,18 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         """See base class."""
         state = super().state_dict()
         if self._next_last_path:
-            # A copy of this checkpoint becomes the last one. It has to contain its own name, or the
-            # resumed run takes it for that of another run, and saves next to it.
+            # `save_last` will copy this checkpoint, and the copy has to contain the path of the
+            # copy. Otherwise a resumed run treats the copy as a checkpoint of another run, and
+            # saves its own last checkpoint under another name.
             state["last_model_path"] = self._next_last_path
         return state
 
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
-        """See base class; a pending checkpoint exists, too."""
+        """Return whether a checkpoint is stored, or its save is pending."""
         if self._plugin is None:
             return super().file_exists(filepath, trainer)
-        found = trainer.is_global_zero and self._plugin.exists(filepath)
-        return bool(trainer.strategy.reduce_boolean_decision(found, all=False))
+        exists = trainer.is_global_zero and self._plugin.exists(filepath)
+        return bool(trainer.strategy.reduce_boolean_decision(exists, all=False))
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
         directory = str(self.__resolve_ckpt_dir(trainer))
@@ -123,31 +124,31 @@ class ModelCheckpoint(_LightningModelCheckpoint):
             super()._save_checkpoint(trainer, filepath)
         finally:
             self._next_last_path = ""
-        self._stored = (filepath, trainer.global_step)
+        self._newest = (filepath, trainer.global_step)
 
     def _save_last_checkpoint(
         self, trainer: Trainer, monitor_candidates: dict[str, Tensor]
     ) -> None:
-        stored, self._stored = self._stored, None
-        if not self._copies_last or stored is None or stored[1] != trainer.global_step:
+        newest, self._newest = self._newest, None
+        if not self._copies_last or newest is None or newest[1] != trainer.global_step:
             super()._save_last_checkpoint(trainer, monitor_candidates)
-            self._stored = None
+            self._newest = None
             return
         path = self._name_last(trainer, monitor_candidates)
         previous, self.last_model_path = self.last_model_path, path
         if trainer.is_global_zero and self._plugin is not None:
-            self._plugin.copy_checkpoint(stored[0], path)
+            self._plugin.copy_checkpoint(newest[0], path)
         trainer.strategy.barrier("ModelCheckpoint.save_last")
         if previous and self._should_remove_checkpoint(trainer, previous, path):
             self._remove_checkpoint(trainer, previous)
 
     @property
     def _copies_last(self) -> bool:
-        """Return whether the last checkpoint is a copy of the one that was stored just before."""
+        """Return whether `save_last` copies the newest checkpoint and does not save it again."""
         return self.save_last is True and self._plugin is not None
 
     def _name_last(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> str:
-        """Return an unused name, or that of the last checkpoint of this run."""
+        """Return the path for `save_last`: the path that this run used before, or an unused one."""
         path = self.format_checkpoint_name(monitor_candidates, self.CHECKPOINT_NAME_LAST)
         version = self.STARTING_VERSION
         while (
@@ -169,7 +170,7 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         return self.dirpath is not None and is_below(previous, self.dirpath)
 
     def __warn_if_dir_not_empty(self, dirpath: str | Path) -> None:
-        # Called by `setup` of the base class, whose own method uses fsspec.
+        # `setup` of the base class calls this. The base class would list by fsspec.
         if self._plugin is not None and self.save_top_k != 0:
             if self._plugin.find(dirpath, re.compile(".*")):
                 rank_zero_warn(f"Checkpoint directory {dirpath} exists and is not empty.")
@@ -183,20 +184,20 @@ def _plugin_of(trainer: Trainer) -> AiofluxCheckpointIO | None:
 
 
 def _name_for_fsspec(uri: str) -> str:
-    """Return a name with which fsspec returns the time of a checkpoint, as Lightning needs it.
+    """Return a url by which fsspec finds a checkpoint and its time, as Lightning needs them.
 
     Raises:
-        CheckpointError: There is none: Lightning would find no checkpoint, and start from step 0.
+        CheckpointError: fsspec does not find the checkpoint. Lightning would train from step 0.
     """
     register()
     for name in (uri, f"{ALIAS}{uri}"):
         filesystem = get_filesystem(name)
-        with suppress(KeyError, NotImplementedError):  # gcsfs has no time of a directory
+        with suppress(KeyError, NotImplementedError):  # raised by gcsfs for a directory
             if filesystem.exists(name):
                 filesystem.modified(name)
                 return name
     raise CheckpointError(
-        f"{uri} exists, but fsspec, which Lightning uses, does not find it; give fsspec the "
-        "options of AiofluxCheckpointIO: aioflux.integrations.fsspec.register(replace=("
+        f"{uri} exists, but fsspec, by which Lightning looks for it, does not find it; give fsspec "
+        "the options of AiofluxCheckpointIO: aioflux.integrations.fsspec.register(replace=("
         '"gs",)) and fsspec.config.conf["gs"] = {"endpoint_url": ...}'
     )

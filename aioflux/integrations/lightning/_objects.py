@@ -1,7 +1,7 @@
-"""The objects of a checkpoint, found, copied and removed as one.
+"""Functions that find, copy and remove all objects of a Lightning checkpoint.
 
-A checkpoint of Lightning at `C` is the object `C`, or, if several ranks wrote it, the objects below
-`C/`: the data objects, `.metadata`, which commits them, and `meta.pt`.
+A checkpoint at the uri `C` is either one object with this uri, or it is sharded: several objects
+below `C/`, namely data objects of all ranks, the commit object `.metadata`, and `meta.pt`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 META_KEY: Final = "meta.pt"
-"""Lightning's name of the object with all that is neither weights nor optimizer state."""
+"""Lightning's name for the object with the trainer data: all but weights and optimizer states."""
 
-_PART = re.compile(r"__\d+_\d+\.distcp|(?:__\d+)?\.metadata(?:\.tmp)?|meta\.pt")
+_PART_KEY = re.compile(r"__\d+_\d+\.distcp|(?:__\d+)?\.metadata(?:\.tmp)?|meta\.pt")
 
 
 def checkpoint_exists(uri: str, options: Mapping[str, Any]) -> bool:
-    """Return whether there is a checkpoint."""
+    """Return whether a checkpoint exists at a uri."""
     try:
         is_sharded(uri, options)
     except NotFoundError:
@@ -47,51 +47,54 @@ def checkpoint_exists(uri: str, options: Mapping[str, Any]) -> bool:
 
 
 def find_checkpoints(uri: str, pattern: re.Pattern[str], options: Mapping[str, Any]) -> list[str]:
-    """Return the checkpoints right below a prefix whose names match, as whole uris."""
+    """Return the uris of checkpoints directly below a prefix with names that match a pattern."""
     with sync.open_store(uri, **options) as store:
         listing = store.list_all(delimiter="/")
         names = [meta.key for meta in listing if pattern.fullmatch(meta.key)]
-        prefixes = [each for each in listing.prefixes if pattern.fullmatch(each[:-1])]
-        names += [each[:-1] for each in prefixes if _find(store, f"{each}{COMMIT_KEY}")]
+        prefixes = [prefix for prefix in listing.prefixes if pattern.fullmatch(prefix[:-1])]
+        names += [prefix[:-1] for prefix in prefixes if _head(store, f"{prefix}{COMMIT_KEY}")]
         return [f"{store.uri}{name}" for name in names]
 
 
 def is_sharded(uri: str, options: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint is one of several objects.
+    """Return whether a checkpoint consists of several objects.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: No checkpoint exists at the uri.
     """
     with _open_parent(uri, options) as (store, key):
-        if _find(store, key) is not None:
+        if _head(store, key) is not None:
             return False
-        if _find(store, f"{key}/{COMMIT_KEY}") is not None:
+        if _head(store, f"{key}/{COMMIT_KEY}") is not None:
             return True
     raise NotFoundError(
-        f"{uri} is no checkpoint: there is neither an object of this name nor {uri}/{COMMIT_KEY}",
+        f"there is no checkpoint {uri}: neither this object nor {uri}/{COMMIT_KEY} exists",
         uri=uri,
     )
 
 
 def copy_checkpoint(source: str, uri: str, options: Mapping[str, Any]) -> None:
-    """Copy a checkpoint on the service; one that is at `uri` stays whole until it is replaced.
+    """Copy a checkpoint from `source` to `uri`, by server-side copies.
+
+    A sharded checkpoint that exists at `uri` can be loaded until the last copy replaces its commit
+    object, but `meta.pt` is replaced before that.
 
     Raises:
-        NotFoundError: There is no such checkpoint.
-        ValueError: The two are not in one bucket.
+        NotFoundError: The source does not exist.
+        ValueError: The source and `uri` are not in the same bucket.
     """
     bucket, origin = split_at_bucket(parse_uri(source))
     target_bucket, target = split_at_bucket(parse_uri(uri))
     if bucket != target_bucket:
-        raise ValueError(f"{source} is copied on the service, within its bucket, not to {uri}")
+        raise ValueError(f"{source} can only be copied within its bucket, not to {uri}")
     with sync.open_store(bucket, **options) as store:
-        if (meta := _find(store, origin)) is not None:
+        if (meta := _head(store, origin)) is not None:
             store.copy(meta, target)
             return
-        old = _parts(store, target)
-        parts = _parts(store, origin)
+        old = _list_parts(store, target)
+        parts = _list_parts(store, origin)
         if COMMIT_KEY not in parts:
-            raise NotFoundError(f"{source} is no checkpoint: nothing to copy to {uri}", uri=source)
+            raise NotFoundError(f"there is no checkpoint {source} to copy to {uri}", uri=source)
         commit = parts.pop(COMMIT_KEY)
         for key, part in parts.items():
             store.copy(part, f"{target}/{key}")
@@ -102,25 +105,26 @@ def copy_checkpoint(source: str, uri: str, options: Mapping[str, Any]) -> None:
 def put_below(uri: str, key: str, data: bytes, options: Mapping[str, Any]) -> None:
     """Store an object below a sharded checkpoint that was just committed.
 
-    An older checkpoint of one object that has its name is removed: it would be loaded instead.
+    An older checkpoint of one object at the same uri is deleted, because loads would prefer it.
     """
     with _open_parent(uri, options) as (store, name):
         store.put(f"{name}/{key}", data)
-        if not uri.startswith("file://"):  # a directory has replaced the file
+        if not uri.startswith("file://"):  # for files, the new directory has replaced the object
             with suppress(NotFoundError):
                 store.delete(name)
 
 
 def remove_checkpoint(uri: str, options: Mapping[str, Any]) -> None:
-    """Remove a checkpoint, if there is one; objects that no save writes stay.
+    """Remove the checkpoint at a uri if one exists.
 
-    The commit object of a sharded one is deleted first, and with it the checkpoint.
+    Of a sharded checkpoint, the commit object is deleted first. Objects below the uri that are not
+    part of a save remain.
     """
     with _open_parent(uri, options) as (store, key):
         with suppress(NotFoundError):
             store.delete(key)
             return
-        parts = _parts(store, key)
+        parts = _list_parts(store, key)
         if (commit := parts.pop(COMMIT_KEY, None)) is not None:
             _delete(store, [commit])
         _delete(store, list(parts.values()))
@@ -128,28 +132,28 @@ def remove_checkpoint(uri: str, options: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _open_parent(uri: str, options: Mapping[str, Any]) -> Iterator[tuple[Store, str]]:
-    """Open the store that a checkpoint is directly in, and yield it with the key there."""
+    """Open a store at the parent of a checkpoint, and yield the store and the checkpoint's key."""
     store_uri, key = split_object_uri(uri.rstrip("/"))
     with sync.open_store(store_uri, **options) as store:
         yield store, key
 
 
-def _find(store: Store, key: str) -> ObjectMeta | None:
+def _head(store: Store, key: str) -> ObjectMeta | None:
     with suppress(NotFoundError):
         return store.head(key)
     return None
 
 
-def _parts(store: Store, prefix: str) -> dict[str, ObjectMeta]:
-    """Return the objects that saves wrote below a prefix, by their key there."""
-    found = {meta.key.removeprefix(f"{prefix}/"): meta for meta in store.list_all(f"{prefix}/")}
-    return {key: meta for key, meta in found.items() if _is_part(key)}
+def _list_parts(store: Store, prefix: str) -> dict[str, ObjectMeta]:
+    """Return the objects of a sharded checkpoint, by their key relative to the checkpoint."""
+    metas = {meta.key.removeprefix(f"{prefix}/"): meta for meta in store.list_all(f"{prefix}/")}
+    return {key: meta for key, meta in metas.items() if _is_part(key)}
 
 
 def _is_part(key: str) -> bool:
-    """Return whether a save writes an object of this key below its checkpoint."""
+    """Return whether a save writes an object with this key, relative to its checkpoint."""
     first, slash, _ = key.partition("/")
-    return is_save_id(first) if slash else bool(_PART.fullmatch(key))
+    return is_save_id(first) if slash else bool(_PART_KEY.fullmatch(key))
 
 
 def _delete(store: Store, metas: list[ObjectMeta]) -> None:

@@ -1,9 +1,9 @@
-"""A checkpoint as torch.save writes it, in host memory that is reused.
+"""Copy of a checkpoint in host memory, serialized by torch.save, for an upload in the background.
 
-The training thread waits for one copy. It holds the whole checkpoint, whatever Python objects are
-in it. Tensors that share memory still share it, and those of an accelerator are copied one at a
-time: there is no second copy of the model on the accelerator. An object that cannot be pickled is
-an error when the checkpoint is saved, not later.
+The training thread waits only for this copy. The copy contains the whole checkpoint with all its
+Python objects, and keeps the sharing of memory between tensors. Tensors of an accelerator are
+copied one at a time, so that the accelerator never holds a second copy of the model. An object that
+cannot be pickled raises an error in the training thread.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 __all__ = ["MemoryPool", "SerializedCopy"]
 
 _SLAB_BYTES: Final = 32 * 1024 * 1024
-"""Small compared with a checkpoint, large compared with the cost of an allocation."""
+"""Unit of allocation: small for a checkpoint, and large enough to make allocations rare."""
 
 
 class MemoryPool:
-    """Memory of earlier checkpoints: a copy into warm memory is ten times as fast as into fresh."""
+    """Memory of earlier checkpoints, for reuse. A copy into new memory takes ten times as long."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
 
     def acquire(self) -> bytearray:
-        """Return a slab, a used one if there is one."""
+        """Return a free slab of the pool, or a new one if none is free."""
         try:
             return self._free.pop()
-        except IndexError:  # another thread may release one meanwhile
+        except IndexError:  # A check before `pop` would race with the other thread.
             return bytearray(_SLAB_BYTES)
 
     def release(self, slabs: list[bytearray]) -> None:
-        """Return slabs that are no longer read."""
+        """Put slabs that are no longer in use back into the pool."""
         self._free += slabs
 
     def clear(self) -> None:
@@ -48,18 +48,18 @@ class MemoryPool:
 
 
 class SerializedCopy(RawBinaryFile):
-    """The bytes of one checkpoint: a file for `torch.save`, and views of them for an upload."""
+    """A file that `torch.save` writes to; an upload then reads its bytes by `views`."""
 
     def __init__(self, memory: MemoryPool) -> None:
         self._memory = memory
         self._slabs: list[bytearray] = []
         self._free = memoryview(b"")
-        """The rest of the last slab."""
+        """The part of the last slab that is not written yet."""
         self.num_bytes = 0
 
     @classmethod
     def of(cls, checkpoint: dict[str, Any], memory: MemoryPool) -> SerializedCopy:
-        """Serialize a checkpoint."""
+        """Serialize a checkpoint into memory of the pool."""
         copy = cls(memory)
         try:
             save_by_torch(checkpoint, copy)
@@ -73,7 +73,7 @@ class SerializedCopy(RawBinaryFile):
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Copy all of `data`."""
+        """Copy all of `data`, and return its size in bytes."""
         rest = memoryview(data).cast("B")
         size = rest.nbytes
         while rest.nbytes:
@@ -87,7 +87,7 @@ class SerializedCopy(RawBinaryFile):
         return size
 
     def views(self) -> Iterator[memoryview]:
-        """Yield the bytes, in order."""
+        """Yield the written bytes in order."""
         rest = self.num_bytes
         for slab in self._slabs:
             yield memoryview(slab)[: min(rest, len(slab))]

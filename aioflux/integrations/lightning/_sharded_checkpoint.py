@@ -1,11 +1,12 @@
-"""Checkpoints of several objects, in the layout that Lightning's sharded strategies have.
+"""Sharded checkpoints, in the layout of Lightning's sharded strategies.
 
-    C/<save id>/*.distcp, C/.metadata    weights and optimizer state, and everything else with them
-    C/meta.pt                            everything else once more, for Lightning's own strategies
+    C/<save id>/*.distcp, C/.metadata    weights, optimizer states and the trainer data
+    C/meta.pt                            the trainer data again, for Lightning's own strategies
 
-Lightning keeps everything else (loops, callbacks, schedules) in meta.pt alone, so that a save which
-is killed in between leaves weights of one step with loops of another. Here it is one more item of
-the save, and committed with it.
+The trainer data is all of a Lightning checkpoint except weights and optimizer states: loops,
+callbacks, schedulers. Lightning stores it only in meta.pt: a save that is killed before meta.pt is
+written leaves the weights of one step with the loops of another. This module saves the trainer data
+as one more item, so that one commit object covers everything.
 """
 
 from __future__ import annotations
@@ -39,81 +40,82 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
 
 __all__ = [
-    "REST_NAME",
-    "Rest",
-    "has_rest",
-    "live_memory",
+    "TRAINER_DATA_NAME",
+    "TrainerData",
+    "has_trainer_data",
     "load_sharded",
     "save_sharded",
     "snapshot",
+    "training_memory",
 ]
 
-REST_NAME: Final = "aioflux.rest"
-"""Name of the item that holds everything else."""
+TRAINER_DATA_NAME: Final = "aioflux.rest"
+"""Name of the item that contains the trainer data."""
 
 
-class Rest:
-    """Everything but weights and optimizer state, as torch.save writes it."""
+class TrainerData:
+    """The trainer data of a checkpoint, serialized by torch.save."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
 
     @classmethod
-    def of(cls, checkpoint: dict[str, Any]) -> Rest:
-        """Pickle it."""
+    def serialize(cls, checkpoint: dict[str, Any]) -> TrainerData:
+        """Serialize a checkpoint from which weights and optimizer states were removed."""
         file = io.BytesIO()
         torch.save(checkpoint, file)
         return cls(file.getvalue())
 
     def load(self, *, weights_only: bool | None) -> dict[str, Any]:
-        """Unpickle it."""
-        rest: dict[str, Any] = torch.load(
+        """Return the deserialized trainer data."""
+        checkpoint: dict[str, Any] = torch.load(
             io.BytesIO(self.data), map_location="cpu", weights_only=weights_only
         )
-        return rest
+        return checkpoint
 
 
 class _Writer(StorageWriter):
-    """A writer that stores meta.pt after the commit."""
+    """Storage writer that stores meta.pt after the commit."""
 
-    def __init__(self, uri: str, rest: Rest | None, **settings: Any) -> None:
+    def __init__(self, uri: str, trainer_data: TrainerData | None, **settings: Any) -> None:
         super().__init__(uri, **settings)
-        self._rest = rest
+        self._trainer_data = trainer_data
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """See base class."""
         super().finish(metadata, results)
-        if self._rest is not None:
-            put_below(self.checkpoint_id, META_KEY, self._rest.data, self._options)
+        if self._trainer_data is not None:
+            put_below(self.checkpoint_id, META_KEY, self._trainer_data.data, self._options)
 
 
 def save_sharded(
     uri: str,
     state: dict[str, Any],
-    rest: Rest | None,
+    trainer_data: TrainerData | None,
     settings: Mapping[str, Any],
     group: ProcessGroup | None = None,
 ) -> None:
-    """Save the shards of all ranks; called by every one.
+    """Save the shards of all ranks; called by every rank.
 
-    `rest` is None on ranks other than the coordinator.
+    Only the coordinator passes `trainer_data`; the other ranks pass None.
 
     Raises:
-        CheckpointError: A rank could not save, on every rank.
+        CheckpointError: A rank could not save; raised on all ranks.
     """
-    if rest is not None:
-        state = {**state, REST_NAME: rest.data}
+    if trainer_data is not None:
+        state = {**state, TRAINER_DATA_NAME: trainer_data.data}
+    writer = _Writer(uri, trainer_data, **settings)
     with _checkpoint_errors(f"{uri} could not be saved"):
-        save_distributed(state, storage_writer=_Writer(uri, rest, **settings), process_group=group)
+        save_distributed(state, storage_writer=writer, process_group=group)
 
 
-def has_rest(uri: str, options: StoreOptions) -> bool:
-    """Return whether everything else is in the checkpoint, rather than in meta.pt alone.
+def has_trainer_data(uri: str, options: StoreOptions) -> bool:
+    """Return whether the trainer data is an item of the checkpoint, and not only in meta.pt.
 
     Raises:
-        CheckpointError: It cannot be read.
+        CheckpointError: The checkpoint cannot be read.
     """
-    return REST_NAME in StorageReader(uri, **options).read_metadata().state_dict_metadata
+    return TRAINER_DATA_NAME in StorageReader(uri, **options).read_metadata().state_dict_metadata
 
 
 def load_sharded(
@@ -127,9 +129,10 @@ def load_sharded(
     """Load into the tensors of `state`, and replace its other values; called by every rank.
 
     Raises:
-        CheckpointError: A rank could not load, on every rank; the state may be loaded in part.
+        CheckpointError: A rank could not load; raised on all ranks. Some values of `state` may have
+            been loaded.
     """
-    # None is the default of torch.load, which is True.
+    # As in torch.load, None means True.
     reader = StorageReader(
         uri,
         weights_only=weights_only is not False,
@@ -143,7 +146,7 @@ def load_sharded(
 
 @contextmanager
 def _checkpoint_errors(message: str) -> Iterator[None]:
-    """Raise the exception of DCP, which `except Exception` does not catch, as an error."""
+    """Convert DCP's exception, which is not a subclass of Exception, to CheckpointError."""
     try:
         yield
     except CheckpointException as exc:
@@ -152,29 +155,31 @@ def _checkpoint_errors(message: str) -> Iterator[None]:
         raise CheckpointError(f"{message}: {errors}") from exc
 
 
-def live_memory(
+def training_memory(
     model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]
 ) -> frozenset[int]:
-    """Return the start addresses of the memory that training writes to."""
+    """Return the start addresses of the memory of the model and its optimizers."""
     tensors: list[Any] = [*model.parameters(), *model.buffers()]
     for optimizer in optimizers:
         tensors += tree_leaves(list(optimizer.state.values()))
-    return frozenset(_address_of(each) for each in tensors if isinstance(each, torch.Tensor))
+    return frozenset(_address_of(leaf) for leaf in tensors if isinstance(leaf, torch.Tensor))
 
 
-def snapshot(state: dict[str, Any], live: frozenset[int]) -> dict[str, Any]:
-    """Return a state in host memory that shares none with the live memory of the training.
+def snapshot(state: dict[str, Any], in_use: frozenset[int]) -> dict[str, Any]:
+    """Return a state in host memory that training does not change.
 
-    Lightning copies the state of an accelerator to host memory by itself, which is used as it is.
-    State that shares memory with the model or its optimizers is copied: all of it without an
-    accelerator or offloaded from it, and the step counts of optimizers always.
+    A tensor that is already in host memory is copied only if its address is in `in_use`. Lightning
+    itself copies state of an accelerator to host memory, and this copy need not be copied again.
+    Without an accelerator, or with offloaded parameters, the tensors of the state are those that
+    training changes, and are copied. The step counts of optimizers are mostly in host memory, and
+    then copied, too.
     """
 
     def copy(leaf: Any) -> Any:
         if isinstance(leaf, ShardedTensor):
-            return _copy_shards(leaf, live)
+            return _copy_shards(leaf, in_use)
         if isinstance(leaf, torch.Tensor):
-            return _copy_tensor(leaf, live)
+            return _copy_tensor(leaf, in_use)
         return deepcopy(leaf)
 
     with torch.no_grad():
@@ -182,16 +187,16 @@ def snapshot(state: dict[str, Any], live: frozenset[int]) -> dict[str, Any]:
     return result
 
 
-def _copy_tensor(tensor: torch.Tensor, live: frozenset[int]) -> torch.Tensor:
+def _copy_tensor(tensor: torch.Tensor, in_use: frozenset[int]) -> torch.Tensor:
     if tensor.device.type != "cpu":
         return tensor.detach().cpu()
-    return tensor.detach().clone() if _address_of(tensor) in live else tensor.detach()
+    return tensor.detach().clone() if _address_of(tensor) in in_use else tensor.detach()
 
 
-def _copy_shards(tensor: ShardedTensor, live: frozenset[int]) -> ShardedTensor:
-    """Copy the shards of this rank: torch has no public way to do it."""
+def _copy_shards(tensor: ShardedTensor, in_use: frozenset[int]) -> ShardedTensor:
+    """Copy the shards of this rank, by a private constructor: torch has no public one."""
     shards = [
-        Shard(_copy_tensor(each.tensor, live), each.metadata) for each in tensor.local_shards()
+        Shard(_copy_tensor(shard.tensor, in_use), shard.metadata) for shard in tensor.local_shards()
     ]
     return ShardedTensor._init_from_local_shards_and_global_metadata(  # noqa: SLF001
         shards,

@@ -1,13 +1,18 @@
-"""One download for all ranks of a host that load the same checkpoint.
+"""One download of a checkpoint, shared by all ranks of a host that load it at the same time.
 
-    first rank     lock, download into memory, write its path to the lock file, share the lock
-    other ranks    wait for the lock, open that memory, release the lock
+    first rank     acquire the download lock, download into memory, write the path of the memory to
+                   the lock file, downgrade the lock to a shared lock
+    other ranks    wait for a shared lock, read the path, open the memory, release the lock
+    first rank     wait until the other ranks in the queue have opened the memory (an exclusive
+                   queue lock), then close it
 
-Lightning loads a checkpoint on every rank. Object storage serves many hosts at once, but the ranks
-of one host share its network link, and would each hold a copy. The ranks use no collective, which
-would hang if some do not load, and no file on a disk, which would be as slow as the disk. The
-memory is freed with the last process that maps it; a killed process leaves two files of a few bytes
-in the temporary directory. A rank that starts after the others have finished downloads again.
+Lightning loads a checkpoint on every rank. The ranks of one host share its network link, and
+without this module each would download and hold its own copy. They do not use a collective, which
+would hang if only some ranks load, nor a file on disk, which would limit the speed to the disk's.
+
+The memory is freed with the last process that maps it. A killed process leaves two files of a few
+bytes in the temporary directory. A rank that starts after all others have finished downloads the
+checkpoint again.
 """
 
 from __future__ import annotations
@@ -39,12 +44,12 @@ if TYPE_CHECKING:
 __all__ = ["has_other_ranks", "load_shared", "shared_download"]
 
 _MEMFD = "/memfd:aioflux-checkpoint"
-"""Prefix of the system's name for the memory of a `MemoryFile`."""
+"""Prefix of the name that Linux shows for the memory of a `MemoryFile`."""
 _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def has_other_ranks() -> bool:
-    """Return whether there are other ranks, with which memory can be shared."""
+    """Return whether the training has several ranks, and the system can share memory."""
     return (
         sys.platform == "linux"
         and torch.distributed.is_available()
@@ -56,11 +61,11 @@ def has_other_ranks() -> bool:
 def load_shared(
     uri: str, options: StoreOptions, *, map_location: Any, weights_only: bool | None, mmap: bool
 ) -> Any:
-    """Load a checkpoint as `aioflux.checkpoint.load`, from one download for this host.
+    """Load a checkpoint of one object from a download that the ranks of this host share.
 
     Raises:
         NotFoundError: There is no such object.
-        ChecksumError: Its bytes do not match its checksum, in three attempts.
+        ChecksumError: The bytes did not match the checksum in any of four reads.
     """
     with shared_download(uri, options) as path:
         with open(path, "rb") as file:
@@ -72,33 +77,34 @@ def load_shared(
 
 @contextmanager
 def shared_download(uri: str, options: StoreOptions) -> Iterator[str]:
-    """Yield the path, in this process, of memory that holds a whole object."""
-    directory = _own_directory()
+    """Yield a path by which this process can read the whole object from memory."""
+    directory = _private_directory()
     if directory is None:
-        with _downloaded(uri, options) as file:
+        with _download(uri, options) as file:
             yield file.path
         return
     identity = f"{uri} {options.get('endpoint_url')}"
-    lock = directory / hashlib.sha256(identity.encode()).hexdigest()
+    lock_path = directory / hashlib.sha256(identity.encode()).hexdigest()
     with ExitStack() as stack:
-        # Held until the memory is open: the first rank waits for this lock before it closes the
-        # memory, which the ranks that its other lock has woken may not have opened yet.
-        queue = stack.enter_context(_opened(lock.with_suffix(".queue")))
-        fcntl.flock(queue, fcntl.LOCK_SH)
-        descriptor, is_first = stack.enter_context(_locked(lock))
+        # Every rank shares the queue lock until it has opened the memory. The first rank waits for
+        # an exclusive queue lock before it closes the memory: without this wait, ranks that just
+        # acquired the download lock could find the memory closed.
+        queue_lock = stack.enter_context(_open_lock_file(lock_path.with_suffix(".queue")))
+        fcntl.flock(queue_lock, fcntl.LOCK_SH)
+        download_lock, is_first = stack.enter_context(_acquire_lock(lock_path))
         if is_first:
-            stack.callback(_remove, lock, queue)
-            file = stack.enter_context(_downloaded(uri, options))
-            _write_path(descriptor, file)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)  # wakes the others
+            stack.callback(_remove_lock_files, lock_path, queue_lock)
+            file = stack.enter_context(_download(uri, options))
+            _write_memory_path(download_lock, file)
+            fcntl.flock(download_lock, fcntl.LOCK_SH)  # lets the other ranks continue
             yield file.path
-            fcntl.flock(queue, fcntl.LOCK_EX)
+            fcntl.flock(queue_lock, fcntl.LOCK_EX)
             return
-        memory = _open_path(descriptor)
-        fcntl.flock(queue, fcntl.LOCK_UN)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        memory = _open_memory(download_lock)
+        fcntl.flock(queue_lock, fcntl.LOCK_UN)
+        fcntl.flock(download_lock, fcntl.LOCK_UN)
         if memory is None:
-            file = stack.enter_context(_downloaded(uri, options))
+            file = stack.enter_context(_download(uri, options))
             yield file.path
         else:
             with os.fdopen(memory, "rb"):
@@ -106,7 +112,7 @@ def shared_download(uri: str, options: StoreOptions) -> Iterator[str]:
 
 
 @contextmanager
-def _downloaded(uri: str, options: StoreOptions) -> Iterator[MemoryFile]:
+def _download(uri: str, options: StoreOptions) -> Iterator[MemoryFile]:
     store_uri, key = split_object_uri(uri)
     _, file = _bridge.run(read_into_memory(store_uri, key, options, MemoryFile))
     try:
@@ -115,21 +121,21 @@ def _downloaded(uri: str, options: StoreOptions) -> Iterator[MemoryFile]:
         file.close()
 
 
-def _own_directory() -> Path | None:
-    """Return a directory that only this user can write to, None if there is none."""
+def _private_directory() -> Path | None:
+    """Return a directory that only this user can read and write, or None if that is impossible."""
     path = Path(tempfile.gettempdir(), f"aioflux-{os.getuid()}")
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
         status = path.lstat()
-    except OSError:  # a temporary directory that cannot be written
+    except OSError:  # The temporary directory is not writable.
         return None
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     return path if is_own and not status.st_mode & 0o077 else None
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_lock_file(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor
@@ -138,45 +144,45 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _locked(lock: Path) -> Iterator[tuple[int, bool]]:
-    """Yield the open lock, and whether this rank is the first, with an exclusive lock."""
+def _acquire_lock(path: Path) -> Iterator[tuple[int, bool]]:
+    """Yield the locked file, and whether this rank is the first and has an exclusive lock."""
     while True:
-        with _opened(lock) as descriptor:
+        with _open_lock_file(path) as lock:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits while the first rank downloads
-                yield descriptor, False
+                fcntl.flock(lock, fcntl.LOCK_SH)  # waits while the first rank downloads
+                yield lock, False
                 return
-            if _is_in_place(lock, descriptor):
-                yield descriptor, True
+            if _is_same_file(path, lock):
+                yield lock, True
                 return
-            # Removed between opening and locking: the first rank has finished.
+            # The first rank has finished, and removed the file before this rank locked it.
 
 
-def _is_in_place(lock: Path, descriptor: int) -> bool:
+def _is_same_file(path: Path, descriptor: int) -> bool:
     try:
-        return os.path.samestat(os.stat(lock), os.fstat(descriptor))
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
 
-def _remove(lock: Path, queue: int) -> None:
-    if _is_in_place(lock.with_suffix(".queue"), queue):
-        lock.with_suffix(".queue").unlink(missing_ok=True)
-    lock.unlink(missing_ok=True)
+def _remove_lock_files(path: Path, queue_lock: int) -> None:
+    if _is_same_file(path.with_suffix(".queue"), queue_lock):
+        path.with_suffix(".queue").unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
-def _write_path(descriptor: int, file: MemoryFile) -> None:
+def _write_memory_path(lock: int, file: MemoryFile) -> None:
     record = {"path": f"/proc/{os.getpid()}/fd/{file.fd}", "size": os.fstat(file.fd).st_size}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(record).encode(), 0)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, json.dumps(record).encode(), 0)
 
 
-def _open_path(descriptor: int) -> int | None:
-    """Open the memory of the first rank; None if that has failed, or has ended."""
+def _open_memory(lock: int) -> int | None:
+    """Open the memory of the first rank; return None if its download failed or it has exited."""
     try:
-        record = json.loads(os.pread(descriptor, 4096, 0))
+        record = json.loads(os.pread(lock, 4096, 0))
         memory = os.open(record["path"], os.O_RDONLY | os.O_CLOEXEC)
     except (ValueError, OSError):
         return None

@@ -24,13 +24,13 @@ from aioflux.errors import CheckpointError
 from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
 from aioflux.integrations.lightning._objects import META_KEY, is_sharded
 from aioflux.integrations.lightning._sharded_checkpoint import (
-    REST_NAME,
-    Rest,
-    has_rest,
-    live_memory,
+    TRAINER_DATA_NAME,
+    TrainerData,
+    has_trainer_data,
     load_sharded,
     save_sharded,
     snapshot,
+    training_memory,
 )
 from aioflux.integrations.lightning._uris import to_uri
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FSDPStrategy", "ModelParallelStrategy"]
 
-_WRITER: Final = frozenset({"objects_per_rank", "compression", "mode", "metrics"})
+_WRITER_OPTIONS: Final = frozenset({"objects_per_rank", "compression", "mode", "metrics"})
 
 
 class _BucketCheckpoints(ParallelStrategy):
-    """Checkpoints of both strategies; Lightning's own take every path for a local one."""
+    """Saves and loads of both strategies. Lightning's own treat every uri as a local path."""
 
     _weights_name: str
-    """Name that Lightning gives the weights among the items of a save."""
+    """Lightning's name for the weights in a sharded checkpoint."""
     _group: ProcessGroup | None = None
 
     @property
@@ -69,8 +69,8 @@ class _BucketCheckpoints(ParallelStrategy):
         plugin = self.checkpoint_io
         if not isinstance(plugin, AiofluxCheckpointIO):
             raise TypeError(
-                f"{type(self).__name__} of aioflux stores by AiofluxCheckpointIO, not by "
-                f"{type(plugin).__name__}"
+                f"{type(self).__name__} of aioflux stores checkpoints with AiofluxCheckpointIO, "
+                f"not with {type(plugin).__name__}; pass plugins=[AiofluxCheckpointIO()]"
             )
         return plugin
 
@@ -84,94 +84,94 @@ class _BucketCheckpoints(ParallelStrategy):
         """Save a checkpoint; called by every rank.
 
         Args:
-            checkpoint: The trainer's; weights and optimizer states are removed from it.
+            checkpoint: Checkpoint of the trainer; weights and optimizer states are removed from it.
             filepath: A uri such as `gs://bucket/run-7/last.ckpt`, or a local path.
-            storage_options: A mapping. For shards, of `objects_per_rank`, `compression`, `mode` and
-                `metrics` as `StorageWriter`, and of the options of a store; for one object as
-                `AiofluxCheckpointIO.save_checkpoint`.
+            storage_options: A mapping. A sharded save accepts `objects_per_rank`, `compression`,
+                `mode` and `metrics` of `StorageWriter`, and the options of a store. A save of one
+                object accepts the options of `AiofluxCheckpointIO.save_checkpoint`.
 
         Raises:
-            CheckpointError: It could not be saved, or an earlier one in the background.
-            TypeError: `storage_options` is not a mapping of these.
+            CheckpointError: The checkpoint or an earlier pending one could not be saved.
+            TypeError: `storage_options` is not a mapping, or has an unknown option.
         """
         uri = self.broadcast(to_uri(filepath))
         if not self._saves_shards:
-            with self._failing_together(uri):
+            with self._raise_on_all_ranks(uri):
                 ParallelStrategy.save_checkpoint(self, checkpoint, uri, storage_options)
             return
         plugin = self._plugin
-        options = plugin.merge_options(storage_options, _WRITER)
+        options = plugin.merge_options(storage_options, _WRITER_OPTIONS)
         state = {
             self._weights_name: checkpoint.pop("state_dict"),
             **{
-                _optimizer_name(number): each
-                for number, each in enumerate(checkpoint.pop("optimizer_states", []))
+                _optimizer_name(number): optimizer_state
+                for number, optimizer_state in enumerate(checkpoint.pop("optimizer_states", []))
             },
         }
-        rest = None
-        with self._failing_together(uri):
+        trainer_data = None
+        with self._raise_on_all_ranks(uri):
             plugin.wait()
             if self.is_global_zero:
-                rest = Rest.of(checkpoint)
+                trainer_data = TrainerData.serialize(checkpoint)
         settings = {"step": checkpoint.get("global_step"), **options}
         group = None
         if plugin.is_background:
-            live = live_memory(self._model_in_use(), self.optimizers)
-            state, group = snapshot(state, live), self._own_group()
-        plugin.run_save(uri, partial(save_sharded, uri, state, rest, settings, group))
+            in_use = training_memory(self._model_in_use(), self.optimizers)
+            state, group = snapshot(state, in_use), self._background_group()
+        plugin.run_save(uri, partial(save_sharded, uri, state, trainer_data, settings, group))
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a checkpoint of either kind; called by every rank.
+        """Load a sharded checkpoint, or a checkpoint of one object; called by every rank.
 
         Returns:
-            What is neither weights nor optimizer state, and of a checkpoint in one object the
-            optimizer states.
+            The checkpoint without weights; of a sharded checkpoint also without optimizer states.
 
         Raises:
-            NotFoundError: There is none.
-            CheckpointError: It could not be loaded.
+            NotFoundError: There is no such checkpoint.
+            CheckpointError: The checkpoint could not be loaded.
         """
         uri = self.broadcast(to_uri(checkpoint_path))
         plugin = self._plugin
-        found = [False, False]
-        with self._failing_together(uri):
+        layout = [False, False]
+        with self._raise_on_all_ranks(uri):
             plugin.wait()
             if self.is_global_zero and is_sharded(uri, plugin.options):
-                found = [True, has_rest(uri, plugin.options)]
-        is_in_shards, is_rest_in_it = self.broadcast(found)
+                layout = [True, has_trainer_data(uri, plugin.options)]
+        is_in_shards, with_trainer_data = self.broadcast(layout)
         if is_in_shards:
-            return self._load_shards(uri, weights_only, is_rest_in_it=is_rest_in_it)
+            return self._load_shards(uri, weights_only, with_trainer_data=with_trainer_data)
         return self._load_whole(uri, weights_only)
 
     def teardown(self) -> None:
-        """Wait until all pending saves are stored, which Lightning's own does not, and end."""
+        """Wait until all pending saves are stored, then run the `teardown` of Lightning."""
         try:
             self.checkpoint_io.teardown()
         finally:
             super().teardown()
 
     def _load_shards(
-        self, uri: str, weights_only: bool | None, *, is_rest_in_it: bool
+        self, uri: str, weights_only: bool | None, *, with_trainer_data: bool
     ) -> dict[str, Any]:
         model = self._model_in_use()
         optimizers = {
-            _optimizer_name(number): each for number, each in enumerate(self._optimizers_in_use())
+            _optimizer_name(number): optimizer
+            for number, optimizer in enumerate(self._optimizers_in_use())
         }
         state: dict[str, Any] = {self._weights_name: get_model_state_dict(model)}
         for name, optimizer in optimizers.items():
             state[name] = get_optimizer_state_dict(model, optimizer)
-        if is_rest_in_it:
-            state[REST_NAME] = b""
+        if with_trainer_data:
+            state[TRAINER_DATA_NAME] = b""
         options = self._plugin.options
         load_sharded(uri, state, options, weights_only=weights_only, is_strict=self._is_strict)
         state_options = StateDictOptions(strict=self._is_strict)
         set_model_state_dict(model, state[self._weights_name], options=state_options)
         for name, optimizer in optimizers.items():
             set_optimizer_state_dict(model, optimizer, state[name], options=state_options)
-        if is_rest_in_it:
-            return Rest(state[REST_NAME]).load(weights_only=weights_only)
+        if with_trainer_data:
+            return TrainerData(state[TRAINER_DATA_NAME]).load(weights_only=weights_only)
         return self._plugin.load_checkpoint(f"{uri}/{META_KEY}", weights_only=weights_only)
 
     def _load_whole(self, uri: str, weights_only: bool | None) -> dict[str, Any]:
@@ -182,9 +182,9 @@ class _BucketCheckpoints(ParallelStrategy):
         states = checkpoint.get("optimizer_states", []) if optimizers else []
         if len(states) != len(optimizers):
             raise CheckpointError(
-                f"{uri} holds the state of {len(states)} optimizers, and there are "
-                f"{len(optimizers)}; resume with those of the saved run, or load weights alone "
-                "with trainer.validate"
+                f"{uri} contains states of {len(states)} optimizers, and the trainer has "
+                f"{len(optimizers)} optimizers; resume with the optimizers of the saved run, or "
+                "load only the weights by trainer.validate"
             )
         for optimizer, state in zip(optimizers, states, strict=True):
             if any(isinstance(key, int) for key in state["state"]):
@@ -208,15 +208,18 @@ class _BucketCheckpoints(ParallelStrategy):
         is_fitting = module is not None and module.trainer.state.fn == TrainerFn.FITTING
         return self.optimizers if is_fitting else []
 
-    def _own_group(self) -> ProcessGroup:
-        """Return a gloo group that no other thread uses."""
+    def _background_group(self) -> ProcessGroup:
+        """Return a gloo group that only the background thread uses."""
         if self._group is None:
             self._group = torch.distributed.new_group(backend="gloo")
         return self._group
 
     @contextmanager
-    def _failing_together(self, uri: str) -> Iterator[None]:
-        """Fail on every rank if the block fails on one: the others would wait for it."""
+    def _raise_on_all_ranks(self, uri: str) -> Iterator[None]:
+        """Raise on every rank if the block raises on one rank.
+
+        Without this, the other ranks would wait for that rank.
+        """
         failure: BaseException | None = None
         try:
             yield
@@ -224,12 +227,12 @@ class _BucketCheckpoints(ParallelStrategy):
             failure = exc
         if not self.reduce_boolean_decision(failure is None):
             raise failure or CheckpointError(
-                f"{uri} was abandoned: another rank failed, see its error"
+                f"{uri} was not saved or loaded because another rank failed; see its error"
             )
 
 
 class FSDPStrategy(_BucketCheckpoints, _LightningFSDPStrategy):
-    """Lightning's FSDPStrategy with checkpoints in a bucket; takes the same arguments.
+    """Lightning's FSDPStrategy with checkpoints in a bucket, with the same arguments.
 
         Trainer(
             strategy=FSDPStrategy(state_dict_type="sharded"),
@@ -237,12 +240,13 @@ class FSDPStrategy(_BucketCheckpoints, _LightningFSDPStrategy):
             callbacks=[ModelCheckpoint("gs://bucket/run-7", save_last=True)],
         )
 
-    Checkpoints are stored as `AiofluxCheckpointIO` stores them, also in the background: shards
-    through `aioflux.checkpoint.dcp`, verified and committed at once; a full one as one object. Both
-    kinds load with any `state_dict_type`. Lightning's own makes a local path of `gs://`.
+    `AiofluxCheckpointIO` stores the checkpoints, also in the background. A sharded checkpoint is
+    written by `aioflux.checkpoint.dcp`, verified, and committed as a whole; a full checkpoint is
+    one object. Both kinds can be loaded with any `state_dict_type`. Lightning's strategy treats
+    `gs://` as a local path.
 
-    Copied to a directory, a sharded checkpoint loads with Lightning's own strategy, and one of
-    Lightning's own loads here when it is copied to a bucket.
+    Lightning's strategy can load a sharded checkpoint that was copied to a directory, and this
+    strategy can load a checkpoint of Lightning's that was copied to a bucket.
     """
 
     _weights_name = "model"
@@ -253,9 +257,9 @@ class FSDPStrategy(_BucketCheckpoints, _LightningFSDPStrategy):
 
 
 class ModelParallelStrategy(_BucketCheckpoints, _LightningModelParallelStrategy):
-    """Lightning's ModelParallelStrategy with checkpoints in a bucket; takes the same arguments.
+    """Lightning's ModelParallelStrategy with checkpoints in a bucket, with the same arguments.
 
-    As `FSDPStrategy` of this package; `save_distributed_checkpoint` decides if shards are saved.
+    See `FSDPStrategy` of this package. With `save_distributed_checkpoint`, checkpoints are sharded.
     """
 
     _weights_name = "state_dict"

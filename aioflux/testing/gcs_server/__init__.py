@@ -1,4 +1,4 @@
-"""Server with the JSON and XML API of Google Cloud Storage, for tests."""
+"""Emulator of Google Cloud Storage for tests: a server with its JSON and XML APIs."""
 
 from aioflux.testing.gcs_server._app import Hook
 from aioflux.testing.gcs_server._connection import Limits

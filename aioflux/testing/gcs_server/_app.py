@@ -1,4 +1,4 @@
-"""Application: routes requests, calls hooks and handlers, and builds error responses."""
+"""Application: the server without sockets. It routes requests and calls hooks and handlers."""
 
 from __future__ import annotations
 
@@ -45,34 +45,29 @@ ROUTES: tuple[Route, ...] = (
 
 
 class Hook:
-    """Base of faults, network limits and counters: called around the handler of each request.
+    """Base class of hooks, which run before and after the handler of each request.
 
-    The first hook is the outermost: its `before` is called first and its `after` last. Hooks behind
-    one that responds in place of the handler are not called.
-
-    `request.match.operation` names the operation in all methods.
+    `server.app.hooks` is a tuple of hooks. `before` of the first hook runs first, `after` of the
+    first hook runs last. If `before` returns a response, the handler and the later hooks do not
+    run. `request.match.operation` is the name of the operation.
     """
 
     def before(self, request: Request) -> Response | None:
-        """Return a response in place of the handler's, or None to run the handler."""
+        """Return a response to send without running the handler, or None to run the handler."""
 
     def after(self, request: Request, response: Response) -> Response:
-        """Return the response to send, once the handler has committed.
+        """Return the response to send. The handler has already changed the state of the server.
 
-        It may be another response or the same with a `delivery`; a lost response is
-        `Delivery(cut_at=BEFORE_HEAD)`.
+        The default returns `response`. Set `response.delivery` to delay or truncate the response.
         """
         return response
 
     def finished(self, request: Request, response: Response) -> None:
-        """Note that the last byte of a response is about to be sent, or its connection has ended.
-
-        It is called before the client has the whole response.
-        """
+        """Handle the end of a response, before the last byte is sent or after a disconnect."""
 
 
 class App:
-    """The server without its socket."""
+    """Application that handles requests. It belongs to one event loop."""
 
     def __init__(
         self, state: State, routes: Iterable[Route] = ROUTES, *, limits: Limits = _LIMITS
@@ -89,7 +84,7 @@ class App:
         self._router = Router(self._routes)
 
     def handle(self, request: Request) -> Response:
-        """Return the response to a request; never raises."""
+        """Return the response to a request. Errors become error responses."""
         try:
             request.match = self._router.match(request.method, request.target)
         except APIError as exc:
@@ -101,29 +96,29 @@ class App:
 
     def _run_hooks(self, request: Request) -> Response:
         hooks, num_called = self._hooks, 0
-        early = None
+        replacement = None
         for hook in hooks:
             num_called += 1
-            early = hook.before(request)
-            if early is not None:
+            replacement = hook.before(request)
+            if replacement is not None:
                 break
-        response = early or self.run(request)
+        response = replacement or self.run(request)
         for hook in hooks[:num_called][::-1]:
             response = hook.after(request, response)
         return response
 
     def finished(self, request: Request, response: Response) -> None:
-        """Call `Hook.finished`."""
+        """Call `finished` of every hook that overrides it."""
         if self._finished_hooks and hasattr(request, "match"):
             for hook in self._finished_hooks:
                 try:
                     hook.finished(request, response)
                 except Exception:
-                    _log.exception("%s of %s failed", hook, request.match.operation)
+                    _log.exception("hook %s failed for %s", hook, request.match.operation)
 
     @property
     def hooks(self) -> tuple[Hook, ...]:
-        """Hooks around the handlers, the outermost first."""
+        """Hooks that run before and after every handler; see `Hook` for their order."""
         return self._hooks
 
     @hooks.setter
@@ -132,21 +127,18 @@ class App:
         self._finished_hooks = tuple(hook for hook in hooks if type(hook).finished != Hook.finished)
 
     def add_routes(self, routes: Iterable[Route]) -> None:
-        """Add operations."""
         self._routes += tuple(routes)
         self._router = Router(self._routes)
 
-    def opened(self, connection: Connection) -> None:
-        """Count a new connection."""
+    def add_connection(self, connection: Connection) -> None:
         self.connections.add(connection)
         self.num_opened += 1
 
-    def closed(self, connection: Connection) -> None:
-        """Remove a connection that has ended."""
+    def remove_connection(self, connection: Connection) -> None:
         self.connections.discard(connection)
 
     def run(self, request: Request) -> Response:
-        """Run the handler of a matched request, without the hooks."""
+        """Run the handler of a request whose `match` is set, without the hooks."""
         try:
             with self.state.lock:
                 return request.match.route.handler(self.state, request)
@@ -158,6 +150,6 @@ class App:
 
 def _internal_error(request: Request) -> Response:
     """Log the current exception, and return a 500."""
-    _log.exception("%s failed", request.match.operation)
+    _log.exception("handler of %s failed", request.match.operation)
     error = APIError(500, "internalError", "We encountered an internal error.")
     return error_response(error, xml=not request.match.url.is_json)

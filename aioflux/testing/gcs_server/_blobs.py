@@ -1,4 +1,8 @@
-"""Bytes of objects: an interface, and its implementation in memory."""
+"""Blobs, the stored bytes of objects and parts: base classes, and blobs in memory.
+
+A blob consists of leaves. A small object is one leaf. The concatenation of several objects is a
+`JoinedBlob` with many leaves.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +22,24 @@ _LEAF_BYTES = 256 * 1024
 
 
 class Blob(ABC):
-    """Bytes that never change, owned by one record."""
+    """Immutable bytes of one object, part or upload."""
 
     size: int
 
     @abstractmethod
     def view(self, start: int, end: int) -> Buffer:
-        """Return the bytes `[start, end)` in one piece, valid even after `discard`."""
+        """Return the bytes `[start, end)` in one buffer, which stays valid after `discard`."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Release the bytes: their owner is gone."""
+        """Delete the bytes. The blob must not be used any more."""
 
     def views(self, start: int, end: int) -> Sequence[Buffer]:
-        """Return the bytes `[start, end)` as they are stored, without a copy."""
+        """Return the bytes `[start, end)` in one or several buffers, without a copy."""
         return (self.view(start, end),)
 
     def leaves(self) -> Sequence[Blob]:
-        """Return the blobs that this one consists of, none of which is a joined one."""
+        """Return the leaves of this blob; a blob that is not joined is its own leaf."""
         return (self,)
 
 
@@ -44,30 +48,32 @@ class Blobs(ABC):
 
     @abstractmethod
     def put(self, pieces: Iterable[Buffer]) -> Blob:
-        """Store the concatenation of pieces as one blob."""
+        """Store the concatenation of pieces as one leaf."""
 
     @abstractmethod
     def share(self, leaf: Blob) -> Blob:
-        """Return a second blob of the same bytes, discarded separately."""
+        """Return a new leaf with the same bytes, which stay valid if `leaf` is discarded."""
 
     def concat(self, blobs: Sequence[Blob]) -> Blob:
-        """Return the concatenation of blobs, which stay.
+        """Return a new blob with the concatenation of blobs.
 
-        Large leaves are shared and small neighbours are copied together: it takes little time, and
-        an object that grows by many small steps does not become a list of small leaves.
+        Large leaves are shared, which is fast. Neighbouring small leaves are copied into one leaf,
+        so that repeated appends of a few bytes do not make a blob of many tiny leaves.
         """
-        groups = group([leaf for blob in blobs for leaf in blob.leaves() if leaf.size])
-        made = [
+        groups = group_leaves([leaf for blob in blobs for leaf in blob.leaves() if leaf.size])
+        new_leaves = [
             self.share(leaves[0])
             if len(leaves) == 1
             else self.put(leaf.view(0, leaf.size) for leaf in leaves)
             for leaves in groups
         ]
-        return made[0] if len(made) == 1 else JoinedBlob(made) if made else self.put(())
+        if not new_leaves:
+            return self.put(())
+        return new_leaves[0] if len(new_leaves) == 1 else JoinedBlob(new_leaves)
 
 
 class JoinedBlob(Blob):
-    """Concatenation of several blobs, none of them empty or joined; they belong to this one."""
+    """Concatenation of several leaves, which belong to this blob and are not empty."""
 
     def __init__(self, leaves: Sequence[Blob]) -> None:
         self._leaves = tuple(leaves)
@@ -96,22 +102,22 @@ class JoinedBlob(Blob):
             leaf.discard()
 
 
-def group(leaves: Sequence[Blob]) -> list[list[Blob]]:
-    """Group leaves in order: several of 256 KiB together at most, larger ones alone."""
+def group_leaves(leaves: Sequence[Blob]) -> list[list[Blob]]:
+    """Group neighbouring leaves. A group has up to 256 KiB, or one larger leaf."""
     groups: list[list[Blob]] = []
-    free = 0
+    free_bytes = 0
     for leaf in leaves:
-        if leaf.size <= free:
+        if leaf.size <= free_bytes:
             groups[-1].append(leaf)
-            free -= leaf.size
+            free_bytes -= leaf.size
         else:
             groups.append([leaf])
-            free = _LEAF_BYTES - leaf.size
+            free_bytes = _LEAF_BYTES - leaf.size
     return groups
 
 
 class MemoryBlob(Blob):
-    """Bytes in memory."""
+    """Leaf in memory."""
 
     __slots__ = ("_data", "size")
 
@@ -125,11 +131,11 @@ class MemoryBlob(Blob):
         return memoryview(self._data)[start:end]
 
     def discard(self) -> None:
-        """See base class; left to the garbage collector."""
+        """See base class; the memory is freed with the last reference."""
 
 
 class MemoryBlobs(Blobs):
-    """Store in memory."""
+    """Store of blobs in memory."""
 
     def put(self, pieces: Iterable[Buffer]) -> Blob:
         parts = list(pieces)
@@ -138,5 +144,5 @@ class MemoryBlobs(Blobs):
         return MemoryBlob(b"".join(parts))
 
     def share(self, leaf: Blob) -> Blob:
-        """See base class; immutable bytes need no copy."""
+        """See base class; returns the same leaf, because `discard` does nothing."""
         return leaf

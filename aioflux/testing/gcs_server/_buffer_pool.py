@@ -1,4 +1,4 @@
-"""Memory for the bodies of uploads, reused while a server runs."""
+"""Pool of memory for the bodies of uploads."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections import deque
 from contextlib import suppress
 
 _LARGE_BYTES = 4 << 20
-_BLOCK_BYTES = 2 << 20  # blocks are whole multiples of it: the size of a huge page
+_BLOCK_BYTES = 2 << 20  # size of a huge page; the size of a block is a multiple
 
 
 class BufferPool:
-    """Memory of one server, which keeps unused blocks between `start` and `stop`.
+    """Pool of memory blocks. Between `start` and `stop` it keeps unused blocks for reuse.
 
     Args:
-        max_idle_bytes: Largest total size of the idle blocks.
+        max_idle_bytes: Maximum total size of the unused blocks.
     """
 
     def __init__(self, *, max_idle_bytes: int = 1 << 30) -> None:
         self._max_idle_bytes = max_idle_bytes
         self._keeps_blocks = False
-        # The oldest first. Each operation on it is atomic, since blocks come back in whatever
-        # thread drops the last view of them.
+        # Unused blocks, the oldest first. Only atomic methods of the deque are used: a block
+        # returns to the pool in the thread that drops its last view, which may be any thread.
         self._idle: deque[mmap.mmap] = deque()
 
     @property
     def idle_bytes(self) -> int:
-        """Size of the unused blocks together."""
+        """Total size of the unused blocks."""
         return sum(map(len, tuple(self._idle)))
 
     def start(self) -> None:
@@ -36,29 +36,29 @@ class BufferPool:
         self._keeps_blocks = True
 
     def stop(self) -> None:
-        """Release unused blocks, and keep no more."""
+        """Free all unused blocks, and keep none from now on."""
         self._keeps_blocks = False
         self._idle.clear()
 
     def allocate(self, size: int) -> bytearray | memoryview:
-        """Return uninitialised memory that the caller owns.
+        """Return memory with undefined content.
 
-        Large bodies use blocks of huge pages, if the system has them, and blocks are reused:
-        filling 32 MiB then takes 3 ms. With a page fault for every 4 KiB it takes 24 ms, and 100 ms
-        if the host of a virtual machine allocates the memory only then: more than clients under
-        test differ by.
+        Memory for a large body is a block of huge pages, if the system supports them. It returns to
+        the pool when its last view is dropped, and is used again. Then filling 32 MiB takes 3 ms.
+        With new memory in 4 KiB pages it takes 24 ms, and 100 ms if the host of a virtual machine
+        must allocate the pages: in a benchmark, more than the differences between clients.
         """
         if size < _LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
             return bytearray(size)
         block = self._acquire(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES)
-        # Only views of the memory keep the array alive.
+        # The views keep the array alive, and the array keeps the block out of the pool.
         array = (ctypes.c_char * size).from_buffer(block)
         weakref.finalize(array, self._release, block).atexit = False
         return memoryview(array).cast("B")
 
     def _acquire(self, size: int) -> mmap.mmap:
-        """Return an unused block of a size, or a new one."""
-        with suppress(IndexError):  # another thread was faster
+        """Return an unused block of this size, or a new block."""
+        with suppress(IndexError):  # another thread took the last block
             for _ in range(len(self._idle)):
                 block = self._idle.popleft()
                 if len(block) == size:
@@ -78,7 +78,7 @@ class BufferPool:
 
 
 def is_owned(buffer: object) -> bool:
-    """Return whether only the server can change a buffer, so that it needs no copy."""
+    """Return whether only the server can change a buffer. A blob must copy any other buffer."""
     if isinstance(buffer, memoryview):
         return isinstance(buffer.obj, ctypes.Array)
     return isinstance(buffer, bytes | bytearray)

@@ -1,13 +1,14 @@
-"""Connections: HTTP/1.1 on an asyncio transport.
+"""Client connections: HTTP/1.1 on an asyncio transport.
 
-A connection reads requests (pipelined ones wait in a queue), has the application handle one after
-another and sends the responses: small bodies in one `writelines`, large ones in slices as the
-kernel accepts them, and those with a `Delivery` step by step. There is no task per request.
+A connection handles one request after another. Pipelined requests wait in a queue. A small response
+is sent by one `writelines`, a large response in slices, a response with a `Delivery` in steps.
+There is no asyncio task for each request.
 
-    kernel -> shared buffer -> httptools -> Request     heads, small bodies
-    kernel -> the memory that becomes the object        the rest of a large body
+    kernel -> shared buffer -> httptools -> Request     request heads, small bodies
+    kernel -> memory of the object                      rest of a large body, without httptools
 
-The second path copies an upload once: httptools would add two copies (2.3 against 0.9 GB/s).
+The second path receives an upload at 2.3 GB/s. With httptools, which copies the bytes two more
+times, the rate is 0.9 GB/s.
 """
 
 from __future__ import annotations
@@ -39,40 +40,40 @@ if TYPE_CHECKING:
     from aioflux.testing.gcs_server._app import App
 
 _MAX_QUEUED = 32
-_DIRECT_BYTES = 64 << 10  # most of a smaller body is in the first read
-_ALLOCATED_BYTES = 64 << 20  # memory for a body is allocated in such pieces, as bytes arrive
-_MAX_TIMER_SECONDS = 1e6  # for `inf`
-PERIODS = 4  # a request without progress is rejected after 3 to 4 of them
+_DIRECT_BYTES = 64 << 10  # most of a smaller body is in the first read, with the head
+_ALLOCATED_BYTES = 64 << 20  # a larger body has several buffers of this size
+_MAX_TIMER_SECONDS = 1e6  # limit for `call_later`, which does not accept `inf`
+STALL_PERIODS = 4  # periods into which `Limits.stalled_seconds` is divided
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_RESET = struct.pack("ii", 1, 0)
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with 0 seconds: `close` sends RST
 _FLUSH_SECONDS = 0.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Bounds on a single request, so that no client exhausts the server's memory by accident."""
+    """Limits on each request, which protect the memory of the server from faulty clients."""
 
     max_head_bytes: int = 64 << 10
-    """Request line and headers; a longer head is rejected with 431."""
+    """Maximum size of the request line and headers. A longer head is rejected with 431."""
     max_body_bytes: int = (5 << 30) + (1 << 20)
-    """Body; a longer one is rejected with 413 before it is read. By default a part of 5 GiB, the
-    largest of GCS, with the overhead of a multipart/related upload."""
+    """Maximum size of the body. A longer body is rejected with 413: before it is read if it has a
+    Content-Length, or as soon as a chunked body exceeds the limit. The default is the largest part
+    of GCS, 5 GiB, and 1 MiB for the metadata of a multipart/related upload."""
     stalled_seconds: float = 60.0
-    """An incomplete request is rejected with 408 if nothing of it has arrived for three quarters of
-    this time to the whole of it."""
+    """Time without any received byte after which an incomplete request is rejected with 408. The
+    request may be rejected up to a quarter of this time earlier."""
     linger_seconds: float = 1.0
-    """A client whose request is rejected has this long to read the response, in which the rest of
-    the request is read and dropped."""
+    """Time for a client to read the response to a rejected request. During this time the server
+    reads the rest of the request and discards it."""
 
     def __post_init__(self) -> None:
-        """Check that requests can pass."""
         for name in ("max_head_bytes", "max_body_bytes", "stalled_seconds", "linger_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, is {getattr(self, name)}")
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One client connection; its loop runs the timers of delayed responses."""
+    """Client connection."""
 
     def __init__(self, app: App, loop: asyncio.AbstractEventLoop, *, scheme: str = "http") -> None:
         self._app = app
@@ -80,8 +81,8 @@ class Connection(asyncio.BufferedProtocol):
         self._scheme = scheme
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        # A request, its `Connection` line and whether to close; or the status of an error (0: no
-        # response) and as much of the target as has arrived.
+        # Either a request, its `Connection` header line, and whether to close the connection; or
+        # the status of an error (0: close without a response), and the received part of the target.
         self._queue: deque[tuple[Request | int, bytes, bool]] = deque()
         self._current: tuple[Request, Response] | None = None
         self._steps: Iterator[Step] | None = None
@@ -89,44 +90,43 @@ class Connection(asyncio.BufferedProtocol):
         self._pieces: Sequence[Buffer] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._writing_paused = self._reading_paused = False
-        self._ending = False  # no further request is handled
+        self._is_closing = False  # if True, no queued request is handled
         self._close_after = self._is_finished = False
         self._size = 0
-        self._rest: memoryview | None = None  # memory for the rest of a large body
+        self._unfilled: memoryview | None = None  # unfilled rest of the last buffer of a large body
         self._error_status = 0
         self._read_bytes = 0
-        self._periods = 0
-        self._whole: bytearray | memoryview | None = None
+        self._idle_periods = 0
+        self._first_buffer: bytearray | memoryview | None = None
         self._body_bytes = self._head_bytes = 0
         self._start_message()
 
     # --- transport -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to serve a client."""
         self._transport = cast("asyncio.Transport", transport)
         self._descriptor = self.socket.fileno()
         _fork.track(self._descriptor)
-        self._app.opened(self)
+        self._app.add_connection(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release everything of the client."""
+        """See base class; drops all requests and reports the current response as finished."""
         _fork.untrack(self._descriptor)
-        self._app.closed(self)
-        self._ending = True
+        self._app.remove_connection(self)
+        self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
         self._queue.clear()
-        self._parser = self._steps = self._rest = None
+        self._parser = self._steps = self._unfilled = None
         self._pieces = ()
         self._start_message()
         self._report_finished()
         self._current = None
 
     def eof_received(self) -> bool:
-        """Finish the responses to a client that has closed its sending side.
+        """See base class; handles the queued requests before closing, except with TLS.
 
-        Over TLS the transport closes the connection, whatever this returns.
+        A TLS transport ignores the returned value and closes the connection at once.
         """
         if self._scheme == "https" or (self._current is None and not self._queue):
             return False
@@ -134,61 +134,62 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """Stop sending: the kernel's buffer is full."""
         self._writing_paused = True
 
     def resume_writing(self) -> None:
-        """Continue to send."""
         self._writing_paused = False
         if self._steps is not None and self._timer is None:
-            self._pump()
-        self._advance()
+            self._run_steps()
+        self._handle_queue()
 
     @property
     def socket(self) -> socket.socket:
-        """The socket, for its options."""
+        """Socket of the connection, to set socket options."""
         return cast("socket.socket", self._transport.get_extra_info("socket"))
 
     def abort(self) -> None:
-        """End the connection at once."""
-        self._ending = True
+        """Close the connection without sending the rest of a response."""
+        self._is_closing = True
         self._transport.abort()
 
     # --- requests ------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the memory of a large body, or the shared buffer."""
-        return self._app.scratch if self._rest is None else self._rest
+        """See base class; returns the memory of a large body, or the shared buffer."""
+        return self._app.scratch if self._unfilled is None else self._unfilled
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse the received bytes, and handle complete requests."""
-        self._periods = 0
-        if self._rest is not None:
-            self._rest = self._rest[nbytes:]
-            if len(self._rest):
+        """See base class; parses the bytes and handles complete requests."""
+        self._idle_periods = 0
+        if self._unfilled is not None:
+            self._unfilled = self._unfilled[nbytes:]
+            if len(self._unfilled):
                 return
-            self._rest = None
+            self._unfilled = None
             if self._length > self._body_bytes:
                 self._allocate()
                 return
             self._parser = httptools.HttpRequestParser(self)
             self._queue_request()
-        elif self._parser is None or self._ending:
+        elif self._parser is None or self._is_closing:
             return
         else:
             self._parse(self._parser, self._app.scratch[:nbytes])
-        self._advance()
+        self._handle_queue()
         if len(self._queue) > _MAX_QUEUED and not self._reading_paused:
             self._reading_paused = True
             self._transport.pause_reading()
 
     def check_progress(self) -> None:
-        """Count a period; reject an incomplete request if nothing of it has arrived for some."""
-        self._periods += 1
-        if self._periods >= PERIODS and self._in_message and not self._ending:
-            self._rest = None
+        """Reject an incomplete request at the call number `STALL_PERIODS` after its last byte.
+
+        The listener calls this method `STALL_PERIODS` times in `Limits.stalled_seconds`.
+        """
+        self._idle_periods += 1
+        if self._idle_periods >= STALL_PERIODS and self._in_message and not self._is_closing:
+            self._unfilled = None
             self._reject(408)
-            self._advance()
+            self._handle_queue()
 
     def _parse(self, parser: httptools.HttpRequestParser, data: memoryview) -> None:
         limits = self._app.limits
@@ -203,21 +204,21 @@ class Connection(asyncio.BufferedProtocol):
                 self._head_bytes += len(data)
                 if self._head_bytes > limits.max_head_bytes:
                     self._error_status = self._error_status or 431
-            elif self._whole is None:
-                # sizes, extensions and trailers of a chunked body are bounded, too
+            elif self._first_buffer is None:
+                # This limits the chunk sizes, chunk extensions and trailers of a chunked body.
                 self._head_bytes = 0 if self._body_bytes != before else self._head_bytes + len(data)
                 if self._head_bytes > limits.max_head_bytes:
                     self._error_status = self._error_status or 431
             elif not self._error_status:
-                self._rest = memoryview(self._whole)[self._body_bytes :]
-                self._body_bytes = len(self._whole)
+                self._unfilled = memoryview(self._first_buffer)[self._body_bytes :]
+                self._body_bytes = len(self._first_buffer)
         if self._error_status:
             self._reject(self._error_status)
 
     def _feed(self, parser: httptools.HttpRequestParser, data: memoryview | bytes) -> None:
-        """Parse, and ignore an `Upgrade` header (RFC 9110, 7.8).
+        """Parse received bytes, and ignore an `Upgrade` header as RFC 9110, 7.8 allows.
 
-        The parser stops behind a head that has one, as if the body were of that protocol.
+        httptools stops after a head with `Upgrade`: the head is parsed again without this header.
         """
         while True:
             try:
@@ -238,21 +239,18 @@ class Connection(asyncio.BufferedProtocol):
         return b"\r\n".join((*lines, b"", b""))
 
     def _reject(self, status: int) -> None:
-        """Queue an error as the last response, and read no more."""
+        """Queue an error response, which is the last response, and stop parsing."""
         self._parser = None
         self._in_message = False
         self._queue.append((status, self._target, True))
 
     def on_message_begin(self) -> None:
-        """Note the start of a request."""
         self._in_message = True
 
     def on_url(self, url: bytes) -> None:
-        """Collect the request target."""
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header."""
         self._headers.append((name, value))
         if len(name) == 14 and name.lower() == b"content-length":
             self._length = int(value)
@@ -260,10 +258,10 @@ class Connection(asyncio.BufferedProtocol):
             self._expects = value.lower() == b"100-continue"
 
     def on_headers_complete(self) -> None:
-        """Check the size, and send `100 Continue` to a client that waits for it."""
+        """Check the sizes, allocate memory for a large body, and send `100 Continue`."""
         assert self._parser is not None
         if self._parser.should_upgrade():
-            return  # parsed again without the header
+            return  # `_feed` parses the head again
         self._in_body = True
         limits = self._app.limits
         if self._read_bytes > limits.max_head_bytes:
@@ -274,55 +272,53 @@ class Connection(asyncio.BufferedProtocol):
             if self._length > limits.max_body_bytes:
                 self._error_status = self._error_status or 413
             elif self._length >= _DIRECT_BYTES and not self._error_status:
-                first = self._whole = self._app.buffers.allocate(
+                first = self._first_buffer = self._app.buffers.allocate(
                     min(self._length, _ALLOCATED_BYTES)
                 )
                 self._body.append(first)
-                self._read_version()
+                self._save_parser_state()
         may_continue = self._expects and self._parser.get_http_version() != "1.0"
         if may_continue and not self._error_status and self._current is None and not self._queue:
             self._transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
-        """Collect a piece of the body."""
         if self._error_status:
             return
         start = self._body_bytes
         self._body_bytes += len(body)
-        if self._whole is not None:
-            self._whole[start : self._body_bytes] = body
+        if self._first_buffer is not None:
+            self._first_buffer[start : self._body_bytes] = body
         elif self._body_bytes <= self._app.limits.max_body_bytes:
             self._body.append(body)
         else:
             self._error_status = 413
 
     def on_message_complete(self) -> None:
-        """Queue the request, unless it has been rejected."""
+        """Queue the request if it is not rejected."""
         assert self._parser is not None
         if not self._error_status and not self._parser.should_upgrade():
-            if self._whole is None:
-                self._read_version()
+            if self._first_buffer is None:
+                self._save_parser_state()
             self._queue_request()
 
     def _allocate(self) -> None:
-        """Allocate memory for more of a large body."""
-        more = self._app.buffers.allocate(min(self._length - self._body_bytes, _ALLOCATED_BYTES))
-        self._body.append(more)
-        self._body_bytes += len(more)
-        self._rest = memoryview(more)
+        buffer = self._app.buffers.allocate(min(self._length - self._body_bytes, _ALLOCATED_BYTES))
+        self._body.append(buffer)
+        self._body_bytes += len(buffer)
+        self._unfilled = memoryview(buffer)
 
-    def _read_version(self) -> None:
-        """Keep the method and keep-alive of the request, which the parser forgets."""
+    def _save_parser_state(self) -> None:
+        """Save the method and keep-alive of the request, before the parser is replaced."""
         parser = self._parser
         assert parser is not None
         keep = parser.should_keep_alive()
         line = b"" if keep else b"Connection: close\r\n"
         if keep and parser.get_http_version() == "1.0":
             line = b"Connection: keep-alive\r\n"
-        self._version = (parser.get_method().decode("ascii"), line, not keep)
+        self._parser_state = (parser.get_method().decode("ascii"), line, not keep)
 
     def _queue_request(self) -> None:
-        method, line, close = self._version
+        method, line, close = self._parser_state
         request = Request(method, self._target, self._headers, self._body, scheme=self._scheme)
         self._queue.append((request, line, close))
         self._start_message()
@@ -332,33 +328,32 @@ class Connection(asyncio.BufferedProtocol):
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[Buffer] = []
-        self._whole = None
+        self._first_buffer = None
         self._length = self._body_bytes = self._head_bytes = 0
 
     # --- responses -----------------------------------------------------------------------
 
-    def _advance(self) -> None:
-        """Handle queued requests until a response has to wait."""
+    def _handle_queue(self) -> None:
+        """Handle queued requests until a response cannot be sent completely."""
         while self._queue and self._current is None and not self._writing_paused:
-            if self._ending:
+            if self._is_closing:
                 return
             request, line, close = self._queue.popleft()
             if isinstance(request, int):
-                self._close_with(request, target=line)
+                self._reject_and_close(request, target=line)
                 return
             self._respond(request, line, close=close)
-        if self._reading_paused and not self._queue and not self._ending:
+        if self._reading_paused and not self._queue and not self._is_closing:
             self._reading_paused = False
             self._transport.resume_reading()
 
-    def _close_with(self, status: int, *, target: bytes) -> None:
-        """Close, after a response with `status` unless it is 0.
+    def _reject_and_close(self, status: int, *, target: bytes) -> None:
+        """Send an error response, or none if `status` is 0, and close the connection.
 
-        Bytes that the client still sends are read and dropped for a while: if the socket were
-        closed at once, the kernel would reset the connection, and the client might lose the
-        response.
+        For `linger_seconds` the server reads and discards the rest of the request. If it closed the
+        socket at once, the kernel would send RST, and the client could lose the response.
         """
-        self._ending = True
+        self._is_closing = True
         if not status:
             self._transport.close()
             return
@@ -367,7 +362,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.writelines([head, *response.pieces()])
         if self._transport.can_write_eof():
             self._transport.write_eof()
-            self._later(self._app.limits.linger_seconds, self._transport.close)
+            self._start_timer(self._app.limits.linger_seconds, self._transport.close)
         else:
             self._transport.close()
 
@@ -386,10 +381,10 @@ class Connection(asyncio.BufferedProtocol):
         self._current, self._close_after, self._is_finished = (request, response), close, False
         self._head, self._pieces, self._size = head, pieces, size
         self._steps = steps(size, response.delivery)
-        self._pump()
+        self._run_steps()
 
-    def _pump(self) -> None:
-        """Run steps until one waits, the kernel is full or the response is sent."""
+    def _run_steps(self) -> None:
+        """Run steps of a response until one waits, the send buffer is full, or no step is left."""
         self._timer = None
         while self._steps is not None and not self._writing_paused:
             step = next(self._steps, None)
@@ -407,20 +402,20 @@ class Connection(asyncio.BufferedProtocol):
                 case Cut():
                     self._steps = None
                     self._report_finished()
-                    self._cut(reset=step.reset)
+                    self._disconnect(reset=step.reset)
                 case _:
-                    self._later(step.seconds, self._wake)
+                    self._start_timer(step.seconds, self._resume)
                     return
 
-    def _wake(self) -> None:
-        self._pump()
-        self._advance()
+    def _resume(self) -> None:
+        self._run_steps()
+        self._handle_queue()
 
-    def _later(self, seconds: float, callback: Callable[[], None]) -> None:
+    def _start_timer(self, seconds: float, callback: Callable[[], None]) -> None:
         self._timer = self._loop.call_later(min(seconds, _MAX_TIMER_SECONDS), callback)
 
     def _finish(self) -> None:
-        """Finish the response, so that the next one can be sent."""
+        """End the current response, so that the next request can be handled."""
         self._report_finished()
         self._current = self._steps = None
         self._pieces = ()
@@ -428,22 +423,22 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
 
     def _report_finished(self) -> None:
-        """Report the current response as finished, once: before its last byte or its end."""
+        """Call `App.finished` for the current response, if it was not called yet."""
         if self._current is not None and not self._is_finished:
             self._is_finished = True
             self._app.finished(*self._current)
 
     def _close(self) -> None:
-        self._ending = True
+        self._is_closing = True
         self._transport.close()
 
-    def _cut(self, *, reset: bool) -> None:
-        """End the connection once the written bytes are sent."""
-        self._ending = True
+    def _disconnect(self, *, reset: bool) -> None:
+        """Close or reset the connection after the written bytes are sent."""
+        self._is_closing = True
         if not reset:
             self._transport.close()
         elif self._transport.get_write_buffer_size():
-            self._later(_FLUSH_SECONDS, lambda: self._cut(reset=True))
+            self._start_timer(_FLUSH_SECONDS, lambda: self._disconnect(reset=True))
         else:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._transport.abort()

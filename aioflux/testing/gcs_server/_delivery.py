@@ -1,6 +1,6 @@
-"""Plans of sending one response: steps of sends, waits and cuts.
+"""Delivery of one response: a pure plan of sends, waits and disconnects.
 
-The connection runs the steps with `loop.call_later`; nothing here uses a clock or a socket.
+The connection runs the steps with `loop.call_later`. This module uses no clock and no socket.
 """
 
 from __future__ import annotations
@@ -11,35 +11,36 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SLICE_BYTES = 16 << 20  # 8 MiB in one slice were sent 1.3 times as fast as in slices of 1 MiB
-BEFORE_HEAD = -1
-_PACED_SECONDS = 0.01
-_LINK_BYTES = 64 << 10  # sent by one response before another goes on
+# Most bodies are one slice: 8 MiB were sent 1.3 times as fast in one as in slices of 1 MiB.
+SLICE_BYTES = 16 << 20
+BEFORE_HEAD = -1  # value of `Delivery.cut_at` for no bytes at all
+_PACED_SECONDS = 0.01  # time of one slice at a limited bandwidth
+_LINK_BYTES = 64 << 10  # slice size if responses share the bandwidth, so that they alternate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """Delays, pace and cuts of one response. Byte positions count the body only."""
+    """Delays, bandwidth and disconnects of one response. Positions are offsets in the body."""
 
     delay_seconds: float = 0.0
-    """Wait before the first byte of the head."""
+    """Delay before the first byte of the response."""
     stall_at: int | None = None
-    """Position before which to wait `stall_seconds`."""
+    """Position in the body before which the server waits `stall_seconds`."""
     stall_seconds: float = 0.0
     cut_at: int | None = None
-    """Position at which the connection ends early; `BEFORE_HEAD` sends nothing at all."""
+    """Position in the body after which the connection is closed. With -1 nothing is sent."""
     reset: bool = False
-    """End the connection with RST rather than FIN."""
+    """Whether `cut_at` resets the connection (RST) instead of closing it (FIN)."""
     bytes_per_second: float | None = None
-    """Pace of the body."""
+    """Bandwidth of the body. None means no limit."""
     link: Callable[[int], float] | None = None
-    """Bandwidth shared with other responses: takes a number of bytes, returns the seconds until
-    they may be sent."""
+    """Bandwidth that responses share: a function from a number of bytes to the seconds to wait
+    before sending them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Write the body's bytes `[start, end)`; the head goes before the first of them."""
+    """Send the bytes `[start, end)` of the body. The first `Send` also sends the head."""
 
     start: int
     end: int
@@ -47,14 +48,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Write nothing for a while."""
+    """Send nothing for some time."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """End the connection."""
+    """Close the connection, or reset it."""
 
     reset: bool
 
@@ -64,7 +65,7 @@ PLAIN = Delivery()
 
 
 def steps(size: int, delivery: Delivery | None) -> Iterator[Step]:
-    """Yield the steps that send a body of `size` bytes; `Send(0, 0)` writes the head alone."""
+    """Yield the steps that send a response whose body has `size` bytes."""
     plan = delivery or PLAIN
     if plan.delay_seconds > 0:
         yield Wait(plan.delay_seconds)
@@ -72,20 +73,20 @@ def steps(size: int, delivery: Delivery | None) -> Iterator[Step]:
         yield Cut(plan.reset)
         return
     end = size if plan.cut_at is None else min(plan.cut_at, size)
-    yield Send(0, 0)
+    yield Send(0, 0)  # the head
     position = 0
     stall_at = None if plan.stall_at is None else min(plan.stall_at, end)
     if stall_at is not None:
-        yield from _spread(0, stall_at, plan)
+        yield from _send_range(0, stall_at, plan)
         yield Wait(plan.stall_seconds)
         position = stall_at
-    yield from _spread(position, end, plan)
+    yield from _send_range(position, end, plan)
     if plan.cut_at is not None:
         yield Cut(plan.reset)
 
 
-def _spread(start: int, end: int, plan: Delivery) -> Iterator[Step]:
-    """Send a range in slices, with waits between them if there is a pace."""
+def _send_range(start: int, end: int, plan: Delivery) -> Iterator[Step]:
+    """Yield the steps that send a range of the body in slices."""
     pace, link = plan.bytes_per_second, plan.link
     size = SLICE_BYTES if link is None else _LINK_BYTES
     if pace is not None:
@@ -102,9 +103,12 @@ def _spread(start: int, end: int, plan: Delivery) -> Iterator[Step]:
 
 
 def shift_delivery(plan: Delivery, start: int, body_start: int) -> Delivery:
-    """Return the delivery of one response of a batch with positions in the whole body.
+    """Convert the delivery of a response in a batch to positions in the body of the batch.
 
-    The part that holds the response begins at `start`, and the body in it at `body_start`.
+    Args:
+        plan: Delivery of the response.
+        start: Position of the MIME part of the response in the body of the batch.
+        body_start: Position of the body of the response in the body of the batch.
     """
     cut_at, stall_at = plan.cut_at, plan.stall_at
     if cut_at is not None and cut_at <= BEFORE_HEAD:
@@ -117,7 +121,7 @@ def shift_delivery(plan: Delivery, start: int, body_start: int) -> Delivery:
 
 
 def merge_deliveries(plans: list[Delivery]) -> Delivery | None:
-    """Merge the deliveries of all responses: the longest delay, the first stall and cut."""
+    """Merge the deliveries of a batch: the longest delay, the first stall, the first disconnect."""
     if not plans:
         return None
     merged = replace(PLAIN, delay_seconds=max(plan.delay_seconds for plan in plans))

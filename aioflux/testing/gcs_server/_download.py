@@ -1,7 +1,8 @@
 """Downloads: headers, ranges, conditional requests and decompressive transcoding.
 
-Source of transcoding: cloud.google.com/storage/docs/transcoding. GCS sends a decompressed object
-without a Content-Length; here it has one. Its checksums are those of the stored bytes, as on GCS.
+Transcoding decompresses gzip objects for clients that do not accept gzip
+(cloud.google.com/storage/docs/transcoding). The headers have the checksums of the stored bytes, as
+on GCS. Unlike GCS, this server sends `Content-Length` with decompressed objects.
 """
 
 from __future__ import annotations
@@ -28,28 +29,32 @@ _GZIP = re.compile(r"\s*gzip\s*(?!.*;\s*q=0(\.0*)?\s*(;|$))(;|$)")
 
 
 def media_response(request: Request, record: ObjectRecord) -> Response:
-    """Build the response with an object's bytes or the requested range; else 304, 412 or 416."""
+    """Build the response with an object or a range of it.
+
+    Raises:
+        APIError: 304 or 412, a condition does not hold; 416, the range has no byte of the object.
+    """
     is_json = request.match.url.is_json
-    if not record.prepared:
-        record.prepared.extend(_media_blocks(record))
-    block = record.prepared[0 if is_json else 1]
+    if not record.media_headers:
+        record.media_headers.extend(_media_blocks(record))
+    block = record.media_headers[0 if is_json else 1]
     headers = request.headers
     if has_http_conditions(headers):
         etag = record.etag if is_json else record.xml_etag
         check_http_conditions(headers, etag, record.updated_us)
     if record.attributes.content_encoding == "gzip" and not may_stay_compressed(headers, record):
-        return _decompressed(record, block)
-    found = parse_range(headers.get("range"), record.size)
-    if found is None:
+        return _decompressed_response(record, block)
+    byte_range = parse_range(headers.get("range"), record.size)
+    if byte_range is None:
         return Response(block=block, body=record.blob.views(0, record.size))
-    start, end = found
+    start, end = byte_range
     content_range = ("Content-Range", f"bytes {start}-{end - 1}/{record.size}")
     body = record.blob.views(start, end)
     return Response(status=206, headers=(content_range,), block=block, body=body)
 
 
 def hash_headers(record: ObjectRecord) -> list[tuple[str, str]]:
-    """Return the response headers by which clients check an XML write."""
+    """Return the response headers of a write in the XML API: ETag, generation and checksums."""
     return [
         ("ETag", record.xml_etag),
         ("x-goog-generation", str(record.generation)),
@@ -59,18 +64,18 @@ def hash_headers(record: ObjectRecord) -> list[tuple[str, str]]:
 
 
 def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """Resolve a Range header against an object's size.
+    """Parse a `Range` header.
 
     Args:
-        header: Value of the header; None if it was not sent.
+        header: Value of the header, None if the request has none.
         size: Size of the object in bytes.
 
     Returns:
-        The range `[start, end)`, clipped to the object, or None for the whole object: no header,
-        or one that HTTP ignores (malformed, or of several ranges).
+        The range `[start, end)` within the object. None means the whole object: the header is
+        missing, is malformed, or has several ranges.
 
     Raises:
-        APIError: 416, no byte of the object is in the range.
+        APIError: 416, the range has no byte of the object.
     """
     match = _RANGE.fullmatch(header.strip()) if header else None
     if match is None or not any(match.groups()):
@@ -90,39 +95,37 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 def may_stay_compressed(headers: Mapping[str, str], record: ObjectRecord) -> bool:
-    """Return whether an object whose Content-Encoding is gzip is sent as it is stored."""
+    """Return whether to send a gzip object without decompressing it."""
     if "no-transform" in (record.attributes.cache_control or ""):
         return True
     accepted = headers.get("accept-encoding", "").lower().split(",")
     return any(_GZIP.match(coding) for coding in accepted)
 
 
-def _decompressed(record: ObjectRecord, block: bytes) -> Response:
-    """Build the response with the decompressed object, whole: GCS ignores a range here.
+def _decompressed_response(record: ObjectRecord, block: bytes) -> Response:
+    """Build the response with the whole decompressed object; like GCS, ignore a range.
 
-    Bytes that are not gzip, whatever their Content-Encoding, are sent as they are.
+    Bytes that are not in gzip format are sent unchanged.
     """
     stored = record.blob.view(0, record.size)
     try:
         body = gzip.decompress(stored)
     except (OSError, EOFError, zlib.error):
         return Response(block=block, body=stored)
-    lines = block.splitlines(keepends=True)
-    kept = (
-        line for line in lines if not line.startswith((b"Content-Encoding:", b"Accept-Ranges:"))
-    )
+    removed = (b"Content-Encoding:", b"Accept-Ranges:")
+    lines = (line for line in block.splitlines(keepends=True) if not line.startswith(removed))
     headers = (
         ("Vary", "Accept-Encoding"),
         ("Warning", '214 UploadServer "gunzipped"'),
         ("x-guploader-response-body-transformations", "gunzipped"),
     )
-    return Response(block=b"".join(kept), headers=headers, body=body)
+    return Response(block=b"".join(lines), headers=headers, body=body)
 
 
 def _media_blocks(record: ObjectRecord) -> tuple[bytes, bytes]:
-    """Encode the headers of a download, once for the JSON and once for the XML API.
+    """Encode the headers of a download for the JSON API and for the XML API.
 
-    Metadata whose name or value no header can have is left out: clients would reject the response.
+    Metadata that is not valid in a header is omitted, because clients would reject the response.
     """
     attributes = record.attributes
     optional = {

@@ -1,4 +1,4 @@
-"""Errors of the server, and the JSON and XML bodies in which GCS sends them."""
+"""Errors of the server, with the JSON and XML bodies of GCS."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _XML_MESSAGES = {
 
 
 class APIError(Exception):
-    """An error that is sent to the client; any layer of the server raises it.
+    """Error that the server sends to the client. The handler of a request raises it.
 
     Args:
         status: HTTP status.
-        reason: Reason in the JSON API (`notFound`, `conditionNotMet`, ...).
+        reason: Reason in the JSON API, for example `notFound` or `conditionNotMet`.
         message: Message in both APIs.
-        code: Error code of the XML API; by default the usual one of `status`.
-        headers: Extra response headers, such as the `Content-Range` of a 416.
+        code: Error code in the XML API. The default depends on `status`.
+        headers: Additional response headers, for example the `Content-Range` of a 416.
     """
 
     def __init__(
@@ -74,13 +74,11 @@ class APIError(Exception):
         self.headers = headers
 
     def json_body(self) -> bytes:
-        """Encode the body of the JSON API."""
         detail = {"message": self.message, "domain": "global", "reason": self.reason}
         error = {"code": self.status, "message": self.message, "errors": [detail]}
         return msgspec.json.encode({"error": error})
 
     def xml_body(self) -> bytes:
-        """Encode the body of the XML API."""
         message = _XML_MESSAGES.get(self.code, self.message)
         return (
             "<?xml version='1.0' encoding='UTF-8'?>"
@@ -90,18 +88,17 @@ class APIError(Exception):
 
 
 def status_error(status: int, headers: tuple[tuple[str, str], ...] = ()) -> APIError:
-    """Build the error that GCS sends with a status; any from 200 on, also one without a name."""
+    """Build the error that GCS sends with a status. Any status from 200 to 999 is allowed."""
     reason = _JSON_REASONS.get(status, "internalError" if status >= 500 else "invalid")
     return APIError(status, reason, _PHRASES.get(status, "Unknown"), headers=headers)
 
 
 def no_such_bucket(bucket: str) -> APIError:
-    """Build the 404 for a bucket that does not exist."""
     return APIError(404, "notFound", "The specified bucket does not exist.", code="NoSuchBucket")
 
 
 def no_such_object(bucket: str, name: str) -> APIError:
-    """Build the 404 for an object, or a generation of it, that does not exist."""
+    """Build the 404 for an object or a generation that does not exist."""
     return APIError(404, "notFound", f"No such object: {bucket}/{name}", code="NoSuchKey")
 
 
@@ -117,5 +114,5 @@ def condition_not_met() -> APIError:
 
 
 def not_modified() -> APIError:
-    """Build the 304 for a request whose `NotMatch` precondition does not hold; it has no body."""
+    """Build the 304 for a `NotMatch` precondition that does not hold. A 304 has no body."""
     return APIError(304, "notModified", "Not Modified")

@@ -1,4 +1,4 @@
-"""Faults: the requests they apply to, their effect on responses, and their injection."""
+"""Faults that the server injects: errors, resets, truncation, stalls, lost responses, delays."""
 
 from __future__ import annotations
 
@@ -28,58 +28,58 @@ _STATUSES = frozenset(status.value for status in HTTPStatus if status.value >= 3
 Kind = Literal["status", "reset", "truncate", "flip", "stall", "lost", "delay"]
 _OPERATIONS = frozenset({"storage.batch", *(route.operation for route in ROUTES)})
 _NAMES = _OPERATIONS | {"objects.media", *(name.partition(".")[2] for name in _OPERATIONS)}
-_EARLY: tuple[Kind, ...] = ("status", "reset")  # they replace the handler's response
+_REPLACING_KINDS: tuple[Kind, ...] = ("status", "reset")  # the handler of the request does not run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fault:
-    """One fault: the requests it applies to, and its one effect on them.
+    """One fault: the requests that fail, and how they fail.
 
-    The effect is one of `status`, `truncate_at`, `flip_at`, `stall_at`, `lost`, `delay_seconds`,
-    or `reset` alone; positions count bytes of the body that is sent. `truncate_at`, `flip_at` and
-    `stall_at` apply only to successful responses that are long enough.
+    Set exactly one of `status`, `truncate_at`, `flip_at`, `stall_at`, `lost` and `delay_seconds`,
+    or `reset` alone. Positions are offsets in the response body, in bytes. `truncate_at`,
+    `flip_at` and `stall_at` apply to successful responses whose body is longer than the position.
     """
 
     operation: str
-    """Name of an operation with or without its API (`storage.objects.get`; `objects.get` for
-    JSON and XML), `objects.media` for reads that send an object's bytes, or a pattern with `*`."""
+    """Operation that fails: a name with its API (`storage.objects.get`, `xml.objects.get`) or
+    without (`objects.get` for both APIs), or a pattern with `*`. `objects.media` means downloads
+    of the bytes of an object."""
     status: int | None = None
-    """Return this status and do nothing else; nothing is committed."""
+    """Respond with this status and do not handle the request."""
     retry_after: int | str | None = None
-    """`Retry-After` of that response: seconds or an HTTP date."""
+    """Header `Retry-After` of the response with `status`: seconds or an HTTP date."""
     body: bytes | None = None
-    """Body of that response; None for that of GCS."""
+    """Body of the response with `status`. None sends the error body of GCS."""
     reset: bool = False
-    """Alone: reset the connection and do nothing else. Beside `truncate_at` or `lost`: end the
-    connection with a reset rather than an orderly close."""
+    """Reset the connection and do not handle the request. With `truncate_at` or `lost`: reset the
+    connection (RST) at the end of the fault instead of closing it (FIN)."""
     truncate_at: int | None = None
-    """End the connection after this many bytes of the body."""
+    """Close the connection after this many bytes of the body."""
     flip_at: int | Literal["random"] | None = None
-    """Invert the byte at this position; the checksums in the headers stay those of the object."""
+    """Invert all bits of the byte at this position. The checksums in the headers stay correct."""
     stall_at: int | None = None
     """Send nothing for `stall_seconds` before the byte at this position."""
     stall_seconds: float = math.inf
-    """By default until the client ends the connection."""
+    """Duration of the stall. By default the stall lasts until the client closes the connection."""
     lost: bool = False
-    """Commit, then end the connection without a response."""
+    """Handle the request, then close the connection without a response."""
     delay_seconds: float | None = None
-    """Commit, then wait so long before the response."""
+    """Handle the request, then wait this long before the response."""
     bucket: str | None = None
-    """Only requests for buckets of this name or pattern."""
+    """Name or pattern of buckets: requests for other buckets do not fail."""
     key: str | None = None
-    """Only requests that name an object of this key or pattern in their path or query. Those of
-    an open resumable upload name none."""
+    """Key or pattern of keys: only requests with such a key in their path or query fail. A key in
+    the request body, which the JSON API allows for a new object, is not compared."""
     skip: int = 0
-    """Requests that pass before the first fault."""
+    """Number of requests that pass before the first fault."""
     times: int | None = None
-    """Faults at most; None has no limit."""
+    """Maximum number of faults. None means no limit."""
     probability: float = 1.0
-    """Share of requests that fail, at random."""
+    """Probability that a request fails, from 0 to 1."""
     seed: int = 0
-    """Seed of the random numbers."""
+    """Seed of the random numbers for `probability` and `flip_at="random"`."""
 
     def __post_init__(self) -> None:
-        """Check that the fault has one effect, with values that it can have."""
         _ = self.kind
         if self.status is not None and self.status not in _STATUSES:
             raise ValueError(f"status must be an HTTP status of 300 or above, is {self.status}")
@@ -105,9 +105,9 @@ class Fault:
         """Effect of the fault.
 
         Raises:
-            ValueError: It has none, or two.
+            ValueError: The fault has no effect, or more than one.
         """
-        given: dict[Kind, bool] = {
+        effects: dict[Kind, bool] = {
             "status": self.status is not None,
             "truncate": self.truncate_at is not None,
             "flip": self.flip_at is not None,
@@ -115,19 +115,19 @@ class Fault:
             "lost": self.lost,
             "delay": self.delay_seconds is not None,
         }
-        kinds = [kind for kind, is_given in given.items() if is_given]
+        kinds = [kind for kind, is_set in effects.items() if is_set]
         if not kinds and self.reset:
             return "reset"
         if len(kinds) != 1:
-            found = ", ".join(kinds) or "nothing"
-            raise ValueError(f"a fault does one thing, this one does {found}")
+            given_kinds = ", ".join(kinds) or "none"
+            raise ValueError(f"a fault must have exactly one effect, not {given_kinds}")
         if self.reset and kinds[0] not in ("truncate", "lost"):
-            raise ValueError(f"reset does not go with {kinds[0]}")
+            raise ValueError(f"reset cannot be combined with {kinds[0]}: drop one of the two")
         return kinds[0]
 
 
 class FaultOptions(TypedDict, total=False):
-    """The fields of `Fault` behind `operation`."""
+    """Fields of `Fault` except `operation`, as keyword arguments."""
 
     status: int
     retry_after: int | str
@@ -148,7 +148,7 @@ class FaultOptions(TypedDict, total=False):
 
 
 def applies_to(fault: Fault, request: Request) -> bool:
-    """Return whether a fault applies to a request, apart from its counts."""
+    """Return whether a request has the operation, bucket and key of a fault."""
     operation = request.match.operation
     if operation.startswith("retry_tests."):
         return False
@@ -169,21 +169,21 @@ def applies_to(fault: Fault, request: Request) -> bool:
 
 @lru_cache(maxsize=1024)
 def _matches(pattern: str, operation: str, *, media: bool) -> bool:
-    group = operation.partition(".")[2]
-    names = [operation, group]
-    if media and group == "objects.get":
+    bare_name = operation.partition(".")[2]
+    names = [operation, bare_name]
+    if media and bare_name == "objects.get":
         names.append("objects.media")
     return any(fnmatchcase(name, pattern) for name in names)
 
 
-def early_response(fault: Fault, *, xml: bool) -> Response | None:
-    """Return the response in place of the handler's, or None if the handler runs."""
+def replacement_response(fault: Fault, *, xml: bool) -> Response | None:
+    """Return the response that the fault sends without running the handler, or None."""
     if fault.kind == "reset":
         return Response(status=503, delivery=replace(PLAIN, cut_at=BEFORE_HEAD, reset=True))
     if fault.status is None:
         return None
-    after = fault.retry_after
-    headers = () if after is None else (("Retry-After", str(after)),)
+    retry_after = fault.retry_after
+    headers = () if retry_after is None else (("Retry-After", str(retry_after)),)
     if fault.body is not None:
         return Response(status=fault.status, headers=headers, body=fault.body)
     return error_response(status_error(fault.status, headers), xml=xml)
@@ -197,16 +197,14 @@ def can_alter(fault: Fault, response: Response, size: int) -> bool:
         return False
     if fault.flip_at == "random":
         return size > 0
-    position = next(
-        at for at in (fault.truncate_at, fault.flip_at, fault.stall_at) if at is not None
-    )
-    return position < size
+    positions = (fault.truncate_at, fault.flip_at, fault.stall_at)
+    return next(position for position in positions if position is not None) < size
 
 
 def alter(
     fault: Fault, response: Response, size: int, rng: random.Random | None = None
 ) -> Response:
-    """Return the altered response; `can_alter` has been checked."""
+    """Return the response with the fault. The caller must have checked `can_alter`."""
     plan = response.delivery or PLAIN
     if fault.flip_at is not None:
         position = fault.flip_at
@@ -228,12 +226,12 @@ def alter(
 
 
 def sent_size(request: Request, response: Response) -> int:
-    """Return how many bytes of body a response sends."""
+    """Return the number of body bytes that the response sends: 0 for HEAD."""
     return 0 if request.method == "HEAD" else response.size
 
 
 class _Rule:
-    """A fault with its counts and its own random numbers."""
+    """Fault, with counts of the requests that were skipped and that failed."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
@@ -242,7 +240,7 @@ class _Rule:
         self._skipped = self._fired = 0
 
     def fires(self) -> bool:
-        """Count a request that the fault applies to; return whether this one fails."""
+        """Return whether the current request fails, and update the counts."""
         if self._skipped < self.fault.skip:
             self._skipped += 1
             return False
@@ -255,30 +253,35 @@ class _Rule:
 
 
 class Faults(Hook):
-    """Faults of a server. Any thread may change them; a request meets the first that fires."""
+    """Faults of a server. Any thread may add or remove faults.
+
+    A request has at most one fault. Faults are tried in the order of `add`: first those with
+    `status`, or with `reset` alone, then all others.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rules: tuple[_Rule, ...] = ()
         self._injected: Counter[Kind] = Counter()
-        self._early: Response | None = None
+        self._replacement: Response | None = None
 
     def add(self, operation: str, **options: Unpack[FaultOptions]) -> Fault:
         """Add a fault.
 
         Args:
-            operation: Requests that it applies to; see `Fault.operation`.
-            **options: The other fields of `Fault`.
+            operation: Operation that fails. See `Fault.operation`.
+            **options: Other fields of `Fault`.
 
         Returns:
-            The fault, for `remove`.
+            The fault, to be passed to `remove`.
 
         Raises:
-            ValueError: It has no effect, or two, or applies to no operation.
+            ValueError: The fault has no effect or more than one, a value is not valid, or no
+                operation has this name.
         """
         if not any(fnmatchcase(name, operation) for name in _NAMES):
             raise ValueError(
-                f"no operation is {operation!r}; there are {', '.join(sorted(_NAMES))}"
+                f"no operation matches {operation!r}; there are {', '.join(sorted(_NAMES))}"
             )
         fault = Fault(operation=operation, **options)
         with self._lock:
@@ -286,7 +289,7 @@ class Faults(Hook):
         return fault
 
     def remove(self, fault: Fault) -> None:
-        """Remove a fault, if it is still there."""
+        """Remove a fault. Do nothing if the fault is already removed."""
         with self._lock:
             self._rules = tuple(rule for rule in self._rules if rule.fault is not fault)
 
@@ -298,7 +301,7 @@ class Faults(Hook):
 
     @contextmanager
     def inject(self, operation: str, **options: Unpack[FaultOptions]) -> Iterator[Fault]:
-        """Add a fault for the length of a `with` block; see `add`."""
+        """Add a fault for the duration of a `with` block. The arguments are those of `add`."""
         fault = self.add(operation, **options)
         try:
             yield fault
@@ -307,26 +310,28 @@ class Faults(Hook):
 
     @property
     def injected(self) -> Counter[Kind]:
-        """Number of faults that happened, by kind."""
+        """Number of injected faults by kind, for example `{"status": 2}`."""
         with self._lock:
             return self._injected.copy()
 
     def before(self, request: Request) -> Response | None:
         for rule in self._rules:
-            if rule.kind not in _EARLY or not applies_to(rule.fault, request):
+            if rule.kind not in _REPLACING_KINDS or not applies_to(rule.fault, request):
                 continue
             if self._fires(rule):
-                self._early = early_response(rule.fault, xml=not request.match.url.is_json)
-                return self._early
+                self._replacement = replacement_response(
+                    rule.fault, xml=not request.match.url.is_json
+                )
+                return self._replacement
         return None
 
     def after(self, request: Request, response: Response) -> Response:
-        if not self._rules or response is self._early:
+        if not self._rules or response is self._replacement:
             return response
         size = sent_size(request, response)
         for rule in self._rules:
             fault = rule.fault
-            if rule.kind in _EARLY or not applies_to(fault, request):
+            if rule.kind in _REPLACING_KINDS or not applies_to(fault, request):
                 continue
             if can_alter(fault, response, size) and self._fires(rule):
                 return alter(fault, response, size, rule.rng)

@@ -1,9 +1,13 @@
-"""Bytes of objects in files: one file for each leaf, unchanged once a record refers to it."""
+"""Blobs in files that never change.
+
+A blob is one leaf, or the concatenation of several leaves (see `_blobs`). Each leaf is one file.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
+import re
 import shutil
 import uuid
 from typing import TYPE_CHECKING
@@ -16,12 +20,14 @@ if TYPE_CHECKING:
 
     from aioflux.testing.gcs_server._messages import Buffer
 
+_LEAF_NAME = re.compile(r"[0-9a-f]{32}")
+"""Names of the files of a `FileBlobs`."""
 _MAPPED_BYTES = 1024 * 1024
-"""Size from which on a mapping is cheaper than a copy."""
+"""Smallest range that is memory-mapped. Copying a smaller range is cheaper."""
 
 
 class FileBlob(Blob):
-    """Bytes in a file, which belongs to this blob."""
+    """Leaf in a file."""
 
     __slots__ = ("path", "size")
 
@@ -30,7 +36,7 @@ class FileBlob(Blob):
         self.size = size
 
     def view(self, start: int, end: int) -> Buffer:
-        """See base class; a mapping outlives its file's name."""
+        """See base class; a mapping stays valid after the file is deleted."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if end - start < _MAPPED_BYTES:
@@ -47,13 +53,11 @@ class FileBlob(Blob):
 
 
 class FileBlobs(Blobs):
-    """Store with a file for each blob.
-
-    `sweep` deletes files to which no record refers: leftovers of a killed server.
+    """Store of blobs in the files of a directory.
 
     Args:
-        root: Directory for these files only; created if it is missing.
-        fsync: Flush the bytes to the disk, so that they survive a loss of power, too.
+        root: Directory of the files, created if it is missing. It must not have other files.
+        fsync: Flush each file to disk, so that it survives a power loss.
     """
 
     def __init__(self, root: Path, *, fsync: bool = False) -> None:
@@ -62,7 +66,7 @@ class FileBlobs(Blobs):
         root.mkdir(parents=True, exist_ok=True)
 
     def put(self, pieces: Iterable[Buffer]) -> FileBlob:
-        """See base class; the file of a failed write (a full disk, for one) is deleted."""
+        """See base class; if writing fails, for example on a full disk, deletes the file."""
         path, size = self._new_path(), 0
         try:
             with open(path, "xb") as file:
@@ -77,27 +81,39 @@ class FileBlobs(Blobs):
         return FileBlob(path, size)
 
     def share(self, leaf: Blob) -> FileBlob:
-        """See base class: a second name of the same file."""
+        """See base class; makes a hard link to the file."""
         assert isinstance(leaf, FileBlob)
         path = self._new_path()
         try:
             os.link(leaf.path, path)
-        except OSError:  # a file system without hard links
+        except OSError:  # the file system has no hard links
             shutil.copyfile(leaf.path, path)
         return FileBlob(path, leaf.size)
 
     def open(self, names: Sequence[str]) -> Blob:
-        """Return the blob whose leaves have these names, which `names_of` returned."""
+        """Return the blob with these leaves, from the names that `leaf_names` returned."""
         paths = [self._path(name) for name in names]
         leaves = [FileBlob(path, os.stat(path).st_size) for path in paths]
         return leaves[0] if len(leaves) == 1 else JoinedBlob(leaves)
 
     def sweep(self, names: set[str]) -> None:
-        """Delete every file but those named."""
-        with os.scandir(self._root) as entries:
-            for entry in entries:
-                if entry.name not in names:
-                    os.unlink(entry.path)
+        """Delete every file whose name is not in `names`: a killed server leaves such files.
+
+        Raises:
+            ValueError: The directory has other entries than the files that `put` and `share`
+                create. Nothing was deleted.
+        """
+        with os.scandir(self._root) as scan:
+            entries = list(scan)
+        for entry in entries:
+            if not _LEAF_NAME.fullmatch(entry.name) or entry.is_dir():
+                raise ValueError(
+                    f"{entry.path} is not a file of this server: another program, or another "
+                    "version of the server, wrote it; use an empty directory"
+                )
+        for entry in entries:
+            if entry.name not in names:
+                os.unlink(entry.path)
 
     def _new_path(self) -> str:
         return self._path(uuid.uuid4().hex)
@@ -106,6 +122,6 @@ class FileBlobs(Blobs):
         return f"{self._root}/{name}"
 
 
-def names_of(blob: Blob) -> list[str]:
-    """Return the names by which `FileBlobs.open` finds a blob."""
+def leaf_names(blob: Blob) -> list[str]:
+    """Return the file names of the leaves of a blob, for `FileBlobs.open`."""
     return [leaf.path.rpartition("/")[2] for leaf in blob.leaves() if isinstance(leaf, FileBlob)]

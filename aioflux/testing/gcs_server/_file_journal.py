@@ -1,18 +1,20 @@
-"""Files of a server's state: each record is put in place by one rename, and read at a start.
+"""Journal in files: the durable state of a server, which is read when the server starts.
 
-    root/lock                                  held while a server uses the directory
-    root/generations                           no generation up to this is used again
-    root/data/ID                               bytes, see FileBlobs
-    root/buckets/HASH/bucket.json              a bucket exists from here on
-    root/buckets/HASH/objects/HASH.json        an object: its name, metadata and files of bytes
-    root/uploads/ID/upload.json, N.json        an open multipart upload and its parts
-    root/sessions/ID.json                      a resumable upload with its received bytes
-    root/new/                                  records being written
+    root/lock                                  locked while a server uses the directory
+    root/generations                           new generations are greater than this number
+    root/data/ID                               bytes of a leaf, see FileBlobs
+    root/buckets/HASH/bucket.json              record of a bucket
+    root/buckets/HASH/objects/HASH.json        record of an object: name, metadata, ids of leaves
+    root/uploads/ID/upload.json, N.json        records of an open multipart upload and its parts
+    root/sessions/ID.json                      record of a resumable upload
+    root/new/                                  temporary files of records
 
-HASH is the SHA-256 of a name, so that no name can lead out of the directory. Bytes are written
-before the record that names them and deleted after it has gone: whenever the process dies, each
-record names complete bytes, and bytes without a record are deleted at the next start. A server that
-dies while it completes an upload leaves the object, the open upload, or both.
+HASH is the SHA-256 of a name, so that a name with `..` cannot point outside the directory. A record
+is written to a temporary file, which is then renamed. Bytes are written before the record of their
+object, and deleted after the record. After a crash of the server, or with `fsync` also of the
+machine, the bytes of every record are complete, and the next start deletes bytes without a record.
+After a crash during the completion of an upload, the object exists, or the upload is still open, or
+both.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aioflux.testing.gcs_server import _fork
-from aioflux.testing.gcs_server._checksums import Declared, Digest
-from aioflux.testing.gcs_server._file_blobs import FileBlobs, names_of
+from aioflux.testing.gcs_server._checksums import DeclaredChecksums, Digest
+from aioflux.testing.gcs_server._file_blobs import FileBlobs, leaf_names
 from aioflux.testing.gcs_server._preconditions import Preconditions
 from aioflux.testing.gcs_server._records import (
     Attributes,
@@ -46,113 +48,112 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_RESERVED_US = 1_000_000
+_RESERVED_US = 1_000_000  # generations are microseconds: one write per second reserves them
 
 
 class FileJournal(Journal):
-    """Journal in a directory; a RuntimeError if another server uses it.
+    """Journal in a directory.
 
-    With `fsync` each record is flushed to the disk, so that it survives a loss of power, too.
+    The constructor raises RuntimeError if another server uses the directory.
     """
 
     def __init__(self, root: Path, *, fsync: bool = False) -> None:
         self._root = root
         self._fsync = fsync
-        self._reserved = 0
+        self._reserved_generation = 0
         for name in ("buckets", "uploads", "sessions", "new"):
             (root / name).mkdir(parents=True, exist_ok=True)
         self._unlock = weakref.finalize(self, _unlock, _lock(root), os.getpid())
 
     def open(self) -> None:
-        """See base class; raises if it was closed, as another server may use the directory."""
+        """See base class; raises RuntimeError after `close`, which has released the lock."""
         if not self._unlock.alive:
-            raise RuntimeError(f"the server of {self._root} was stopped: create a new one")
+            raise RuntimeError(f"the server of {self._root} was stopped: create a new server")
 
     def close(self) -> None:
-        """Let another server use the directory; a second call does nothing."""
+        """See base class; releases the lock. A second call does nothing."""
         self._unlock()
 
     # --- changes -------------------------------------------------------------------------
 
     def put_bucket(self, bucket: Bucket) -> None:
-        directory = self._bucket(bucket.name)
+        directory = self._bucket_directory(bucket.name)
         (directory / "objects").mkdir(parents=True, exist_ok=True)
-        self._write(directory / "bucket.json", _plain(bucket, without={"objects"}))
+        self._write(directory / "bucket.json", _field_values(bucket, without={"objects"}))
 
     def drop_bucket(self, name: str) -> None:
-        self._drop_directory(self._bucket(name), "bucket.json")
+        self._drop_directory(self._bucket_directory(name), "bucket.json")
 
     def put_object(self, record: ObjectRecord) -> None:
-        document = _plain(record, without={"bucket", "blob", "md5", "attributes"})
-        document["leaves"] = names_of(record.blob)
+        document = _field_values(record, without={"bucket", "blob", "md5", "attributes"})
+        document["leaves"] = leaf_names(record.blob)
         document["md5"] = record.md5.hex() if record.md5 else None
         document["attributes"] = asdict(record.attributes)
-        self._write(self._object(record.bucket, record.name), document)
+        self._write(self._object_path(record.bucket, record.name), document)
 
     def drop_object(self, record: ObjectRecord) -> None:
-        self._unlink(self._object(record.bucket, record.name))
+        self._unlink(self._object_path(record.bucket, record.name))
 
     def put_multipart(self, upload: MultipartUpload) -> None:
-        directory = self._upload(upload)
+        directory = self._upload_directory(upload)
         directory.mkdir()
-        document = _plain(upload, without={"attributes", "parts"})
+        document = _field_values(upload, without={"attributes", "parts"})
         self._write(directory / "upload.json", document | {"attributes": asdict(upload.attributes)})
 
     def put_part(self, upload: MultipartUpload, part: Part) -> None:
-        document = _plain(part, without={"blob", "md5"})
+        document = _field_values(part, without={"blob", "md5"})
         md5 = None if part.md5 is None else part.md5.hex()
-        document |= {"leaves": names_of(part.blob), "md5": md5}
-        self._write(self._upload(upload) / f"{part.number}.json", document)
+        document |= {"leaves": leaf_names(part.blob), "md5": md5}
+        self._write(self._upload_directory(upload) / f"{part.number}.json", document)
 
     def drop_multipart(self, upload: MultipartUpload) -> None:
-        self._drop_directory(self._upload(upload), "upload.json")
+        self._drop_directory(self._upload_directory(upload), "upload.json")
 
     def put_resumable(self, upload: ResumableUpload) -> None:
         parts = {"attributes", "declared", "preconditions", "digest", "pieces", "resource"}
         md5 = upload.declared.md5
-        document = _plain(upload, without=parts) | {
+        document = _field_values(upload, without=parts) | {
             "attributes": asdict(upload.attributes),
             "declared": {"crc32c": upload.declared.crc32c, "md5": md5.hex() if md5 else None},
             "preconditions": asdict(upload.preconditions),
             "has_md5": upload.digest.md5 is not None,
-            "leaves": [name for blob in upload.pieces for name in names_of(blob)],
+            "leaves": [name for blob in upload.pieces for name in leaf_names(blob)],
             "resource": None if upload.resource is None else dict(upload.resource),
         }
-        self._write(self._session(upload), document)
+        self._write(self._session_path(upload), document)
 
     def drop_resumable(self, upload: ResumableUpload) -> None:
-        self._unlink(self._session(upload))
+        self._unlink(self._session_path(upload))
 
     def reserve_generations(self, generation: int) -> None:
-        """See base class; reserves the generations of one second at a time."""
-        if generation > self._reserved:
-            self._reserved = generation + _RESERVED_US
-            self._write(self._root / "generations", self._reserved)
+        """See base class; reserves all generations of the next second."""
+        if generation > self._reserved_generation:
+            self._reserved_generation = generation + _RESERVED_US
+            self._write(self._root / "generations", self._reserved_generation)
 
     # --- files ---------------------------------------------------------------------------
 
-    def _bucket(self, name: str) -> Path:
-        return self._root / "buckets" / _hash(name)
+    def _bucket_directory(self, name: str) -> Path:
+        return self._root / "buckets" / _hash_name(name)
 
-    def _object(self, bucket: str, name: str) -> Path:
-        return self._bucket(bucket) / "objects" / f"{_hash(name)}.json"
+    def _object_path(self, bucket: str, name: str) -> Path:
+        return self._bucket_directory(bucket) / "objects" / f"{_hash_name(name)}.json"
 
-    def _upload(self, upload: MultipartUpload) -> Path:
+    def _upload_directory(self, upload: MultipartUpload) -> Path:
         return self._root / "uploads" / upload.upload_id
 
-    def _session(self, upload: ResumableUpload) -> Path:
+    def _session_path(self, upload: ResumableUpload) -> Path:
         return self._root / "sessions" / f"{upload.upload_id}.json"
 
     def _write(self, path: Path, document: object) -> None:
-        """Write a record atomically."""
         self.open()
-        new = self._root / "new" / uuid.uuid4().hex
-        with new.open("xb") as file:
+        new_path = self._root / "new" / uuid.uuid4().hex
+        with new_path.open("xb") as file:
             file.write(msgspec.json.encode(document))
             if self._fsync:
                 file.flush()
                 os.fsync(file.fileno())
-        new.replace(path)
+        new_path.replace(path)
         self._sync_directory(path.parent)
 
     def _unlink(self, path: Path) -> None:
@@ -160,12 +161,11 @@ class FileJournal(Journal):
         self._sync_directory(path.parent)
 
     def _drop_directory(self, directory: Path, record: str) -> None:
-        """Delete a directory, its record first."""
         self._unlink(directory / record)
         shutil.rmtree(directory)
 
     def _sync_directory(self, directory: Path) -> None:
-        """Flush the names in a directory to the disk."""
+        """Flush the entries of a directory to disk if `fsync` is set."""
         if not self._fsync:
             return
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -176,22 +176,23 @@ class FileJournal(Journal):
 
 
 def open_state(root: Path, *, fsync: bool = False) -> State:
-    """Return the state in a directory, and delete leftovers of a killed server.
+    """Read the state in a directory, and delete temporary files and unused bytes.
 
     Args:
-        root: The directory; created if it is missing.
-        fsync: Flush each change to the disk, so that it survives a loss of power, too.
+        root: The directory. It is created if it is missing.
+        fsync: Flush each change to disk, so that it survives a power loss.
 
     Raises:
         RuntimeError: Another server uses the directory.
-        OSError: Bytes that a record names are missing.
-        msgspec.DecodeError: A record is damaged, for example by a loss of power.
+        ValueError: Another version of the server wrote the directory.
+        OSError: The bytes of a record are missing.
+        msgspec.DecodeError: A record is damaged, for example by a power loss.
     """
     journal = FileJournal(root, fsync=fsync)
     blobs = FileBlobs(root / "data", fsync=fsync)
     state = State(blobs, journal)
-    for leftover in (root / "new").iterdir():
-        leftover.unlink()
+    for path in (root / "new").iterdir():
+        path.unlink()
     generations = root / "generations"
     state.restore(
         [_read_bucket(path, blobs) for path in _directories(root / "buckets", "bucket.json")],
@@ -201,27 +202,27 @@ def open_state(root: Path, *, fsync: bool = False) -> State:
         if generations.exists()
         else 0,
     )
-    blobs.sweep(set(_blob_names(state)))
+    blobs.sweep(set(_used_leaf_names(state)))
     return state
 
 
-def _blob_names(state: State) -> Iterator[str]:
-    """Yield the name of every file of bytes that a record names."""
+def _used_leaf_names(state: State) -> Iterator[str]:
+    """Yield the ids of the leaves of all records."""
     for bucket in state.buckets.values():
         for name in bucket.objects.ordered():
             record = bucket.objects.get(name)
             assert record is not None
-            yield from names_of(record.blob)
+            yield from leaf_names(record.blob)
     for multipart in state.multipart_uploads.values():
         for part in multipart.parts.values():
-            yield from names_of(part.blob)
+            yield from leaf_names(part.blob)
     for resumable in state.resumable_uploads.values():
         for blob in resumable.pieces:
-            yield from names_of(blob)
+            yield from leaf_names(blob)
 
 
 def _directories(parent: Path, record: str) -> Iterator[Path]:
-    """Yield the directories that have a record; delete the others."""
+    """Yield the directories that have a record, and delete the directories without one."""
     for directory in sorted(parent.iterdir()):
         if (directory / record).exists():
             yield directory
@@ -250,20 +251,21 @@ def _read_multipart(directory: Path, blobs: FileBlobs) -> MultipartUpload:
 
 
 def _read_resumable(path: Path, blobs: FileBlobs) -> ResumableUpload:
-    """Read a resumable upload; its digest is computed from the received bytes."""
+    """Read a resumable upload, and compute its checksums from the received bytes."""
     document = _read(path)
     pieces = [blobs.open([name]) for name in document.pop("leaves")]
     digest = Digest(with_md5=document.pop("has_md5"))
     for blob in pieces:
         digest.update(blob.view(0, blob.size))
     declared = document.pop("declared")
-    document["declared"] = Declared(crc32c=declared["crc32c"], md5=_from_hex(declared["md5"]))
+    document["declared"] = DeclaredChecksums(
+        crc32c=declared["crc32c"], md5=_from_hex(declared["md5"])
+    )
     document["preconditions"] = Preconditions(**document["preconditions"])
     return ResumableUpload(pieces=pieces, digest=digest, **document)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the fields of a record."""
     document: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     if "attributes" in document:
         document["attributes"] = Attributes(**document["attributes"])
@@ -277,7 +279,7 @@ def _from_hex(text: str | None) -> bytes | None:
 
 
 def _lock(root: Path) -> int:
-    """Return a descriptor that holds the lock of a directory until it is closed."""
+    """Lock a directory, and return the file descriptor that holds the lock."""
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -289,18 +291,18 @@ def _lock(root: Path) -> int:
 
 
 def _unlock(descriptor: int, owner: int) -> None:
-    """Release a lock even if other processes share it; a forked child only closes its copy."""
+    """Release the lock for all processes that share it. A forked child only closes the file."""
     _fork.untrack(descriptor)
     if os.getpid() == owner:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
-def _plain(record: Any, *, without: set[str]) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, without derived ones."""
+def _field_values(record: Any, *, without: set[str]) -> dict[str, Any]:
+    """Return the fields of a dataclass that are parameters of its constructor."""
     names = (field.name for field in fields(record) if field.init and field.name not in without)
     return {name: getattr(record, name) for name in names}
 
 
-def _hash(name: str) -> str:
+def _hash_name(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""Descriptors of running servers, from which forked children are detached.
+"""File descriptors of running servers, which forked child processes release.
 
-A child (a data loader's worker, say) inherits the sockets and the lock of a server in its parent.
-If it kept them, the address would stay taken, the directory locked and connections open after the
-parent has closed them.
+A forked child, for example a DataLoader worker, inherits the sockets and the lock file of a server
+in its parent. If the child kept them open, the address would stay in use, the directory would stay
+locked, and connections would stay open after the parent has closed them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _tracked: dict[int, tuple[int, int]] = {}
 
 
 def track(descriptor: int) -> None:
-    """Detach children that are forked from now on from a descriptor."""
+    """Release a descriptor in all children that are forked from now on."""
     _tracked[descriptor] = _identity(descriptor)
 
 
 def untrack(descriptor: int) -> None:
-    """Forget a descriptor that is about to be closed."""
+    """Stop tracking a descriptor, before it is closed."""
     _tracked.pop(descriptor, None)
 
 
@@ -27,8 +27,9 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _detach() -> None:
-    """Redirect the descriptors to /dev/null: if closed, their numbers could be reused."""
+def _release_in_child() -> None:
+    # Redirect the descriptors to /dev/null. If they were closed, the objects that own them could
+    # later close new descriptors with the same numbers.
     if not _tracked:
         return
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -36,10 +37,10 @@ def _detach() -> None:
         try:
             if _identity(descriptor) == identity:
                 os.dup2(null, descriptor, inheritable=False)
-        except OSError:  # closed since
+        except OSError:  # the descriptor was closed but is still tracked
             continue
     os.close(null)
     _tracked.clear()
 
 
-os.register_at_fork(after_in_child=_detach)
+os.register_at_fork(after_in_child=_release_in_child)

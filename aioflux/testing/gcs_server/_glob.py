@@ -1,11 +1,11 @@
-"""matchGlob: glob patterns over object names.
+"""Glob patterns for names of objects, the parameter `matchGlob` of listings.
 
-`*` matches any characters but `/`, `**` any characters, `?` one character but `/`, `[a-z]` and
-`[!a-z]` one of a set or none of it, `{a,b}` either, and a backslash quotes the next character
-(cloud.google.com/storage/docs/json_api/v1/objects/list, matchGlob).
+`*` matches characters except `/`, `**` all characters, `?` one character except `/`, `[a-z]` one
+of these characters, `[!a-z]` any other character except `/`, `{a,b}` `a` or `b`. A backslash
+quotes the next character (cloud.google.com/storage/docs/json_api/v1/objects/list, matchGlob).
 
-Patterns come from callers, so names are matched by an automaton: the backtracking of a regular
-expression could take time that grows as a power of the name's length.
+Names are matched by a nondeterministic automaton, in time proportional to their length. A regular
+expression with several `*` backtracks, in time that grows as a power of the length.
 """
 
 from __future__ import annotations
@@ -30,48 +30,52 @@ _MAX_CACHED = 16_384
 
 
 class Glob:
-    """A compiled pattern: an automaton whose sets of states are the bits of a number."""
+    """Compiled pattern: a nondeterministic finite automaton. State 0 is the start.
+
+    A set of states is an integer whose bit `n` is state `n`.
+    """
 
     def __init__(self) -> None:
-        self._after: list[list[int]] = [[]]  # by state: those that follow without a character
+        self._empty_moves: list[list[int]] = [
+            []
+        ]  # by state: states that follow without a character
         self._edges: list[tuple[int, re.Pattern[str], int]] = []
-        self._closures: list[int] = []
+        self._closures: list[int] = []  # by state: the set of states reachable by empty moves
         self._cache: dict[tuple[int, str], int] = {}
 
     def add_state(self, *before: int) -> int:
-        """Add a state that follows others without a character."""
-        self._after.append([])
-        state = len(self._after) - 1
-        for earlier in before:
-            self._after[earlier].append(state)
+        """Add a state, with an empty move to it from each of the given states."""
+        self._empty_moves.append([])
+        state = len(self._empty_moves) - 1
+        for source in before:
+            self._empty_moves[source].append(state)
         return state
 
     def add_edge(self, start: int, character: re.Pattern[str], end: int) -> None:
-        """Add a transition by a character from one state to another."""
+        """Add a transition between two states for the characters that match a pattern."""
         self._edges.append((start, character, end))
 
     def close(self) -> None:
-        """Finish the automaton: the last added state accepts."""
-        closures = [0] * len(self._after)
-        for state in reversed(range(len(closures))):  # later states have higher numbers
+        """Finish the automaton. The last added state is the accepting state."""
+        closures = [0] * len(self._empty_moves)
+        for state in reversed(range(len(closures))):  # empty moves lead to higher numbers
             closures[state] = 1 << state
-            for later in self._after[state]:
-                closures[state] |= closures[later]
+            for target in self._empty_moves[state]:
+                closures[state] |= closures[target]
         self._closures = closures
 
     def matches(self, name: str) -> bool:
         """Return whether a whole name matches the pattern."""
         cache, states = self._cache, self._closures[0]
         for character in name:
-            step = states, character
-            found = cache.get(step)
-            states = self._step(states, character) if found is None else found
+            cached = cache.get((states, character))
+            states = self._step(states, character) if cached is None else cached
             if not states:
                 return False
         return bool(states >> (len(self._closures) - 1))
 
     def _step(self, states: int, character: str) -> int:
-        """Return the states behind a character, and cache them."""
+        """Return the set of states after a character, and cache the result."""
         reached = 0
         for start, pattern, end in self._edges:
             if states >> start & 1 and pattern.fullmatch(character):
@@ -84,12 +88,13 @@ class Glob:
 
 @lru_cache(maxsize=64)
 def compile_glob(pattern: str) -> Glob:
-    """Compile a glob pattern; an unclosed bracket or brace, or a long pattern, is a 400."""
+    """Compile a glob pattern. Raise APIError (400) if it is malformed or too long."""
     if len(pattern) > _MAX_LENGTH:
         raise _malformed(pattern)
     glob = Glob()
     state = position = 0
-    open_braces: list[tuple[int, list[int]]] = []  # state before, and ends of the branches
+    # For each open brace, the state before it, and the last states of the finished branches.
+    open_braces: list[tuple[int, list[int]]] = []
     while position < len(pattern):
         token = _TOKEN.match(pattern, position)
         if token is None or (token["close"] and not open_braces):
@@ -115,13 +120,13 @@ def compile_glob(pattern: str) -> Glob:
 
 
 def literal_prefix(pattern: str) -> str:
-    """Return the beginning of every name that matches."""
+    """Return the longest literal prefix of a pattern: every matching name begins with it."""
     special = _SPECIAL.search(pattern)
     return pattern if special is None else pattern[: special.start()]
 
 
 def _add_characters(glob: Glob, state: int, token: re.Match[str]) -> int:
-    """Add one token for characters; return the state behind it."""
+    """Add the states of one token, and return the last state."""
     try:
         character = re.compile(_one_character(token), re.DOTALL)
     except re.error:
@@ -135,7 +140,7 @@ def _add_characters(glob: Glob, state: int, token: re.Match[str]) -> int:
 
 
 def _one_character(token: re.Match[str]) -> str:
-    """Return a regular expression for one character of a token."""
+    """Return a regular expression for one character that a token matches."""
     if token["escape"]:
         return re.escape(token["escape"][1])
     if token["star"]:

@@ -1,4 +1,4 @@
-"""JSON API: batch, many requests in one (cloud.google.com/storage/docs/batch)."""
+"""JSON API: batches of requests (cloud.google.com/storage/docs/batch)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MEDIA_ROOTS = (b"/upload/", b"/download/", b"/batch")
 
 
 def batch_routes(app: App) -> tuple[Route, ...]:
-    """Return the routes of batches, whose requests an application handles one by one."""
+    """Return the routes of batches. The application handles the requests of a batch in order."""
 
     def batch(state: State, request: Request) -> Response:
-        """Handle each request of the body, in order; one that fails does not stop the others."""
+        """Handle the requests of a batch in order, even if some fail."""
         parts = split_body(request)
         if len(parts) > _MAX_CALLS:
             raise invalid(f"The batch has {len(parts)} calls; at most {_MAX_CALLS} are allowed.")
@@ -50,7 +50,7 @@ def _handle_part(
     body: bytearray,
     plans: list[Delivery],
 ) -> None:
-    """Handle one request of a batch: append its response to the body and its delivery to plans."""
+    """Handle one request of a batch. Append its response to `body` and its delivery to `plans`."""
     try:
         request = _parse_request(part, outer)
     except APIError as exc:
@@ -60,8 +60,8 @@ def _handle_part(
         response.sent_bytes = response.size
         app.finished(request, response)
     content_id = part.headers.get("content-id", "")
-    named = f"Content-ID: {_response_id(content_id)}\r\n" if content_id else ""
-    head = f"--{boundary}\r\nContent-Type: application/http\r\n{named}\r\n".encode()
+    id_line = f"Content-ID: {_response_id(content_id)}\r\n" if content_id else ""
+    head = f"--{boundary}\r\nContent-Type: application/http\r\n{id_line}\r\n".encode()
     start = len(body)
     body += head
     body += response.head()
@@ -73,13 +73,13 @@ def _handle_part(
 
 
 def _response_id(content_id: str) -> str:
-    """Return the Content-ID of the response to a request: `<response-x>` for `<x>`."""
-    bare = content_id.removeprefix("<")
-    return f"{content_id[: len(content_id) - len(bare)]}response-{bare}"
+    """Return the Content-ID of a response: `<response-x>` if the request has `<x>`."""
+    bare_id = content_id.removeprefix("<")
+    return f"{content_id[: len(content_id) - len(bare_id)]}response-{bare_id}"
 
 
 def _parse_request(part: BodyPart, outer: Request) -> Request:
-    """Parse the request in a part; its default host is that of the batch. Media is a 400."""
+    """Parse the request in a MIME part. Raise APIError (400) for uploads and downloads."""
     head, body = _split_message(bytes(part.data))
     line, *lines = head.splitlines() or [b""]
     words = line.split()
@@ -101,7 +101,7 @@ def _parse_request(part: BodyPart, outer: Request) -> Request:
 
 
 def _split_message(data: bytes) -> tuple[bytes, bytes]:
-    """Split a request into head and body, with lines that end in CRLF or LF."""
-    found = [(at, blank) for blank in (b"\r\n\r\n", b"\n\n") if (at := data.find(blank)) >= 0]
-    at, blank = min(found, default=(len(data), b""))
-    return data[:at], data[at + len(blank) :]
+    """Split a request into head and body. Lines may end in CRLF or LF."""
+    ends = [(end, blank) for blank in (b"\r\n\r\n", b"\n\n") if (end := data.find(blank)) >= 0]
+    end, blank = min(ends, default=(len(data), b""))
+    return data[:end], data[end + len(blank) :]

@@ -1,4 +1,4 @@
-"""JSON API: buckets."""
+"""JSON API: create, read, list, change and delete buckets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _MAX_PAGE = 1000
 
 
 def insert_bucket(state: State, request: Request) -> Response:
-    """Create a bucket."""
     body = request.json()
     name = body.get("name")
     if not isinstance(name, str) or not name:
@@ -39,34 +38,34 @@ def insert_bucket(state: State, request: Request) -> Response:
 
 
 def get_bucket(state: State, request: Request) -> Response:
-    """Describe a bucket."""
+    """Return the resource of a bucket."""
     return _bucket_response(request, _bucket(state, request))
 
 
 def list_buckets(state: State, request: Request) -> Response:
-    """List the buckets of the only project, by name."""
+    """List all buckets by name. The server has one project."""
     query = request.query
     prefix = query.get("prefix", "")
-    size = page_size(query, default=_MAX_PAGE, most=_MAX_PAGE)
+    size = page_size(query, default=_MAX_PAGE, maximum=_MAX_PAGE)
     names = sorted(name for name in state.buckets if name.startswith(prefix))
     start = bisect_right(names, decode_token(query["pageToken"])) if "pageToken" in query else 0
-    taken = names[start : start + size]
-    items = [bucket_resource(state.buckets[name], request.base_url) for name in taken]
+    listed = names[start : start + size]
+    items = [bucket_resource(state.buckets[name], request.base_url) for name in listed]
     page: dict[str, Any] = {"kind": "storage#buckets"}
     if items:
         page["items"] = items
     if start + size < len(names):
-        page["nextPageToken"] = encode_token(taken[-1])
+        page["nextPageToken"] = encode_token(listed[-1])
     return resource_response(request, page)
 
 
 def patch_bucket(state: State, request: Request) -> Response:
-    """Change labels and storage class; other settings are accepted and not kept."""
+    """Change labels and storage class of a bucket. Other settings are ignored."""
     return _change_bucket(state, request, keeps_labels=True)
 
 
 def update_bucket(state: State, request: Request) -> Response:
-    """Replace all labels, and the storage class if one is given."""
+    """Replace all labels of a bucket, and the storage class if the request has one."""
     return _change_bucket(state, request, keeps_labels=False)
 
 
@@ -79,29 +78,29 @@ def _change_bucket(state: State, request: Request, *, keeps_labels: bool) -> Res
 
 
 def delete_bucket(state: State, request: Request) -> Response:
-    """Delete an empty bucket."""
     state.delete_bucket(_bucket(state, request).name)
     return Response(status=204)
 
 
 def test_permissions(state: State, request: Request) -> Response:
-    """Return the requested permissions, without those that a test has denied.
-
-    The server has no identities.
-    """
+    """Return the requested permissions, without `State.denied_permissions`."""
     state.bucket(request.params["bucket"])
     permissions = request.query_list("permissions")
     if not permissions:
         raise APIError(400, "required", "Required parameter: permissions")
     content: dict[str, Any] = {"kind": "storage#testIamPermissionsResponse"}
     # GCS leaves out an empty field.
-    if granted := [each for each in permissions if each not in state.denied_permissions]:
+    if granted := [name for name in permissions if name not in state.denied_permissions]:
         content["permissions"] = granted
     return resource_response(request, content)
 
 
 def _bucket(state: State, request: Request) -> Bucket:
-    """Return the bucket that a request names, if its preconditions hold; else 404, 412 or 304."""
+    """Return the bucket of a request.
+
+    Raises:
+        APIError: There is no such bucket (404), or a precondition does not hold (412 or 304).
+    """
     bucket = state.bucket(request.params["bucket"])
     from_query(request.query).check(bucket)
     return bucket
@@ -114,13 +113,13 @@ def _bucket_response(request: Request, bucket: Bucket) -> Response:
 def _settings(
     labels: Mapping[str, str], storage_class: str, body: Mapping[str, Any]
 ) -> tuple[dict[str, str], str]:
-    """Return the labels and storage class of a bucket after a patch; null removes a label."""
+    """Return the labels and storage class of a bucket after a patch. Null removes a label."""
     changes = body.get("labels", {})
     if changes is not None and not isinstance(changes, dict):
         raise invalid("Invalid value for: labels is not an object")
     merged = {} if changes is None else {**labels, **changes}
-    kept = {name: text for name in merged if (text := read_text(merged, name)) is not None}
-    return kept, read_text(body, "storageClass") or storage_class
+    new_labels = {name: text for name in merged if (text := read_text(merged, name)) is not None}
+    return new_labels, read_text(body, "storageClass") or storage_class
 
 
 _BUCKETS = "/storage/v1/b"

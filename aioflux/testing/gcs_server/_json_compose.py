@@ -1,4 +1,4 @@
-"""JSON API: compose (up to 32 objects), rewriteTo, copyTo and moveTo, all on the server."""
+"""JSON API: write an object from other objects (`compose`, `rewriteTo`, `copyTo`, `moveTo`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 
 from aioflux.testing.gcs_server._checksums import combine_crc32c
 from aioflux.testing.gcs_server._errors import APIError, invalid
-from aioflux.testing.gcs_server._preconditions import Preconditions, from_query, integer
+from aioflux.testing.gcs_server._preconditions import Preconditions, from_query, read_integer
 from aioflux.testing.gcs_server._records import check_object_name
 from aioflux.testing.gcs_server._resources import (
-    declared_in_resource,
-    from_resource,
+    attributes_from_resource,
     object_resource,
+    read_checksum_fields,
     resource_response,
 )
 from aioflux.testing.gcs_server._routes import Route
@@ -33,25 +33,25 @@ _MIB = 1 << 20
 
 
 def compose_object(state: State, request: Request) -> Response:
-    """Write an object with the bytes of others, which may include the destination."""
+    """Write the concatenation of up to 32 objects. The destination may be one of the sources."""
     body = request.json()
     bucket, name = request.params["bucket"], request.params["object"]
     check_object_name(name)
     preconditions = from_query(request.query)
     preconditions.check(state.find(bucket, name))
-    rows = body.get("sourceObjects")
-    if not isinstance(rows, list) or not rows:
+    items = body.get("sourceObjects")
+    if not isinstance(items, list) or not items:
         raise APIError(400, "required", "You must provide at least one source component.")
-    if len(rows) > _MAX_SOURCES:
+    if len(items) > _MAX_SOURCES:
         message = (
             "The number of source components provided "
-            f"({len(rows)}) exceeds the maximum ({_MAX_SOURCES})"
+            f"({len(items)}) exceeds the maximum ({_MAX_SOURCES})"
         )
         raise invalid(message)
-    sources = [_component(state, bucket, row) for row in rows]
-    destination = _object_in(body, "destination")
+    sources = [_find_component(state, bucket, item) for item in items]
+    destination = _read_object(body, "destination")
     crc32c = combine_crc32c((source.crc32c, source.size) for source in sources)
-    declared = declared_in_resource(destination).crc32c
+    declared = read_checksum_fields(destination).crc32c
     if declared not in (None, crc32c):
         raise invalid("Provided CRC32C doesn't match calculated CRC32C.")
     record = state.commit(
@@ -61,39 +61,39 @@ def compose_object(state: State, request: Request) -> Response:
         crc32c=crc32c,
         md5=None,
         component_count=sum(source.component_count or 1 for source in sources),
-        attributes=from_resource(destination),
+        attributes=attributes_from_resource(destination),
     )
     if body.get("deleteSourceObjects"):
         _delete_sources(state, record, sources)
     return resource_response(request, object_resource(record, request.base_url))
 
 
-def _component(state: State, bucket: str, row: Any) -> ObjectRecord:
-    """Return a source that the body names, or raise 400, 404 or 412."""
-    name = row.get("name") if isinstance(row, dict) else None
+def _find_component(state: State, bucket: str, item: Any) -> ObjectRecord:
+    """Return the source in one item of `sourceObjects`. Raise APIError (400, 404 or 412)."""
+    name = item.get("name") if isinstance(item, dict) else None
     if not isinstance(name, str) or not name:
         raise APIError(400, "required", "Required: name of each source component")
-    conditions = _object_in(row, "objectPreconditions")
+    conditions = _read_object(item, "objectPreconditions")
     return state.get(
         bucket,
         name,
-        generation=_integer_in(row, "generation"),
-        preconditions=Preconditions(generation=_integer_in(conditions, "ifGenerationMatch")),
+        generation=_read_integer(item, "generation"),
+        preconditions=Preconditions(generation=_read_integer(conditions, "ifGenerationMatch")),
     )
 
 
-def _object_in(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a JSON object in the body; null or a missing one is empty."""
-    value = holder.get(name)
+def _read_object(resource: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a field that is a JSON object. If the field is null or missing, return {}."""
+    value = resource.get(name)
     if value is not None and not isinstance(value, dict):
         raise invalid(f"Invalid value for: {name} is not an object")
     return value or {}
 
 
-def _integer_in(holder: Mapping[str, Any], name: str) -> int | None:
-    """Return a number, which may be text; null or a missing one is None."""
-    value = holder.get(name)
-    return None if value is None else integer({name: str(value)}, name)
+def _read_integer(resource: Mapping[str, Any], name: str) -> int | None:
+    """Return a field that is a number or a string of digits; None if it is null or missing."""
+    value = resource.get(name)
+    return None if value is None else read_integer({name: str(value)}, name)
 
 
 def _delete_sources(state: State, record: ObjectRecord, sources: list[ObjectRecord]) -> None:
@@ -102,16 +102,19 @@ def _delete_sources(state: State, record: ObjectRecord, sources: list[ObjectReco
 
 
 class _Progress(msgspec.Struct, frozen=True):
-    """Progress of a rewrite in several calls: the content of its token."""
+    """Progress of a rewrite that takes several calls, encoded in the `rewriteToken`."""
 
     source: tuple[str, str, int]
+    """Bucket, name and generation of the source."""
     destination: tuple[str, str]
+    """Bucket and name of the destination."""
     rewritten: int
+    """Bytes copied so far."""
 
 
 def rewrite_object(state: State, request: Request) -> Response:
-    """Copy an object, in several calls if the caller bounds the bytes of each."""
-    source = _copied(state, request)
+    """Copy an object, in several calls if it is larger than `maxBytesRewrittenPerCall`."""
+    source = _find_source(state, request)
     destination = _destination(state, request)
     origin = (source.bucket, source.name, source.generation)
     token = request.query.get("rewriteToken")
@@ -134,8 +137,7 @@ def rewrite_object(state: State, request: Request) -> Response:
 
 
 def copy_object(state: State, request: Request) -> Response:
-    """Copy an object in one call."""
-    source = _copied(state, request)
+    source = _find_source(state, request)
     destination = _destination(state, request)
     record = state.copy(source, *destination, _attributes(request, source))
     return resource_response(request, object_resource(record, request.base_url))
@@ -143,7 +145,7 @@ def copy_object(state: State, request: Request) -> Response:
 
 def move_object(state: State, request: Request) -> Response:
     """Rename an object within its bucket, atomically."""
-    source = _copied(state, request)
+    source = _find_source(state, request)
     bucket, name = _destination(state, request)
     if name == source.name:
         raise invalid("The source and the destination of a move are the same object.")
@@ -152,19 +154,19 @@ def move_object(state: State, request: Request) -> Response:
     return resource_response(request, object_resource(record, request.base_url))
 
 
-def _copied(state: State, request: Request) -> ObjectRecord:
-    """Return the object to copy, or raise 400, 404, 304 or 412."""
+def _find_source(state: State, request: Request) -> ObjectRecord:
+    """Return the object to copy. Raise APIError (400, 404, 412 or 304)."""
     query, params = request.query, request.params
     return state.get(
         params["bucket"],
         params["object"],
-        generation=integer(query, "sourceGeneration"),
+        generation=read_integer(query, "sourceGeneration"),
         preconditions=from_query(query, "ifSource"),
     )
 
 
 def _destination(state: State, request: Request) -> tuple[str, str]:
-    """Return the bucket and name to write; raise 400, 404 or 412, also for preconditions."""
+    """Return bucket and name of the destination. Raise APIError (400, 404, 412 or 304)."""
     params = request.params
     bucket = params.get("destination_bucket", params["bucket"])
     name = params["destination"]
@@ -174,22 +176,26 @@ def _destination(state: State, request: Request) -> tuple[str, str]:
 
 
 def _attributes(request: Request, source: ObjectRecord) -> Attributes:
-    """Return the attributes of a copy: those of the source, or of the body if it has any."""
+    """Return the attributes in the request body; those of the source if the body is empty.
+
+    If the body has no content type, the content type is that of the source.
+    """
     body: dict[str, Any] = request.json()
     if not body:
         return source.attributes
-    given = from_resource(body)
-    return replace(given, content_type=given.content_type or source.attributes.content_type)
+    attributes = attributes_from_resource(body)
+    content_type = attributes.content_type or source.attributes.content_type
+    return replace(attributes, content_type=content_type)
 
 
 def _max_bytes(request: Request, source: ObjectRecord) -> int:
-    """Return how many bytes this call may rewrite: a positive multiple of 1 MiB, or all."""
-    bound = integer(request.query, "maxBytesRewrittenPerCall")
-    if bound is None:
+    """Return the number of bytes that this call may copy, by default all bytes of the source."""
+    max_bytes = read_integer(request.query, "maxBytesRewrittenPerCall")
+    if max_bytes is None:
         return source.size
-    if bound <= 0 or bound % _MIB:
+    if max_bytes <= 0 or max_bytes % _MIB:
         raise invalid("maxBytesRewrittenPerCall must be a positive multiple of 1048576.")
-    return bound
+    return max_bytes
 
 
 def _encode(progress: _Progress) -> str:

@@ -1,20 +1,20 @@
-"""JSON API: writing objects in one request (`uploadType=media` and `multipart`)."""
+"""JSON API: uploads in one request (`uploadType=media` and `uploadType=multipart`)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aioflux.testing.gcs_server._checksums import declared_in, merge_declared
+from aioflux.testing.gcs_server._checksums import merge_declared, read_checksum_headers
 from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._messages import decode_object
 from aioflux.testing.gcs_server._mime import split_body
 from aioflux.testing.gcs_server._preconditions import from_query
 from aioflux.testing.gcs_server._resources import (
+    attributes_from_resource,
     check_text,
-    declared_in_resource,
-    from_resource,
     object_resource,
+    read_checksum_fields,
     resource_response,
 )
 from aioflux.testing.gcs_server._routes import Route
@@ -22,7 +22,7 @@ from aioflux.testing.gcs_server._routes import Route
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from aioflux.testing.gcs_server._checksums import Declared
+    from aioflux.testing.gcs_server._checksums import DeclaredChecksums
     from aioflux.testing.gcs_server._messages import Buffer, Request, Response
     from aioflux.testing.gcs_server._records import Attributes
     from aioflux.testing.gcs_server._state import State
@@ -31,39 +31,40 @@ _DEFAULT_TYPE = "application/octet-stream"
 
 
 def insert_media(state: State, request: Request) -> Response:
-    """Write an object from a body of its bytes."""
+    """Write an object from a body that has only the bytes of the object."""
     attributes = attributes_for(request, {}, request.headers.get("content-type"))
-    declared = declared_in(request.headers)
+    declared = read_checksum_headers(request.headers)
     name = name_for(request, {})
     return _put(state, request, name, request.pieces, attributes, declared)
 
 
 def insert_multipart(state: State, request: Request) -> Response:
-    """Write an object from a body of two parts: its metadata and its bytes."""
+    """Write an object from a body with two MIME parts: the metadata and the bytes."""
     parts = split_body(request)
     if len(parts) != 2:
         raise APIError(400, "badContent", f"Expected 2 parts in the body, found {len(parts)}.")
     resource = decode_object(parts[0].data)
     attributes = attributes_for(request, resource, parts[1].headers.get("content-type"))
-    declared = merge_declared(declared_in_resource(resource), declared_in(request.headers))
+    declared = merge_declared(
+        read_checksum_fields(resource), read_checksum_headers(request.headers)
+    )
     name = name_for(request, resource)
     return _put(state, request, name, (parts[1].data,), attributes, declared)
 
 
 def reject_upload(state: State, request: Request) -> Response:
-    """Reject an upload without a known type."""
-    given = request.query.get("uploadType")
-    if given is None:
+    upload_type = request.query.get("uploadType")
+    if upload_type is None:
         raise APIError(400, "required", "Required parameter: uploadType")
-    raise invalid(f"Invalid upload type: {given}")
+    raise invalid(f"Invalid upload type: {upload_type}")
 
 
 def name_for(request: Request, resource: Mapping[str, Any]) -> str:
-    """Return the name of the object to write, from the query or the metadata; both must agree."""
-    queried, described = request.query.get("name"), resource.get("name")
-    if queried and described and queried != described:
-        raise invalid(f"Value '{described}' in content does not agree with value '{queried}'.")
-    name = queried or described
+    """Return the name of a new object. Raise APIError (400) if it is missing or ambiguous."""
+    query_name, body_name = request.query.get("name"), resource.get("name")
+    if query_name and body_name and query_name != body_name:
+        raise invalid(f"Value '{body_name}' in content does not agree with value '{query_name}'.")
+    name = query_name or body_name
     if not name:
         raise APIError(400, "required", "Required")
     if not isinstance(name, str):
@@ -74,12 +75,12 @@ def name_for(request: Request, resource: Mapping[str, Any]) -> str:
 def attributes_for(
     request: Request, resource: Mapping[str, Any], content_type: str | None
 ) -> Attributes:
-    """Return the attributes of the object to write.
+    """Return the attributes of a new object.
 
-    The content encoding in the query takes precedence over that in the metadata; the content type
-    in the metadata takes precedence over that of the bytes.
+    The query overrides the content encoding of `resource`. `content_type` is used if `resource` has
+    no content type.
     """
-    attributes = from_resource(resource)
+    attributes = attributes_from_resource(resource)
     content_encoding = check_text("contentEncoding", request.query.get("contentEncoding"))
     return replace(
         attributes,
@@ -96,7 +97,7 @@ def _put(
     name: str,
     pieces: Iterable[Buffer],
     attributes: Attributes,
-    declared: Declared,
+    declared: DeclaredChecksums,
 ) -> Response:
     record = state.put(
         request.params["bucket"],

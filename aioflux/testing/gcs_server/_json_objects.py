@@ -1,4 +1,4 @@
-"""JSON API: reading, describing, deleting and listing objects."""
+"""JSON API: read, list, change and delete objects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from aioflux.testing.gcs_server._listing import (
     page_size,
 )
 from aioflux.testing.gcs_server._messages import Request, Response, json_response
-from aioflux.testing.gcs_server._preconditions import from_query, integer
+from aioflux.testing.gcs_server._preconditions import from_query, read_integer
 from aioflux.testing.gcs_server._resources import (
     OBJECT_FIELDS,
     Mask,
+    attributes_from_resource,
     describe,
-    from_resource,
     object_resource,
     parse_fields,
     patch_attributes,
@@ -46,49 +46,48 @@ _encode = msgspec.json.Encoder().encode
 
 
 def get_object(state: State, request: Request) -> Response:
-    """Describe an object."""
-    record = _find(state, request)
+    """Return the resource of an object."""
+    record = _find_object(state, request)
     headers = (("ETag", record.etag),)
     return resource_response(request, object_resource(record, request.base_url), headers=headers)
 
 
 def get_media(state: State, request: Request) -> Response:
-    """Send an object's bytes; errors are plain text, as on GCS."""
+    """Return the bytes of an object. Errors are plain text, as on GCS."""
     try:
-        return media_response(request, _find(state, request))
+        return media_response(request, _find_object(state, request))
     except APIError as exc:
         return _text_error(exc)
 
 
 def patch_object(state: State, request: Request) -> Response:
-    """Replace the attributes in the body; null removes one."""
-    record = _find(state, request)
+    """Replace the attributes that the request body has. Null removes an attribute."""
+    record = _find_object(state, request)
     changed = state.update(record, patch_attributes(record.attributes, request.json()))
     return resource_response(request, object_resource(changed, request.base_url))
 
 
 def update_object(state: State, request: Request) -> Response:
-    """Replace all attributes by those in the body, except for the storage class."""
-    record = _find(state, request)
+    """Replace all attributes with those in the request body. The storage class never changes."""
+    record = _find_object(state, request)
     body = request.json() | {"storageClass": record.attributes.storage_class}
-    changed = state.update(record, from_resource(body))
+    changed = state.update(record, attributes_from_resource(body))
     return resource_response(request, object_resource(changed, request.base_url))
 
 
 def delete_object(state: State, request: Request) -> Response:
-    """Delete an object."""
     query = request.query
     state.delete(
         request.params["bucket"],
         request.params["object"],
-        generation=integer(query, "generation"),
+        generation=read_integer(query, "generation"),
         preconditions=from_query(query),
     )
     return Response(status=204)
 
 
 def _text_error(error: APIError) -> Response:
-    """Build the response with an error of a download."""
+    """Build the error response of a download."""
     if error.status == 304:
         return Response(status=304, headers=error.headers)
     content_type = ("Content-Type", "text/html; charset=UTF-8")
@@ -96,18 +95,18 @@ def _text_error(error: APIError) -> Response:
     return Response(status=error.status, headers=(content_type, *error.headers), body=body)
 
 
-def _find(state: State, request: Request) -> ObjectRecord:
+def _find_object(state: State, request: Request) -> ObjectRecord:
     query = request.query
     return state.get(
         request.params["bucket"],
         request.params["object"],
-        generation=integer(query, "generation"),
+        generation=read_integer(query, "generation"),
         preconditions=from_query(query),
     )
 
 
 def list_objects(state: State, request: Request) -> Response:
-    """List objects by name, and the common prefixes of groups of names."""
+    """List objects and common prefixes by name."""
     bucket = state.bucket(request.params["bucket"])
     query = request.query
     mask = parse_fields(query["fields"]) if query.get("fields") else None
@@ -115,7 +114,7 @@ def list_objects(state: State, request: Request) -> Response:
     page = list_page(
         bucket.objects.ordered(),
         _query(query),
-        size=page_size(query, default=_DEFAULT_PAGE, most=_MAX_PAGE),
+        size=page_size(query, default=_DEFAULT_PAGE, maximum=_MAX_PAGE),
         after=decode_token(token) if token else "",
     )
     content: dict[str, Any] = {"kind": "storage#objects"}
@@ -126,15 +125,16 @@ def list_objects(state: State, request: Request) -> Response:
     content = select(content, mask)
     response = json_response(content)
     if page.names and (mask is None or "items" in mask or "*" in mask):
-        below = None if mask is None else mask.get("items", mask.get("*"))
-        items = b",".join(_items(bucket.objects.get_all(page.names), request.base_url, below))
+        item_mask = None if mask is None else mask.get("items", mask.get("*"))
+        records = bucket.objects.get_all(page.names)
+        items = b",".join(_encode_items(records, request.base_url, item_mask))
         head = msgspec.json.encode(content)[:-1] + (b"," if content else b"")
         response.body = b"".join((head, b'"items":[', items, b"]}"))
     return response
 
 
 def _query(query: Mapping[str, str]) -> Query:
-    """Read the query; `versions`, `projection` and filters on other features are ignored."""
+    """Read the query of a listing. Other parameters, such as `versions`, are ignored."""
     glob, delimiter = query.get("matchGlob", ""), query.get("delimiter", "")
     if glob and delimiter not in ("", "/"):
         raise invalid("matchGlob can only be used with the delimiter '/'.")
@@ -149,35 +149,38 @@ def _query(query: Mapping[str, str]) -> Query:
     )
 
 
-def _items(records: Sequence[ObjectRecord], base_url: str, mask: Mask | None) -> Iterator[bytes]:
-    """Describe objects by the fields in a mask."""
+def _encode_items(
+    records: Sequence[ObjectRecord], base_url: str, mask: Mask | None
+) -> Iterator[bytes]:
+    """Encode the items of a listing with the fields that a mask selects."""
     names = None if mask is None else tuple(sorted(mask))
     fields = _select_fields(names)
-    is_flat = mask is None or all(below is None for below in mask.values())
+    is_flat = mask is None or all(submask is None for submask in mask.values())
     if names is not None and is_flat and _LINKS.isdisjoint(names):
-        return _cached_items(records, ",".join(names), fields)
+        return _encode_cached_items(records, ",".join(names), fields)
     nested = None if is_flat else mask
     return (_encode(select(describe(record, base_url, fields), nested)) for record in records)
 
 
-def _cached_items(
+def _encode_cached_items(
     records: Sequence[ObjectRecord], key: str, fields: Sequence[tuple[str, Field]]
 ) -> Iterator[bytes]:
-    """Describe objects without links, or reuse the items of the last listing by the same fields.
+    """Encode items without links, or reuse the items of an earlier listing.
 
-    Describing an object takes 5 us, reusing its item 0.2 us.
+    Only links depend on the request. Encoding an item takes 5 us, reusing an item 0.2 us. A record
+    caches its item for one set of fields.
     """
     for record in records:
-        text = record.described.get(key)
+        text = record.listing_items.get(key)
         if text is None:
-            record.described.clear()
-            text = record.described[key] = _encode(describe(record, "", fields))
+            record.listing_items.clear()
+            text = record.listing_items[key] = _encode(describe(record, "", fields))
         yield text
 
 
 @lru_cache(maxsize=64)
 def _select_fields(names: tuple[str, ...] | None) -> tuple[tuple[str, Field], ...]:
-    """Return the fields of these names in the order of the table; None means all."""
+    """Return the fields with these names in the order of `OBJECT_FIELDS`, or all for None."""
     return tuple(
         (name, field)
         for name, field in OBJECT_FIELDS.items()

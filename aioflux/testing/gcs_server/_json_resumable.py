@@ -1,7 +1,7 @@
 """JSON API: resumable uploads (cloud.google.com/storage/docs/performing-resumable-uploads).
 
-An upload persists received bytes in steps of 256 KiB and returns 308 with the persisted range. The
-request that completes the object commits it.
+The server persists received bytes in multiples of 256 KiB and responds with 308 and the persisted
+range. The request with the last byte commits the object.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import secrets
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 
-from aioflux.testing.gcs_server._checksums import Digest, declared_in, merge_declared
+from aioflux.testing.gcs_server._checksums import Digest, merge_declared, read_checksum_headers
 from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._json_insert import attributes_for, name_for
 from aioflux.testing.gcs_server._messages import Request, Response, slice_pieces
-from aioflux.testing.gcs_server._preconditions import from_query, integer
+from aioflux.testing.gcs_server._preconditions import from_query, read_integer
 from aioflux.testing.gcs_server._records import ResumableUpload, check_object_name
 from aioflux.testing.gcs_server._resources import (
-    declared_in_resource,
     object_resource,
+    read_checksum_fields,
     resource_response,
 )
 from aioflux.testing.gcs_server._routes import Route
@@ -36,24 +36,24 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18}|\*)|\*)/(\d{1,18}|\*
 
 
 class ContentRange(NamedTuple):
-    """The bytes that a Content-Range describes."""
+    """Parsed header `Content-Range` of an upload."""
 
     start: int | None
-    """Position of the body's first byte in the object; None: there is no body."""
+    """Position in the object of the first byte of the body. None means that there is no body."""
     end: int | None
-    """One past the last byte; None if the header leaves it to the body."""
+    """One past the position of the last byte. None means that the range ends with the body."""
     size: int | None
-    """Size of the whole object; None while it is unknown."""
+    """Size of the whole object. None means that the size is unknown."""
 
 
 def parse_content_range(header: str | None) -> ContentRange:
-    """Parse a Content-Range; without one the body is the whole object."""
+    """Parse a `Content-Range`. Without the header, the body is the whole object."""
     if header is None:
         return ContentRange(0, None, None)
-    form = _CONTENT_RANGE.fullmatch(header.strip())
-    if form is None:
+    match = _CONTENT_RANGE.fullmatch(header.strip())
+    if match is None:
         raise invalid(f"Failed to parse Content-Range header: {header}")
-    first, last, total = form.groups()
+    first, last, total = match.groups()
     start = None if first is None else int(first)
     end = None if last in (None, "*") else int(last) + 1
     size = None if total == "*" else int(total)
@@ -64,7 +64,7 @@ def parse_content_range(header: str | None) -> ContentRange:
 
 
 def start_upload(state: State, request: Request) -> Response:
-    """Start an upload; preconditions are checked now and when the object is complete."""
+    """Start an upload. Preconditions are checked now, and again when the object is complete."""
     resource = request.json()
     bucket, name = request.params["bucket"], name_for(request, resource)
     check_object_name(name)
@@ -76,10 +76,12 @@ def start_upload(state: State, request: Request) -> Response:
         bucket=bucket,
         name=name,
         attributes=attributes_for(request, resource, content_type),
-        declared=merge_declared(declared_in_resource(resource), declared_in(request.headers)),
+        declared=merge_declared(
+            read_checksum_fields(resource), read_checksum_headers(request.headers)
+        ),
         preconditions=preconditions,
         started_us=state.now(),
-        size=integer(request.headers, "x-upload-content-length"),
+        size=read_integer(request.headers, "x-upload-content-length"),
     )
     upload.digest = Digest(with_md5=state.needs_md5(upload.declared))
     state.journal.put_resumable(upload)
@@ -91,8 +93,11 @@ def start_upload(state: State, request: Request) -> Response:
 
 
 def continue_upload(state: State, request: Request) -> Response:
-    """Receive bytes, or return the persisted range."""
-    upload = _find(state, request)
+    """Persist the bytes of a request, or report the persisted range if there is no body.
+
+    If the upload is finished already, return its object.
+    """
+    upload = _find_upload(state, request)
     if upload.resource is not None:
         return resource_response(request, dict(upload.resource))
     content_range = parse_content_range(request.headers.get("content-range"))
@@ -108,22 +113,22 @@ def continue_upload(state: State, request: Request) -> Response:
         if content_range.start is not None:
             state.journal.put_resumable(upload)
         return _incomplete(upload)
-    upload.declared = merge_declared(upload.declared, declared_in(request.headers))
+    upload.declared = merge_declared(upload.declared, read_checksum_headers(request.headers))
     return _finish(state, request, upload)
 
 
 def cancel_upload(state: State, request: Request) -> Response:
-    """Discard an upload."""
-    upload = _find(state, request)
+    upload = _find_upload(state, request)
     _drop(state, upload)
     return Response(status=499)
 
 
 def receive(state: State, upload: ResumableUpload, start: int, pieces: Sequence[Buffer]) -> None:
-    """Persist new bytes, and skip those that were received before.
+    """Persist the bytes of a request, except bytes that are already persisted.
 
-    The bytes begin at the position `start` of the object; if they do not reach its end, they are
-    persisted only up to a multiple of 256 KiB. Missing bytes before `start` are a 503.
+    The first byte has the position `start` in the object. Bytes after the last multiple of 256 KiB
+    are dropped, unless the object is complete. If bytes before `start` are missing, raise APIError
+    (503).
     """
     if start > upload.received:
         message = (
@@ -144,7 +149,7 @@ def receive(state: State, upload: ResumableUpload, start: int, pieces: Sequence[
 
 
 def _check_range(upload: ResumableUpload, sent: ContentRange, length: int) -> None:
-    """Compare the header with the body and with earlier requests; a conflict is a 400."""
+    """Raise APIError (400) if a Content-Range contradicts the body or an earlier request."""
     if sent.start is None and length:
         raise invalid("A request without a range of bytes has a body.")
     if sent.start is not None and sent.end not in (None, sent.start + length):
@@ -167,14 +172,14 @@ def _check_range(upload: ResumableUpload, sent: ContentRange, length: int) -> No
 
 
 def _incomplete(upload: ResumableUpload) -> Response:
-    """Return the persisted range; no Range means that there is none."""
+    """Build the 308 with the persisted range. Without persisted bytes, `Range` is missing."""
     persisted = (("Range", f"bytes=0-{upload.received - 1}"),) if upload.received else ()
     headers = (*persisted, ("X-GUploader-UploadID", upload.upload_id))
     return Response(status=308, headers=headers)
 
 
 def _finish(state: State, request: Request, upload: ResumableUpload) -> Response:
-    """Commit the object. If a precondition fails, the upload and its bytes stay."""
+    """Commit the object. A wrong checksum deletes the upload, a failed precondition does not."""
     crc32c, md5 = upload.digest.crc32c, upload.digest.md5
     try:
         upload.declared.check(crc32c=crc32c, md5=md5)
@@ -199,7 +204,7 @@ def _finish(state: State, request: Request, upload: ResumableUpload) -> Response
     return resource_response(request, dict(upload.resource))
 
 
-def _find(state: State, request: Request) -> ResumableUpload:
+def _find_upload(state: State, request: Request) -> ResumableUpload:
     upload = state.resumable_uploads.get(request.query["upload_id"])
     if upload is None or upload.bucket != request.params["bucket"]:
         raise APIError(404, "notFound", "No such upload.", code="NoSuchUpload")
@@ -214,7 +219,7 @@ def _drop(state: State, upload: ResumableUpload) -> None:
 
 
 def _drop_oldest(state: State) -> None:
-    """Keep a bounded number of finished uploads."""
+    """Delete the oldest finished uploads, so that their number stays bounded."""
     uploads = state.resumable_uploads
     finished = [key for key, upload in uploads.items() if upload.resource is not None]
     for key in finished[:-_MAX_FINISHED]:

@@ -1,7 +1,7 @@
-"""Pages of a listing: entries, sizes and tokens.
+"""Pages of a listing, computed from the sorted names, and their page tokens.
 
-The entries of a page are a plain function over sorted names. A token is the name where the page
-before ended, not a position, so that it stays valid if names are added or deleted in between.
+A page token encodes the last entry of the page, so that it stays valid when names are added or
+deleted before the next page is requested.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aioflux.testing.gcs_server._errors import APIError, invalid
-from aioflux.testing.gcs_server._preconditions import integer
+from aioflux.testing.gcs_server._preconditions import read_integer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from aioflux.testing.gcs_server._glob import Glob
 
-_TRAILING = "\0"  # no name has it
+_TRAILING = "\0"  # suffix of an entry that is an object with the name of a common prefix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,59 +30,59 @@ class Query:
     prefix: str = ""
     delimiter: str = ""
     start: str = ""
-    """First name that may be listed."""
+    """Names smaller than `start` are not listed."""
     end: str = ""
-    """First name that may not be listed; empty: there is no such bound."""
+    """Only names smaller than `end` are listed. Empty means no limit."""
     glob: Glob | None = None
     """Pattern that names and common prefixes must match."""
     glob_prefix: str = ""
-    """Beginning of every name that matches the glob."""
+    """Literal prefix of `glob`."""
     with_trailing: bool = False
-    """List an object whose name is a common prefix as an item as well."""
+    """Whether an object whose name equals a common prefix is listed in addition to the prefix."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Page:
-    """Entries of one page."""
+    """Names and common prefixes on one page."""
 
     names: Sequence[str] = ()
     prefixes: list[str] = field(default_factory=list)
     last: str = ""
-    """The entry at which the page ends, if others follow."""
+    """Last entry of the page; empty if no page follows."""
 
     def __len__(self) -> int:
         return len(self.names) + len(self.prefixes)
 
 
 def list_page(names: Sequence[str], query: Query, *, size: int, after: str = "") -> Page:
-    """List names and common prefixes in order, as many of both together as a page has.
+    """Return one page of a listing.
 
     Args:
         names: All names, sorted.
-        query: Names to list.
-        size: Entries of the page. A page of 0 is empty and the last.
-        after: Entry at which the page before ended (`Page.last`).
+        query: Names that the listing selects.
+        size: Maximum number of names and common prefixes. With 0 no page follows.
+        after: Last entry of the previous page (`Page.last`).
     """
-    low, high = _bounds(names, query)
+    low, high = _select_range(names, query)
     if not query.delimiter and query.glob is None:
         low = max(low, bisect_right(names, after)) if after else low
         listed = names[low : min(high, low + size)]
         return Page(names=listed, last=listed[-1] if listed and low + size < high else "")
-    return _collect(_walk(names, query, low, high, after), size)
+    return _collect(_entries_after(names, query, low, high, after), size)
 
 
 def common_prefix(name: str, prefix: str, delimiter: str) -> str | None:
-    """Return the common prefix under which a name is listed, or None if it is listed itself."""
+    """Return the common prefix that a listing has in place of a name, or None."""
     if not delimiter or not name.startswith(prefix):
         return None
-    cut = name.find(delimiter, len(prefix))
-    return None if cut < 0 else name[: cut + len(delimiter)]
+    index = name.find(delimiter, len(prefix))
+    return None if index < 0 else name[: index + len(delimiter)]
 
 
 def position_after(
     names: Sequence[str], query: Query, after: str, low: int = 0, high: int | None = None
 ) -> int:
-    """Return the index of the first name behind an entry, listed or deleted since."""
+    """Return the index of the first name after an entry, which may no longer exist."""
     if query.with_trailing and after.endswith(_TRAILING):
         return bisect_left(names, after.removesuffix(_TRAILING), low, high)
     if common_prefix(after, query.prefix, query.delimiter) == after:
@@ -91,28 +91,28 @@ def position_after(
 
 
 def encode_token(name: str) -> str:
-    """Return the page token for the last name of a page."""
+    """Return the page token for the last entry of a page."""
     return base64.urlsafe_b64encode(name.encode()).decode()
 
 
 def decode_token(token: str) -> str:
-    """Return the name in a token; a 400 if no page ended in this token."""
+    """Return the entry in a page token. Raise APIError (400) if the token is malformed."""
     try:
         return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         raise invalid(f"Invalid Value: pageToken {token}") from None
 
 
-def page_size(query: Mapping[str, str], *, default: int, most: int) -> int:
-    """Return how many entries a page of the JSON API may have."""
-    size = integer(query, "maxResults")
+def page_size(query: Mapping[str, str], *, default: int, maximum: int) -> int:
+    """Return the page size in a query of the JSON API."""
+    size = read_integer(query, "maxResults")
     if size is not None and size < 0:
         raise APIError(400, "invalidParameter", f"Invalid value for maxResults: {size}")
-    return min(size or default, most)
+    return min(size or default, maximum)
 
 
 def _collect(entries: Iterator[tuple[str, bool]], size: int) -> Page:
-    """Collect entries until the page is full; one more shows that others follow."""
+    """Collect the entries of one page. An additional entry shows that another page follows."""
     names: list[str] = []
     page, last = Page(names=names), ""
     for entry, is_prefix in entries:
@@ -124,8 +124,8 @@ def _collect(entries: Iterator[tuple[str, bool]], size: int) -> Page:
     return page
 
 
-def _bounds(names: Sequence[str], query: Query) -> tuple[int, int]:
-    """Return the range of names that prefix, glob and offsets allow."""
+def _select_range(names: Sequence[str], query: Query) -> tuple[int, int]:
+    """Return the range of indices of names that prefix, glob and offsets select."""
     low, high = bisect_left(names, max(query.start, query.prefix)), len(names)
     if query.end:
         high = max(low, bisect_left(names, query.end, low))
@@ -136,31 +136,31 @@ def _bounds(names: Sequence[str], query: Query) -> tuple[int, int]:
     return low, high
 
 
-def _walk(
+def _entries_after(
     names: Sequence[str], query: Query, low: int, high: int, after: str
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the entries behind `after` in order, each with whether it is a common prefix.
+    """Yield the entries after `after` in order, each with True if it is a common prefix.
 
-    An object with the name of a common prefix comes before it, marked with `_TRAILING`.
+    An object with the name of a common prefix is yielded before the prefix, with `_TRAILING`.
     """
-    fits = query.glob.matches if query.glob else bool
+    matches = query.glob.matches if query.glob else bool
     position = position_after(names, query, after, low, high) if after else low
     while position < high:
         name = names[position]
         common = common_prefix(name, query.prefix, query.delimiter)
         if common is None:
             position += 1
-            if fits(name):
+            if matches(name):
                 yield name, False
             continue
-        marked = common + _TRAILING
-        if query.with_trailing and name == common and marked != after and fits(name):
-            yield marked, False
-        if fits(common):
+        trailing = common + _TRAILING
+        if query.with_trailing and name == common and trailing != after and matches(name):
+            yield trailing, False
+        if matches(common):
             yield common, True
         position = _end_of_prefix(names, common, position, high)
 
 
 def _end_of_prefix(names: Sequence[str], prefix: str, position: int, stop: int | None) -> int:
-    """Return the index behind the run of names from `position` on that begin with a prefix."""
+    """Return the index after the names from `position` on that begin with a prefix."""
     return bisect_left(names, True, position, stop, key=lambda name: not name.startswith(prefix))

@@ -1,4 +1,4 @@
-"""Requests and responses as values, with the bodies that JSON and XML clients receive."""
+"""HTTP requests and responses as values, without sockets."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _NO_BODY = frozenset({204, 304})
 
 
 class Request:
-    """A request with its whole body.
+    """HTTP request with its complete body.
 
     Args:
         method: Upper-case method.
-        target: Raw request target: path and query as sent, still percent-encoded.
+        target: Raw request target: path and query, still percent-encoded.
         raw_headers: Names and values as received.
-        pieces: The body, in the pieces in which it arrived.
+        pieces: Pieces of the body, in order.
         scheme: `http` or `https`.
     """
 
-    match: Match  # set by the router before any hook or handler sees the request
+    match: Match  # set by the application before the first hook
     in_batch = False
-    """Whether it is one of a batch, which travels as a whole."""
+    """Whether the request is a part of a batch request."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Request:
 
     @property
     def params(self) -> Mapping[str, str]:
-        """Decoded parts of the path by the names of the route's pattern (`bucket`, `object`)."""
+        """Decoded parameters of the path, for example `bucket` and `object`."""
         return self.match.params
 
     @property
     def query(self) -> Mapping[str, str]:
-        """Decoded query; the last value of a repeated name. Shared: do not change it."""
+        """Decoded query parameters. If a name is repeated, the last value is used."""
         return self.match.url.query
 
     def query_list(self, name: str) -> list[str]:
@@ -83,7 +83,7 @@ class Request:
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """Headers by lower-case name; repeated ones joined with a comma."""
+        """Headers by lower-case name. The values of a repeated header are joined with a comma."""
         headers: dict[str, str] = {}
         for raw_name, raw_value in self.raw_headers:
             name, value = raw_name.decode("latin-1").lower(), _decode(raw_value)
@@ -92,7 +92,7 @@ class Request:
 
     @cached_property
     def body(self) -> bytes:
-        """The body in one piece; a copy if it is large, unlike `pieces`."""
+        """Body in one piece. For a large body this is a copy, so prefer `pieces`."""
         if len(self.pieces) == 1 and isinstance(self.pieces[0], bytes):
             return self.pieces[0]
         return b"".join(self.pieces)
@@ -103,41 +103,44 @@ class Request:
 
     @property
     def base_url(self) -> str:
-        """Scheme and host in the request: the root of links."""
+        """Url of the server as the client sees it, to build links."""
         return f"{self.scheme}://{self.headers.get('host', 'localhost')}"
 
 
 @dataclass(kw_only=True, slots=True)
 class Response:
-    """A response; the connection adds `Content-Length` and `Connection`."""
+    """HTTP response. `head` adds `Content-Length` and `Connection` to the headers."""
 
     status: int = 200
     headers: Headers = ()
     block: bytes = b""
-    """Encoded header lines, each ending in CRLF: those prepared once per object."""
+    """More header lines, already encoded, each ending in CRLF."""
     body: Body = b""
-    """Sent without a copy; left out (its length still announced) if the method is HEAD."""
+    """Body in one or several buffers, which are sent without a copy. Not sent for HEAD."""
     delivery: Delivery | None = None
-    """Delays and cuts while sending; None sends at once and whole."""
+    """Delays, bandwidth and disconnects while sending. None sends the response at once."""
     sent_bytes: int = 0
-    """Bytes of the body handed to the kernel; counted by the connection."""
+    """Bytes of the body passed to the kernel so far. The connection updates this."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property
     def size(self) -> int:
-        """Length of the body in bytes; read only once the body is final."""
+        """Length of the body in bytes, cached: do not change `body` after the first use."""
         if self._size < 0:
             body = self.body
             self._size = len(body) if isinstance(body, bytes) else sum(map(len, self.pieces()))
         return self._size
 
     def pieces(self) -> Sequence[Buffer]:
-        """Return the body as a sequence of buffers."""
         body = self.body
         return (body,) if isinstance(body, bytes | bytearray | memoryview) else body
 
     def head(self, *, connection: bytes = b"") -> bytes:
-        """Encode the status line and headers; `connection` is a header line or empty."""
+        """Encode the status line and the headers.
+
+        Args:
+            connection: Encoded `Connection` header line; may be empty.
+        """
         parts = [_STATUS_LINES[self.status], self.block]
         parts += [f"{name}: {value}\r\n".encode() for name, value in self.headers]
         if self.status not in _NO_BODY:
@@ -147,7 +150,7 @@ class Response:
 
 
 def _decode(value: bytes) -> str:
-    """Decode a header as GCS does: as UTF-8, else as Latin-1."""
+    """Decode a header as GCS does: as UTF-8 if it is valid, as Latin-1 otherwise."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -155,7 +158,7 @@ def _decode(value: bytes) -> str:
 
 
 def decode_object(data: Buffer) -> dict[str, Any]:
-    """Decode a JSON object; nothing but white space is an empty one, anything else a 400."""
+    """Decode a JSON object; empty text is an empty object. Raise APIError (400) for other JSON."""
     if not bytes(data).strip():
         return {}
     try:
@@ -168,7 +171,7 @@ def decode_object(data: Buffer) -> dict[str, Any]:
 
 
 def slice_pieces(pieces: Sequence[Buffer], start: int, end: int) -> list[Buffer]:
-    """Return the bytes `[start, end)` of a sequence of buffers, without a copy."""
+    """Return the bytes `[start, end)` of concatenated buffers, without a copy."""
     selected: list[Buffer] = []
     offset = 0
     for piece in pieces:
@@ -182,7 +185,7 @@ def slice_pieces(pieces: Sequence[Buffer], start: int, end: int) -> list[Buffer]
 
 
 def timestamp(microseconds: int) -> str:
-    """Format a time as both APIs do: RFC 3339 with milliseconds."""
+    """Format a time for both APIs: RFC 3339 with milliseconds."""
     seconds, fraction = divmod(microseconds, 1_000_000)
     return f"{_second(seconds)}.{fraction // 1000:03}Z"
 
@@ -193,7 +196,6 @@ def _second(seconds: int) -> str:
 
 
 def json_response(value: object, *, status: int = 200, headers: Headers = ()) -> Response:
-    """Build a response with a JSON document."""
     content_type = ("Content-Type", "application/json; charset=UTF-8")
     return Response(
         status=status, headers=(content_type, *headers), body=msgspec.json.encode(value)
@@ -201,14 +203,14 @@ def json_response(value: object, *, status: int = 200, headers: Headers = ()) ->
 
 
 def xml_response(document: str, *, status: int = 200, headers: Headers = ()) -> Response:
-    """Build a response with an XML document, given without its declaration."""
+    """Build a response with an XML document. This function adds the XML declaration."""
     body = f"<?xml version='1.0' encoding='UTF-8'?>{document}".encode()
     content_type = ("Content-Type", "application/xml; charset=UTF-8")
     return Response(status=status, headers=(content_type, *headers), body=body)
 
 
 def error_response(error: APIError, *, xml: bool) -> Response:
-    """Build the response with an error, in the form of the called API."""
+    """Build an error response for the XML API or the JSON API."""
     if error.status in _NO_BODY:
         return Response(status=error.status, headers=error.headers)
     kind = "application/xml; charset=UTF-8" if xml else "application/json; charset=UTF-8"

@@ -1,7 +1,7 @@
-"""MIME multipart bodies (RFC 2046): `multipart/related` uploads and `multipart/mixed` batches.
+"""Parser of MIME multipart bodies (RFC 2046): uploads and batches.
 
-Public clients end lines with CRLF (google-cloud-storage uploads, gcloud-aio-storage) or with a
-bare LF (gcsfs, google-cloud-storage batches), as the line of the first boundary shows.
+Some clients end lines with CRLF (google-cloud-storage uploads, gcloud-aio-storage), others with LF
+(gcsfs, google-cloud-storage batches). The first boundary line shows the line ending of a body.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _PADDING = b" \t"
 
 @dataclass(frozen=True, slots=True)
 class BodyPart:
-    """One part of a body."""
+    """One part of a multipart body."""
 
     headers: Mapping[str, str]
-    """By lower-case name."""
+    """Headers by lower-case name."""
     data: memoryview
 
 
 def split_body(request: Request) -> list[BodyPart]:
-    """Split the body of a request into its parts, without a copy; a malformed body is a 400."""
+    """Split the body of a request into its parts. Raise APIError (400) if it is malformed."""
     boundary = _boundary(request.headers.get("content-type", ""))
     pieces = request.pieces
     body = pieces[0] if len(pieces) == 1 else request.body
@@ -42,7 +42,7 @@ def split_body(request: Request) -> list[BodyPart]:
 
 
 def _split_part(part: memoryview) -> BodyPart:
-    """Split a part into headers and data, at the first blank line."""
+    """Split a part at the first blank line into headers and data."""
     window = bytes(part[: 64 << 10])
     blank = _BLANK_LINE.search(window)
     if blank is None:
@@ -51,7 +51,7 @@ def _split_part(part: memoryview) -> BodyPart:
 
 
 def _parse_headers(head: bytes) -> dict[str, str]:
-    """Parse header lines, which end in CRLF or LF; the last value of a repeated name counts."""
+    """Parse header lines. If a name is repeated, the last value is used."""
     lines = (line.partition(":") for line in head.decode("utf-8", "replace").splitlines())
     return {name.strip().lower(): value.strip() for name, colon, value in lines if colon}
 
@@ -66,7 +66,7 @@ def _boundary(content_type: str) -> str:
 
 
 def _split(body: bytes | bytearray, delimiter: bytes) -> Iterator[memoryview]:
-    """Yield the parts between boundary lines, without preamble and epilogue."""
+    """Yield the parts between the boundary lines."""
     view = memoryview(body)
     line_end, start = b"", -1
     for begin, end, is_last in _boundary_lines(body, delimiter):
@@ -82,7 +82,7 @@ def _split(body: bytes | bytearray, delimiter: bytes) -> Iterator[memoryview]:
 
 
 def _boundary_lines(body: bytes | bytearray, delimiter: bytes) -> Iterator[tuple[int, int, bool]]:
-    """Yield start and end of each boundary line, and whether it is the closing one."""
+    """Yield start and end of each boundary line, and whether the line is the last boundary."""
     begin = body.find(delimiter)
     while begin >= 0:
         end = begin + len(delimiter)

@@ -1,7 +1,7 @@
-"""Simulated network: latency, bandwidth and a limit on requests.
+"""Simulated network: latency, bandwidth and a rate limit.
 
-The kernel paces each connection (`Network.connection_bytes_per_second`), at no cost to the server.
-The rest is delay that the hook adds to deliveries.
+On Linux the kernel limits the bandwidth of each connection, without load on the server. A hook
+simulates everything else: it delays responses, and rejects requests above the rate limit.
 """
 
 from __future__ import annotations
@@ -29,29 +29,28 @@ _LINK_BURST_SECONDS = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """Properties of the network in front of the server. The default adds nothing."""
+    """Properties of the simulated network. The default has no latency and no limits."""
 
     latency_seconds: float = 0.0
-    """Time to the first byte of each response; the median with `latency_spread`."""
+    """Delay before the first byte of each response. With `latency_spread` it is the median."""
     latency_spread: float = 0.0
-    """Sigma of a log-normal distribution of the latency: 0.5 puts one in 100 above 3.2 times the
-    median. 0 makes every latency the same."""
+    """Sigma of a log-normal distribution of the latency. With 0.5, one response in 100 takes more
+    than 3.2 times the median. With 0, all latencies are equal."""
     page_latency_seconds: float = 0.0
-    """Added to each page of a listing."""
+    """Additional latency of each page of a listing."""
     connection_bytes_per_second: int | None = None
-    """Bandwidth of each connection, towards the client; None has no limit."""
+    """Download bandwidth of each connection. None means no limit."""
     bytes_per_second: float | None = None
-    """Bandwidth of all connections together, each way; None has no limit. An upload is received at
-    once, and its response delayed by the time that the bytes would have taken."""
+    """Bandwidth that all connections share, separately for uploads and downloads. None means no
+    limit. The server receives an upload at full speed and delays only the response."""
     requests_per_second: float | None = None
-    """Requests above it are rejected with 429 and Retry-After; None has no limit."""
+    """Request rate above which requests are rejected with 429 and Retry-After. None: no limit."""
     request_burst: int = 1
-    """Requests that may arrive at once after a pause."""
+    """Number of requests that are accepted at once after a pause."""
     seed: int = 0
     """Seed of the random latencies."""
 
     def __post_init__(self) -> None:
-        """Check that values are in range."""
         for name in ("latency_seconds", "latency_spread", "page_latency_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, is {getattr(self, name)}")
@@ -64,7 +63,7 @@ class Network:
 
 
 class TokenBucket:
-    """Tokens that arrive at a rate and are kept up to a burst. It uses no clock."""
+    """Token bucket with up to `burst` tokens. The caller passes the time."""
 
     def __init__(self, per_second: float, burst: float) -> None:
         self._per_second = per_second
@@ -72,13 +71,13 @@ class TokenBucket:
         self._updated = -math.inf
 
     def acquire(self, amount: float, now: float) -> float:
-        """Acquire tokens, in advance if there are too few; return the seconds until they arrive."""
+        """Remove tokens, even more than there are. Return the seconds until none is missing."""
         self._fill(now)
         self._tokens -= amount
         return max(0.0, -self._tokens / self._per_second)
 
     def try_acquire(self, amount: float, now: float) -> float:
-        """Acquire tokens and return 0, or none and return the seconds until there are enough."""
+        """Remove tokens and return 0; if there are too few, only return the seconds to wait."""
         self._fill(now)
         if self._tokens >= amount:
             self._tokens -= amount
@@ -86,17 +85,17 @@ class TokenBucket:
         return (amount - self._tokens) / self._per_second
 
     def _fill(self, now: float) -> None:
-        earned = (now - self._updated) * self._per_second
-        self._tokens = min(self._burst, self._tokens + earned)
+        new_tokens = (now - self._updated) * self._per_second
+        self._tokens = min(self._burst, self._tokens + new_tokens)
         self._updated = now
 
 
 class NetworkHook(Hook):
-    """Delays responses and rejects requests as a `Network` describes.
+    """Hook that simulates a `Network`: it delays responses and rejects requests.
 
     Args:
-        network: Latency, bandwidth and limit on requests.
-        clock: Monotonic time in seconds.
+        network: Properties of the simulated network.
+        clock: Function that returns monotonic time in seconds.
     """
 
     def __init__(self, network: Network, clock: Callable[[], float] = time.monotonic) -> None:
@@ -111,12 +110,12 @@ class NetworkHook(Hook):
             self._link_in = TokenBucket(network.bytes_per_second, burst)
             self._link_out = TokenBucket(network.bytes_per_second, burst)
         self._rate = None if PACED_BY_KERNEL else network.connection_bytes_per_second
-        self._is_idle = network == Network(
+        self._has_no_effect = network == Network(
             connection_bytes_per_second=network.connection_bytes_per_second
         ) and (self._rate is None)
 
     def before(self, request: Request) -> Response | None:
-        """Reject a request above the limit."""
+        """Reject a request above the rate limit with 429."""
         if self._requests is None or _is_exempt(request):
             return None
         wait = self._requests.try_acquire(1, self._clock())
@@ -131,8 +130,8 @@ class NetworkHook(Hook):
         return error_response(error, xml=not request.match.url.is_json)
 
     def after(self, request: Request, response: Response) -> Response:
-        """Delay the response and send its body over the shared link."""
-        if self._is_idle or request.in_batch or _is_exempt(request):
+        """Add the latency and the bandwidth limits to the delivery of a response."""
+        if self._has_no_effect or request.in_batch or _is_exempt(request):
             return response
         delay = self._latency(request)
         if self._link_in is not None and request.pieces:
@@ -161,5 +160,5 @@ class NetworkHook(Hook):
 
 
 def _is_exempt(request: Request) -> bool:
-    """Return whether a request sets up the test, and is not itself tested."""
+    """Return whether a request configures a test, so that the network must not delay it."""
     return request.match.operation.startswith("retry_tests.")

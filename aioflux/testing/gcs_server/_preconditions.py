@@ -1,4 +1,4 @@
-"""Preconditions on generations, and conditional requests of HTTP (RFC 9110, section 13)."""
+"""Preconditions of requests: generations (GCS), ETags and dates (RFC 9110, section 13)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preconditions:
-    """Conditions on the object or bucket that a request names; None is no condition."""
+    """Conditions on the object or bucket of a request. None means no condition."""
 
     generation: int | None = None
-    """Generation that it must have; 0: no object of this name."""
+    """Required generation. 0 means that the object must not exist."""
     generation_not: int | None = None
     metageneration: int | None = None
     metageneration_not: int | None = None
 
     def check(self, record: ObjectRecord | Bucket | None) -> None:
-        """Check the preconditions on the live object or bucket, or None; raise 412 or 304.
+        """Check the conditions on an object or bucket. `record` is None if it does not exist.
 
-        A `NotMatch` that fails is 304 whatever the method
-        (cloud.google.com/storage/docs/request-preconditions).
+        Raises:
+            APIError: 412 if a `Match` does not hold; 304 if a `NotMatch` does not hold, even for a
+                write (cloud.google.com/storage/docs/request-preconditions).
         """
         generation = record.generation if record else 0
         metageneration = record.metageneration if record else 0
@@ -40,13 +41,13 @@ class Preconditions:
             raise not_modified()
 
 
-NONE = Preconditions()
+NO_PRECONDITIONS = Preconditions()
 _HEADERS = frozenset({"x-goog-if-generation-match", "x-goog-if-metageneration-match"})
 _HTTP_HEADERS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 
 
-def integer(values: Mapping[str, str], name: str) -> int | None:
-    """Read a number from a query or headers; anything else is a 400."""
+def read_integer(values: Mapping[str, str], name: str) -> int | None:
+    """Read a number from a query or headers. Raise APIError (400) if it is malformed."""
     text = values.get(name)
     if text is None:
         return None
@@ -57,37 +58,37 @@ def integer(values: Mapping[str, str], name: str) -> int | None:
 
 
 def from_query(query: Mapping[str, str], prefix: str = "if") -> Preconditions:
-    """Read preconditions from a query; `ifSource` is the prefix for the source of a copy."""
+    """Read the preconditions in a query. For the source of a copy, `prefix` is `ifSource`."""
     if not any(name.startswith(prefix) for name in query):
-        return NONE
+        return NO_PRECONDITIONS
     return Preconditions(
-        generation=integer(query, f"{prefix}GenerationMatch"),
-        generation_not=integer(query, f"{prefix}GenerationNotMatch"),
-        metageneration=integer(query, f"{prefix}MetagenerationMatch"),
-        metageneration_not=integer(query, f"{prefix}MetagenerationNotMatch"),
+        generation=read_integer(query, f"{prefix}GenerationMatch"),
+        generation_not=read_integer(query, f"{prefix}GenerationNotMatch"),
+        metageneration=read_integer(query, f"{prefix}MetagenerationMatch"),
+        metageneration_not=read_integer(query, f"{prefix}MetagenerationNotMatch"),
     )
 
 
 def from_headers(headers: Mapping[str, str]) -> Preconditions:
-    """Read the preconditions of an XML request."""
+    """Read the preconditions in the headers of a request to the XML API."""
     if _HEADERS.isdisjoint(headers):
-        return NONE
+        return NO_PRECONDITIONS
     return Preconditions(
-        generation=integer(headers, "x-goog-if-generation-match"),
-        metageneration=integer(headers, "x-goog-if-metageneration-match"),
+        generation=read_integer(headers, "x-goog-if-generation-match"),
+        metageneration=read_integer(headers, "x-goog-if-metageneration-match"),
     )
 
 
 def has_http_conditions(headers: Mapping[str, str]) -> bool:
-    """Return whether a request is conditional; most are not."""
+    """Return whether a request has `If-Match` or one of the other conditions of HTTP."""
     return not _HTTP_HEADERS.isdisjoint(headers)
 
 
 def check_http_conditions(headers: Mapping[str, str], etag: str, updated_us: int) -> None:
-    """Check the conditions of a read in the order of the RFC; an unreadable date is ignored.
+    """Check the HTTP conditions of a read in the order of the RFC. Malformed dates are ignored.
 
-    Raises 304 if the copy of the caller is current, and 412 if another condition fails. ETags
-    differ between the APIs; `etag` is that of the called one.
+    Raises:
+        APIError: 304 if the client has the current object, 412 if another condition does not hold.
     """
     updated = updated_us // 1_000_000
     if "if-match" in headers:
@@ -103,7 +104,7 @@ def check_http_conditions(headers: Mapping[str, str], etag: str, updated_us: int
 
 
 def _matches_etag(value: str, etag: str) -> bool:
-    """Return whether a list of ETags has one; quotes are optional, as JSON ETags have none."""
+    """Return whether a header lists `etag` or `*`. ETags of the JSON API have no quotes."""
     tags = {tag.strip().removeprefix("W/").strip('"') for tag in value.split(",")}
     return "*" in tags or etag.strip('"') in tags
 

@@ -1,4 +1,4 @@
-"""Records of buckets, objects and unfinished uploads, and the names that they may have."""
+"""Records of buckets, objects and unfinished uploads, and checks of their names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from aioflux.testing.gcs_server._checksums import Declared, Digest, encode_crc32c
+from aioflux.testing.gcs_server._checksums import DeclaredChecksums, Digest, encode_crc32c
 from aioflux.testing.gcs_server._errors import APIError
 
 if TYPE_CHECKING:
@@ -19,20 +19,17 @@ if TYPE_CHECKING:
     from aioflux.testing.gcs_server._preconditions import Preconditions
 
 T = TypeVar("T")
-_FEW = 64
+_MAX_INSERTS = 64  # for more names, sorting the list again is faster than single insertions
 _MAX_NAME_BYTES = 1024
 _FORBIDDEN = frozenset("\r\n\0")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?")
 
 
 def check_object_name(name: str) -> None:
-    """Reject a name that no object can have; NUL, too.
-
-    Source: cloud.google.com/storage/docs/objects#naming.
-    """
+    """Reject a name with NUL, or one that GCS rejects (cloud.google.com/storage/docs/objects)."""
     size = len(name.encode())
     if not 1 <= size <= _MAX_NAME_BYTES:
-        message = f"The name of an object has 1 to {_MAX_NAME_BYTES} bytes, not {size}."
+        message = f"The name of an object must have 1 to {_MAX_NAME_BYTES} bytes, not {size}."
         code = "KeyTooLongError" if size else "InvalidObjectName"
         raise APIError(400, "invalid", message, code=code)
     if name in (".", "..") or not _FORBIDDEN.isdisjoint(name):
@@ -49,31 +46,30 @@ def check_bucket_name(name: str) -> None:
 
 
 class SortedNames(Generic[T]):
-    """A dictionary that sorts its names on demand.
+    """Dictionary that returns its names in the order of their UTF-8 bytes.
 
-    Strings compare by code point, which is the order of their UTF-8 bytes. Added and removed names
-    are sorted in by the next `ordered`: filling a bucket with a million objects costs one sort.
+    Only `ordered` sorts: a million calls of `put` cost one sort. Python compares strings by code
+    point, which gives the same order as comparing their UTF-8 bytes.
     """
 
     def __init__(self) -> None:
         self._items: dict[str, T] = {}
         self._ordered: list[str] = []
-        self._added: dict[str, None] = {}  # in order of arrival, which sorts fast
+        # In the order of `put`: sorting is fast if clients write the names in order.
+        self._added: dict[str, None] = {}
         self._removed: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._items)
 
     def get(self, name: str) -> T | None:
-        """Return the value of a name, or None."""
         return self._items.get(name)
 
     def get_all(self, names: Iterable[str]) -> list[T]:
-        """Return the values of names that are present."""
+        """Return the values of names, which must exist."""
         return list(map(self._items.__getitem__, names))
 
     def put(self, name: str, value: T) -> None:
-        """Set the value of a name."""
         if name not in self._items:
             if name in self._removed:
                 self._removed.discard(name)
@@ -82,7 +78,7 @@ class SortedNames(Generic[T]):
         self._items[name] = value
 
     def remove(self, name: str) -> None:
-        """Remove a name that is present."""
+        """Remove a name, which must exist."""
         del self._items[name]
         if name in self._added:
             del self._added[name]
@@ -90,13 +86,13 @@ class SortedNames(Generic[T]):
             self._removed.add(name)
 
     def ordered(self) -> list[str]:
-        """Return all names in order. The list is shared: do not change it."""
-        if len(self._removed) > _FEW:
+        """Return all names in order. The caller must not change the list."""
+        if len(self._removed) > _MAX_INSERTS:
             self._ordered = [name for name in self._ordered if name not in self._removed]
         else:
             for name in self._removed:
                 del self._ordered[bisect_left(self._ordered, name)]
-        if len(self._added) > _FEW:
+        if len(self._added) > _MAX_INSERTS:
             self._ordered.extend(self._added)
             self._ordered.sort()
         else:
@@ -107,8 +103,8 @@ class SortedNames(Generic[T]):
         return self._ordered
 
 
-class Hashed:
-    """Base of records of bytes with a crc32c and perhaps an MD5."""
+class HasChecksums:
+    """Base class of records with a crc32c and an optional MD5."""
 
     __slots__ = ()
     crc32c: int
@@ -116,16 +112,16 @@ class Hashed:
 
     @property
     def crc32c_base64(self) -> str:
-        """The checksum as GCS writes it: big-endian, base64."""
+        """Crc32c as in the APIs of GCS: big-endian, in base64."""
         return encode_crc32c(self.crc32c)
 
     @property
     def md5_base64(self) -> str | None:
-        """The MD5 as GCS writes it, if there is one."""
+        """MD5 as in the APIs of GCS: in base64. None if there is no MD5."""
         return None if self.md5 is None else b2a_base64(self.md5, newline=False).decode()
 
     def hash_headers(self) -> list[tuple[str, str]]:
-        """Return the checksums as headers."""
+        """Return the checksums as `x-goog-hash` headers."""
         headers = [("x-goog-hash", f"crc32c={self.crc32c_base64}")]
         if self.md5 is not None:
             headers.append(("x-goog-hash", f"md5={self.md5_base64}"))
@@ -134,7 +130,7 @@ class Hashed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attributes:
-    """Metadata that a writer sets. `patch` replaces some."""
+    """Metadata of an object that clients set."""
 
     content_type: str | None = None
     content_encoding: str | None = None
@@ -147,8 +143,8 @@ class Attributes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ObjectRecord(Hashed):
-    """One generation of an object with one state of its metadata; changed by replacement."""
+class ObjectRecord(HasChecksums):
+    """Object with one generation and one metageneration. A change makes a new record."""
 
     bucket: str
     name: str
@@ -158,33 +154,34 @@ class ObjectRecord(Hashed):
     size: int
     crc32c: int
     md5: bytes | None
-    """None for composed objects and those made of parts."""
+    """MD5 of the bytes. None for composed objects, for objects of multipart uploads, and if the
+    server computes no MD5."""
     attributes: Attributes
     time_created_us: int
     updated_us: int
     component_count: int | None = None
-    """Number of sources of a composed object; None for others."""
-    prepared: list[bytes] = field(default_factory=list, init=False, repr=False)
-    """Header lines of downloads, encoded once; not part of the state."""
-    described: dict[str, bytes] = field(default_factory=dict, init=False, repr=False)
-    """The item of the latest listing, encoded, by its `fields`; not part of the state."""
+    """Number of components of a composed object. None for other objects."""
+    media_headers: list[bytes] = field(default_factory=list, init=False, repr=False)
+    """Cached header lines of downloads: for the JSON API and for the XML API."""
+    listing_items: dict[str, bytes] = field(default_factory=dict, init=False, repr=False)
+    """Cached encoded item of the last listing, by the names of the selected fields."""
 
     @property
     def etag(self) -> str:
-        """The ETag of the JSON API, which encodes generation and metageneration as on GCS."""
-        low, high = _LOW[self.generation & 0x3FFF], _varint(self.generation >> 14)
+        """ETag of the JSON API, which encodes generation and metageneration as on GCS."""
+        low, high = _LOW_BITS[self.generation & 0x3FFF], _varint(self.generation >> 14)
         raw = b"\x08" + low + high + b"\x10" + _varint(self.metageneration)
         return b2a_base64(raw, newline=False).decode()
 
     @property
     def xml_etag(self) -> str:
-        """The ETag of the XML API, quoted: the MD5 in hex, or the JSON one if there is none."""
+        """ETag of the XML API in quotes: the MD5 in hex, or else the ETag of the JSON API."""
         return f'"{self.md5.hex() if self.md5 else self.etag}"'
 
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """A bucket and its live objects."""
+    """Bucket and the current generations of its objects."""
 
     name: str
     time_created_us: int
@@ -197,7 +194,7 @@ class Bucket:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Part(Hashed):
+class Part(HasChecksums):
     """One part of a multipart upload."""
 
     number: int
@@ -208,14 +205,14 @@ class Part(Hashed):
 
     @property
     def etag(self) -> str:
-        """The ETag, quoted: the MD5 in hex, as on GCS, if there is one."""
-        name = f"{self.crc32c:08x}-{self.blob.size:x}" if self.md5 is None else self.md5.hex()
-        return f'"{name}"'
+        """ETag in quotes: the MD5 in hex as on GCS, or crc32c and size if there is no MD5."""
+        text = f"{self.crc32c:08x}-{self.blob.size:x}" if self.md5 is None else self.md5.hex()
+        return f'"{text}"'
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class MultipartUpload:
-    """An open XML multipart upload."""
+    """Open multipart upload of the XML API."""
 
     upload_id: str
     bucket: str
@@ -227,29 +224,29 @@ class MultipartUpload:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class ResumableUpload:
-    """A JSON resumable upload; kept after it is final, for status queries."""
+    """Resumable upload of the JSON API. It is kept after its completion for status requests."""
 
     upload_id: str
     bucket: str
     name: str
     attributes: Attributes
-    declared: Declared
+    declared: DeclaredChecksums
     preconditions: Preconditions
     started_us: int
     size: int | None = None
-    """Size of the whole object in bytes, once the writer has declared it."""
+    """Size of the whole object in bytes. None until the client has sent this number."""
     pieces: list[Blob] = field(default_factory=list)
     received: int = 0
-    """Bytes persisted so far."""
+    """Number of bytes persisted so far."""
     digest: Digest = field(default_factory=Digest)
-    """Checksums of what has been persisted so far."""
+    """Checksums of the bytes persisted so far."""
     resource: Mapping[str, Any] | None = None
-    """The finished object, as the writer received it."""
+    """Resource of the completed object, as in the response. None before the completion."""
 
 
 @lru_cache(maxsize=1024)
 def _varint(number: int) -> bytes:
-    """Encode a number as protobuf does."""
+    """Encode a number as a varint of Protocol Buffers."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -258,5 +255,6 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-# Generations count microseconds: their low 14 bits differ and the others seldom do.
-_LOW = tuple(bytes((low & 0x7F | 0x80, low >> 7 | 0x80)) for low in range(1 << 14))
+# Varints of the low 14 bits of a generation. A generation is a time in microseconds, so the higher
+# bits are often equal: `_varint` caches them.
+_LOW_BITS = tuple(bytes((low & 0x7F | 0x80, low >> 7 | 0x80)) for low in range(1 << 14))

@@ -1,4 +1,4 @@
-"""Buckets and objects as resources of the JSON API, written and read."""
+"""Resources of the JSON API: buckets and objects as JSON, and the selection of fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from aioflux.testing.gcs_server._checksums import Declared, declare
+from aioflux.testing.gcs_server._checksums import DeclaredChecksums, decode_checksums
 from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._messages import Request, Response, json_response, timestamp
 from aioflux.testing.gcs_server._records import Attributes
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     Field: TypeAlias = Callable[[ObjectRecord, str], Any]
 
 Mask: TypeAlias = "Mapping[str, Mask | None]"
-"""Field names, each with the mask below it; None selects everything below."""
+"""Selected fields by name, each with the mask of its subfields. None selects all subfields."""
 
 _TOKEN = re.compile(r"[^,()/]+|[,()/]")
 _MAX_DEPTH = 32
 
-_UNSAFE = frozenset("\r\n\0")  # these would end a header line of a download
-_TEXTS = {
+_LINE_BREAKS = frozenset("\r\n\0")  # not allowed in a header line of a download
+_TEXT_FIELDS = {
     "contentType": "content_type",
     "contentEncoding": "content_encoding",
     "contentDisposition": "content_disposition",
@@ -40,7 +40,6 @@ _TEXTS = {
 
 
 def bucket_resource(bucket: Bucket, base_url: str) -> dict[str, Any]:
-    """Describe a bucket."""
     resource: dict[str, Any] = {
         "kind": "storage#bucket",
         "id": bucket.name,
@@ -63,28 +62,30 @@ def bucket_resource(bucket: Bucket, base_url: str) -> dict[str, Any]:
 
 
 def object_resource(record: ObjectRecord, base_url: str) -> dict[str, Any]:
-    """Describe an object; fields without a value are left out."""
+    """Return the resource of an object, without fields that have no value."""
     return describe(record, base_url, OBJECT_FIELDS.items())
 
 
 def describe(
     record: ObjectRecord, base_url: str, fields: Iterable[tuple[str, Field]]
 ) -> dict[str, Any]:
-    """Describe an object by some of `OBJECT_FIELDS`."""
+    """Return the resource of an object with some of `OBJECT_FIELDS`."""
     return {name: value for name, field in fields if (value := field(record, base_url)) is not None}
 
 
-def from_resource(resource: Mapping[str, Any]) -> Attributes:
-    """Read the attributes of a new object; fields that a writer cannot set are ignored."""
-    given = patch_attributes(Attributes(), resource)
+def attributes_from_resource(resource: Mapping[str, Any]) -> Attributes:
+    """Return the attributes of a new object. Fields that a client cannot set are ignored."""
+    attributes = patch_attributes(Attributes(), resource)
     storage_class = _header_text(resource, "storageClass") or "STANDARD"
-    return replace(given, storage_class=storage_class)
+    return replace(attributes, storage_class=storage_class)
 
 
 def patch_attributes(attributes: Attributes, changes: Mapping[str, Any]) -> Attributes:
-    """Return attributes with some replaced: null removes one, the others stay."""
+    """Return attributes with some of them replaced. The value null removes an attribute."""
     texts = {
-        field: _header_text(changes, name) for name, field in _TEXTS.items() if name in changes
+        field: _header_text(changes, name)
+        for name, field in _TEXT_FIELDS.items()
+        if name in changes
     }
     metadata = attributes.metadata
     if "metadata" in changes:
@@ -92,15 +93,17 @@ def patch_attributes(attributes: Attributes, changes: Mapping[str, Any]) -> Attr
     return replace(attributes, metadata=metadata, **texts)  # type: ignore[arg-type]
 
 
-def declared_in_resource(resource: Mapping[str, Any]) -> Declared:
-    """Read the checksums that a writer sends with the metadata."""
-    return declare(crc32c=_header_text(resource, "crc32c"), md5=_header_text(resource, "md5Hash"))
+def read_checksum_fields(resource: Mapping[str, Any]) -> DeclaredChecksums:
+    """Return the checksums in the resource of a new object."""
+    return decode_checksums(
+        crc32c=_header_text(resource, "crc32c"), md5=_header_text(resource, "md5Hash")
+    )
 
 
 def check_text(name: str, value: str | None) -> str | None:
-    """Return a value that will be a header of downloads; a line break or NUL is a 400."""
-    if value is not None and not _UNSAFE.isdisjoint(value):
-        raise invalid(f"Invalid value for: {name} holds a line break or NUL")
+    """Return a value that may be a header of a download; APIError (400) for a line break or NUL."""
+    if value is not None and not _LINE_BREAKS.isdisjoint(value):
+        raise invalid(f"Invalid value for: {name} has a line break or NUL")
     return value
 
 
@@ -111,7 +114,7 @@ def _patch_metadata(old: Mapping[str, str], changes: Any) -> Mapping[str, str]:
         raise invalid("Invalid value for: metadata is not an object")
     merged = {**old, **changes}
     if any(value is not None and not isinstance(value, str) for value in merged.values()):
-        raise invalid("Invalid value for: metadata holds a value that is not a string")
+        raise invalid("Invalid value for: metadata has a value that is not a string")
     for name, value in changes.items():
         check_text("metadata", name)
         check_text("metadata", value)
@@ -119,7 +122,7 @@ def _patch_metadata(old: Mapping[str, str], changes: Any) -> Mapping[str, str]:
 
 
 def read_text(resource: Mapping[str, Any], name: str) -> str | None:
-    """Return a field of text; null or a missing one is None, and another type is a 400."""
+    """Return a text, or None if it is null or missing; APIError (400) if it is of another type."""
     value = resource.get(name)
     if value is not None and not isinstance(value, str):
         raise invalid(f"Invalid value for: {name} is not a string")
@@ -165,12 +168,12 @@ OBJECT_FIELDS: dict[str, Field] = {
     "timeStorageClassUpdated": lambda record, base_url: timestamp(record.time_created_us),
     "timeFinalized": lambda record, base_url: timestamp(record.time_created_us),
 }
-"""Value of each field of an object; None leaves it out."""
+"""Functions that return the value of a field, by field name. None omits the field."""
 
 
 @lru_cache(maxsize=256)
 def parse_fields(text: str) -> Mask:
-    """Parse a `fields` parameter; a malformed one is a 400."""
+    """Parse the query parameter `fields`. Raise APIError (400) if it is malformed."""
     tokens = [token.strip() for token in _TOKEN.findall(text)]
     tokens.reverse()
     mask = _parse_list(tokens, 0)
@@ -187,28 +190,28 @@ def select(value: Any, mask: Mask | None) -> Any:
         return [select(item, mask) for item in value]
     if not isinstance(value, dict):
         return value
-    everything = "*" in mask
+    selects_all = "*" in mask
     return {
-        name: select(below, mask.get(name, mask.get("*")))
-        for name, below in value.items()
-        if everything or name in mask
+        name: select(subvalue, mask.get(name, mask.get("*")))
+        for name, subvalue in value.items()
+        if selects_all or name in mask
     }
 
 
 def resource_response(
     request: Request, value: dict[str, Any], *, headers: Headers = ()
 ) -> Response:
-    """Build a response with a resource, or with the parts of it that `fields` selects."""
+    """Build a response with the fields of a resource that the query parameter `fields` selects."""
     fields = request.query.get("fields")
     return json_response(select(value, parse_fields(fields)) if fields else value, headers=headers)
 
 
 def _parse_list(tokens: list[str], depth: int) -> Mask:
-    """Parse `item,item,...` off the end of the reversed tokens, up to `)` or their end."""
+    """Parse `item,item,...` and remove its tokens from `tokens`, which are in reverse order."""
     mask: dict[str, Mask | None] = {}
     while True:
-        name, below = _parse_item(tokens, depth)
-        mask[name] = _union(mask[name], below) if name in mask else below
+        name, submask = _parse_item(tokens, depth)
+        mask[name] = _union(mask[name], submask) if name in mask else submask
         if not tokens or tokens[-1] != ",":
             return mask
         tokens.pop()
@@ -219,27 +222,27 @@ def _parse_item(tokens: list[str], depth: int) -> tuple[str, Mask | None]:
     if not tokens or tokens[-1] in ",()/" or depth > _MAX_DEPTH:
         raise _invalid_selection("".join(reversed(tokens)))
     name = tokens.pop()
-    follows = tokens[-1] if tokens else ""
-    if follows == "/":
+    next_symbol = tokens[-1] if tokens else ""
+    if next_symbol == "/":
         tokens.pop()
-        inner, below = _parse_item(tokens, depth + 1)
-        return name, {inner: below}
-    if follows == "(":
+        subname, submask = _parse_item(tokens, depth + 1)
+        return name, {subname: submask}
+    if next_symbol == "(":
         tokens.pop()
-        below = _parse_list(tokens, depth + 1)
+        mask = _parse_list(tokens, depth + 1)
         if not tokens or tokens.pop() != ")":
             raise _invalid_selection(name)
-        return name, below
+        return name, mask
     return name, None
 
 
 def _union(first: Mask | None, second: Mask | None) -> Mask | None:
-    """Return the mask that selects what either of two selects."""
+    """Return a mask that selects the fields of both masks."""
     if first is None or second is None:
         return None
     merged = dict(first)
-    for name, below in second.items():
-        merged[name] = _union(merged[name], below) if name in merged else below
+    for name, submask in second.items():
+        merged[name] = _union(merged[name], submask) if name in merged else submask
     return merged
 
 

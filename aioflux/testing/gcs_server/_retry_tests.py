@@ -1,9 +1,9 @@
-"""Retry-test API of Google's storage-testbench: faults that tests add over HTTP.
+"""Retry-test API of Google's storage-testbench: faults that tests add by HTTP requests.
 
-A test posts instructions by operation and receives an id; requests with the id in the header
-`x-retry-test-id` use up the instructions, one after another. Names and meanings are those of
-https://github.com/googleapis/storage-testbench, so that the same test runs on both servers. An XML
-request counts as the equivalent JSON operation.
+A test sends a list of instructions for each operation, and receives an id. Each request with this
+id in the header `x-retry-test-id` consumes one instruction of its operation. Instructions are the
+same as in https://github.com/googleapis/storage-testbench, so that a test runs on both servers. An
+XML request consumes the instructions of the equivalent JSON operation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from aioflux.testing.gcs_server._app import Hook
 from aioflux.testing.gcs_server._delivery import PLAIN
 from aioflux.testing.gcs_server._errors import APIError, invalid, status_error
-from aioflux.testing.gcs_server._faults import Fault, alter, can_alter, early_response, sent_size
+from aioflux.testing.gcs_server._faults import (
+    Fault,
+    alter,
+    can_alter,
+    replacement_response,
+    sent_size,
+)
 from aioflux.testing.gcs_server._json_resumable import parse_content_range
 from aioflux.testing.gcs_server._messages import (
     Request,
@@ -37,7 +43,7 @@ if TYPE_CHECKING:
 _HEADER = "x-retry-test-id"
 _GET = "storage.objects.get"
 _INSERT = "storage.objects.insert"
-_FEW_BYTES = 4  # sent by the testbench before it breaks a stream
+_BROKEN_STREAM_BYTES = 4  # bytes that the testbench sends before it closes the connection
 _ALIASES = {
     "xml.multipart.create": _INSERT,
     "xml.multipart.part": _INSERT,
@@ -57,31 +63,32 @@ _OPERATION = re.compile(r"storage\.\w+\.\w+")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: its form and numbers."""
+    """Parsed instruction of a retry test."""
 
     form: str
+    """Key of `_FORMS`."""
     status: int = 0
-    at: int = 0
-    """Position in bytes."""
+    position: int = 0
+    """Offset of the fault in the body, in bytes."""
     seconds: int = 0
 
 
 def parse_instruction(text: str) -> Instruction:
-    """Parse an instruction; an unknown one is a 400."""
+    """Parse an instruction. Raise APIError (400) if it is unknown."""
     for form, pattern in _FORMS.items():
         match = pattern.fullmatch(text)
         if match is None:
             continue
-        found = {name: int(value) for name, value in match.groupdict().items() if value}
-        few = 0 if form == "stall" else _FEW_BYTES
-        at = found["kib"] << 10 if "kib" in found else found.get("bytes", few)
-        return Instruction(form, found.get("status", 0), at, found.get("seconds", 0))
-    raise invalid(f"The fault injection request <{text}>")
+        numbers = {name: int(value) for name, value in match.groupdict().items() if value}
+        default = 0 if form == "stall" else _BROKEN_STREAM_BYTES
+        position = numbers["kib"] << 10 if "kib" in numbers else numbers.get("bytes", default)
+        return Instruction(form, numbers.get("status", 0), position, numbers.get("seconds", 0))
+    raise invalid(f"The fault injection request <{text}> is not supported")
 
 
 @dataclass(slots=True)
 class _RetryTest:
-    """A test with its remaining instructions."""
+    """Retry test with the remaining instructions by operation."""
 
     test_id: str
     transport: str
@@ -97,25 +104,21 @@ class _RetryTest:
 
 
 class RetryTests(Hook):
-    """The retry tests: their API, and the faults of their instructions.
-
-    `run` runs the handler of a matched request without hooks.
-    """
+    """Hook that serves the API of retry tests and injects their faults."""
 
     def __init__(self, run: Callable[[Request], Response], operations: Iterable[str]) -> None:
         self._run = run
         self._operations = {alias for name in operations for alias in (name, _alias(name))}
         self._tests: dict[str, _RetryTest] = {}
         self._lock = threading.Lock()
-        self._early: Response | None = None
+        self._replacement: Response | None = None
 
     # --- API -----------------------------------------------------------------------------
 
     def create(self, state: State, request: Request) -> Response:
-        """Create a test."""
-        given = request.json()
-        instructions = given.get("instructions")
-        transport = str(given.get("transport", "HTTP")).upper()
+        body = request.json()
+        instructions = body.get("instructions")
+        transport = str(body.get("transport", "HTTP")).upper()
         if not isinstance(instructions, dict) or not instructions:
             raise invalid("instructions is not defined")
         if transport not in ("HTTP", "GRPC"):
@@ -129,25 +132,25 @@ class RetryTests(Hook):
         return json_response(test.resource())
 
     def _check(self, name: str, texts: object) -> None:
-        """Check the instructions for an operation, which the server need not have."""
+        """Check the instructions for an operation.
+
+        A valid name of an operation that this server does not have is accepted.
+        """
         if name not in self._operations and not _OPERATION.fullmatch(name):
-            raise invalid(f"The requested method <{name}> for fault injection")
+            raise invalid(f"The requested method <{name}> is not valid for fault injection")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise invalid(f"The instructions of <{name}> are not a list of texts")
         for text in texts:
             parse_instruction(text)
 
     def get(self, state: State, request: Request) -> Response:
-        """Describe a test."""
         return json_response(self._test(request.params["id"]).resource())
 
     def list(self, state: State, request: Request) -> Response:
-        """Describe all tests."""
         with self._lock:
             return json_response({"retry_test": [test.resource() for test in self._tests.values()]})
 
     def delete(self, state: State, request: Request) -> Response:
-        """Delete a test."""
         test = self._test(request.params["id"])
         with self._lock:
             self._tests.pop(test.test_id, None)
@@ -155,7 +158,6 @@ class RetryTests(Hook):
         return Response(headers=(content_type,), body=f"Deleted {test.test_id}".encode())
 
     def routes(self) -> tuple[Route, ...]:
-        """Return the routes of the API."""
         return (
             Route("POST", "/retry_test", "retry_tests.insert", self.create),
             Route("GET", "/retry_tests", "retry_tests.list", self.list),
@@ -167,44 +169,46 @@ class RetryTests(Hook):
         with self._lock:
             test = self._tests.get(test_id)
         if test is None:
-            raise APIError(404, "notFound", f"Retry Test {test_id}")
+            raise APIError(404, "notFound", f"Retry test {test_id} does not exist")
         return test
 
     # --- faults --------------------------------------------------------------------------
 
     def before(self, request: Request) -> Response | None:
-        """Respond in place of the handler if the next instruction says so."""
-        self._early = None
+        """See base class; consumes the next instruction if it replaces the handler."""
+        self._replacement = None
         try:
-            found = self._next(request)
+            instructions = self._find_instructions(request)
         except APIError as exc:
             return error_response(exc, xml=not request.match.url.is_json)
-        if found is not None:
-            texts, operation = found
-            self._early = self._early_response(parse_instruction(texts[0]), operation, request)
-            if self._early is not None:
+        if instructions is not None:
+            texts, operation = instructions
+            self._replacement = self._replacement_response(
+                parse_instruction(texts[0]), operation, request
+            )
+            if self._replacement is not None:
                 texts.popleft()
-        return self._early
+        return self._replacement
 
     def after(self, request: Request, response: Response) -> Response:
-        """Alter the response if the next instruction says so."""
-        if self._early is not None:
+        """See base class; consumes the next instruction if it alters the response."""
+        if self._replacement is not None:
             return response
         try:
-            found = self._next(request)
+            instructions = self._find_instructions(request)
         except APIError:
             return response
-        if found is None:
+        if instructions is None:
             return response
-        texts, operation = found
-        altered = _altered(parse_instruction(texts[0]), operation, request, response)
+        texts, operation = instructions
+        altered = _alter_response(parse_instruction(texts[0]), operation, request, response)
         if altered is None:
             return response
         texts.popleft()
         return altered
 
-    def _next(self, request: Request) -> tuple[deque[str], str] | None:
-        """Return the remaining instructions for a request, and the operation they name."""
+    def _find_instructions(self, request: Request) -> tuple[deque[str], str] | None:
+        """Return the remaining instructions for a request, and their operation in the test."""
         test_id = request.headers.get(_HEADER)
         if test_id is None or request.match.operation.startswith("retry_tests."):
             return None
@@ -218,41 +222,41 @@ class RetryTests(Hook):
                 return texts, name
         return None
 
-    def _early_response(
+    def _replacement_response(
         self, instruction: Instruction, operation: str, request: Request
     ) -> Response | None:
         xml = not request.match.url.is_json
         if instruction.form == "status":
             return error_response(status_error(instruction.status), xml=xml)
         if instruction.form == "reset":
-            return early_response(Fault(operation="*", reset=True), xml=xml)
+            return replacement_response(Fault(operation="*", reset=True), xml=xml)
         if instruction.form != "status_after" or _alias(operation) != _INSERT:
             return None
-        if not self._receive_until(instruction.at, request):
+        if not self._receive_until(instruction.position, request):
             return None
         return error_response(status_error(instruction.status), xml=xml)
 
-    def _receive_until(self, at: int, request: Request) -> bool:
-        """Persist an upload up to a position; return whether the request reaches it.
+    def _receive_until(self, position: int, request: Request) -> bool:
+        """Return whether a request has all bytes before a position.
 
-        Only resumable uploads keep the bytes before the failure.
+        These bytes are persisted if the request belongs to a resumable upload.
         """
         body = request.body
         if "upload_id" not in request.query:
-            return len(body) >= at
+            return len(body) >= position
         try:
             first = parse_content_range(request.headers.get("content-range")).start
         except APIError:
             return False
-        if first is None or at > first + len(body):
+        if first is None or position > first + len(body):
             return False
-        if at > first:
-            self._run(_cut_request(request, first=first, end=at))
+        if position > first:
+            self._run(_truncate_request(request, first=first, end=position))
         return True
 
 
-def _cut_request(request: Request, *, first: int, end: int) -> Request:
-    """Return a request of a resumable upload, cut off at the position `end`."""
+def _truncate_request(request: Request, *, first: int, end: int) -> Request:
+    """Return a request of a resumable upload with the bytes `[first, end)` of the object only."""
     headers = [
         (name, value)
         for name, value in request.raw_headers
@@ -265,33 +269,35 @@ def _cut_request(request: Request, *, first: int, end: int) -> Request:
     return part
 
 
-def _is_reached(at: int, request: Request) -> bool:
-    """Return whether the body of a request goes beyond a position; any request reaches 0."""
-    return not at or request.size > at
+def _reaches(position: int, request: Request) -> bool:
+    """Return whether the body of a request has a byte at a position, or the position is 0."""
+    return not position or request.size > position
 
 
-def _altered(
+def _alter_response(
     instruction: Instruction, operation: str, request: Request, response: Response
 ) -> Response | None:
-    """Return the response that an instruction alters; None if it does not apply."""
+    """Return the response with the fault of an instruction, or None if it does not apply."""
     size = sent_size(request, response)
     is_insert = _alias(operation) == _INSERT
     if instruction.form == "broken":
-        fault = Fault(operation="*", truncate_at=instruction.at)
-    elif instruction.form == "stall" and not is_insert and (size or instruction.at):
-        fault = Fault(operation="*", stall_at=instruction.at, stall_seconds=instruction.seconds)
-    elif instruction.form == "stall" and _is_reached(instruction.at, request):
+        fault = Fault(operation="*", truncate_at=instruction.position)
+    elif instruction.form == "stall" and not is_insert and (size or instruction.position):
+        fault = Fault(
+            operation="*", stall_at=instruction.position, stall_seconds=instruction.seconds
+        )
+    elif instruction.form == "stall" and _reaches(instruction.position, request):
         plan = response.delivery or PLAIN
         delay = plan.delay_seconds + instruction.seconds
         return replace(response, delivery=replace(plan, delay_seconds=delay))
     elif instruction.form == "short" and response.status == 200 and "upload_id" in request.query:
-        return replace(response, body=b"".join(response.pieces())[: instruction.at])
+        return replace(response, body=b"".join(response.pieces())[: instruction.position])
     else:
         return None
     return alter(fault, response, size) if can_alter(fault, response, size) else None
 
 
 def _alias(operation: str) -> str:
-    """Return the equivalent JSON operation of one of either API."""
+    """Return the JSON operation that is equivalent to an operation of the JSON or XML API."""
     name = operation.partition(".")[2]
     return _ALIASES.get(operation, f"storage.{name}" if operation.startswith("xml.") else operation)

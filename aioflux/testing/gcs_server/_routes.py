@@ -1,6 +1,6 @@
-"""Routing: the operation that the method and raw target of a request name.
+"""Routing: the operation of a request, by its method and target.
 
-Paths are split on `/` before percent-decoding, so that `%2F` in a name stays part of the name.
+A path is split at `/` before percent-decoding, so that a name may have an encoded slash (`%2F`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_CACHED = 8192
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A decoded request target."""
+    """Decoded request target."""
 
     segments: tuple[str, ...]
     query: Mapping[str, str]
@@ -30,28 +30,31 @@ class Url:
 
     @property
     def is_json(self) -> bool:
-        """Return whether the path belongs to the JSON API; every other one is `/bucket/key`."""
+        """True if the path belongs to the JSON API. All other paths are `/bucket/key`."""
         first = self.segments[0] if self.segments else ""
         return first in _RETRY_ROOTS or (len(self.segments) > 1 and first in _JSON_ROOTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation. Of several that match a request, that with the longest `query` serves it."""
+    """Operation for one method and one pattern of paths.
+
+    If several routes match, the route with the most `query` parameters is used.
+    """
 
     method: str
     pattern: str
-    """Path with `{name}` for one segment and a final `{name*}` for the rest, slashes included."""
+    """Path in which `{name}` matches one segment, and a final `{name*}` all remaining segments."""
     operation: str
-    """Its name in Google's storage-testbench; XML operations begin with `xml.`."""
+    """Name of the operation in Google's storage-testbench. XML operations begin with `xml.`."""
     handler: Handler
     query: Mapping[str, str | None] | None = None
-    """Query parameters that must be present, with the value they must have or None for any."""
+    """Required query parameters with their values. None allows any value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A route with the decoded target of a request."""
+    """Route of a request, and the decoded target of the request."""
 
     route: Route
     url: Url
@@ -59,12 +62,12 @@ class Match:
 
     @property
     def operation(self) -> str:
-        """Name of the operation."""
+        """Name of the operation, for example `storage.objects.get`."""
         return self.route.operation
 
 
 class Router:
-    """Route lookup, with a cache of the latest targets, since reads repeat."""
+    """Table of routes, with a cache because clients repeat targets."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         ordered = sorted(routes, key=lambda route: -len(route.query or {}))
@@ -72,7 +75,7 @@ class Router:
         self._cache: dict[tuple[str, bytes], Match] = {}
 
     def match(self, method: str, target: bytes) -> Match:
-        """Return the operation of a request; a target that cannot be decoded is a 400."""
+        """Find the operation of a request. Raise APIError (400, 404, 405) if there is none."""
         cached = self._cache.get((method, target))
         if cached is not None:
             return cached
@@ -85,8 +88,8 @@ class Router:
     def _search(self, method: str, url: Url) -> Match:
         segments = url.segments
         if not url.is_json and len(segments) == 2 and not segments[1]:
-            segments = segments[:1]  # `/bucket/` is the bucket
-        found_path = False
+            segments = segments[:1]  # `/bucket/` means the bucket, not an object
+        path_exists = False
         for route, pattern in self._routes:
             if url.is_json != (pattern[0] in _JSON_ROOTS):
                 continue
@@ -95,20 +98,20 @@ class Router:
                 continue
             if route.method == method:
                 return Match(route, url, params)
-            found_path = True
-        if found_path:
+            path_exists = True
+        if path_exists:
             raise APIError(405, "methodNotAllowed", f"Method {method} is not allowed here")
         raise APIError(404, "notFound", "Not Found")
 
 
 def parse_target(target: bytes) -> Url:
-    """Decode a request target; a 400 if it is not UTF-8 once percent-decoded."""
+    """Decode a request target. Raise APIError (400) if the decoded bytes are not UTF-8."""
     if target[:4] == b"http" and b"://" in target:
         target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
     path, _, query = target.partition(b"?")
     try:
-        raw = path.removeprefix(b"/").split(b"/")
-        segments = tuple(unquote_to_bytes(segment).decode() for segment in raw)
+        raw_segments = path.removeprefix(b"/").split(b"/")
+        segments = tuple(unquote_to_bytes(segment).decode() for segment in raw_segments)
         pairs = tuple(parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict"))
     except UnicodeDecodeError as exc:
         raise invalid("The request target is not valid UTF-8") from exc
@@ -116,7 +119,7 @@ def parse_target(target: bytes) -> Url:
 
 
 def is_json_target(target: bytes) -> bool:
-    """Return whether a target, even one that cannot be decoded, belongs to the JSON API."""
+    """Guess whether a target, which may be undecodable, belongs to the JSON API."""
     first = target.partition(b"?")[0].removeprefix(b"/").partition(b"/")[0]
     return first.decode("latin-1") in _JSON_ROOTS
 
@@ -126,10 +129,10 @@ def _matches_query(required: Mapping[str, str | None], query: Mapping[str, str])
 
 
 def _match_path(pattern: tuple[str, ...], segments: tuple[str, ...]) -> Mapping[str, str] | None:
-    """Return the parameters in a path, or None if it does not match the pattern."""
-    rest = pattern[-1].endswith("*}")
-    fixed = len(pattern) - rest
-    if len(segments) <= fixed if rest else len(segments) != fixed:
+    """Return the parameters in a path, or None if the path does not match."""
+    has_rest = pattern[-1].endswith("*}")
+    fixed = len(pattern) - has_rest
+    if len(segments) <= fixed if has_rest else len(segments) != fixed:
         return None
     params: dict[str, str] = {}
     for part, segment in zip(pattern[:fixed], segments, strict=False):
@@ -137,6 +140,6 @@ def _match_path(pattern: tuple[str, ...], segments: tuple[str, ...]) -> Mapping[
             params[part[1:-1]] = segment
         elif part != segment:
             return None
-    if rest:
+    if has_rest:
         params[pattern[-1][1:-2]] = "/".join(segments[fixed:])
     return params if all(params.values()) else None

@@ -1,7 +1,6 @@
-"""GCSServer: the server with its thread, and helpers for tests.
+"""Public class of the emulator: start and stop of the server, and helpers for tests.
 
-The constructor has more than eight parameters, because each configures another part of the server;
-related ones are one value (`Network`, `Limits`).
+The constructor has more than eight parameters: each configures a different part of the server.
 """
 
 from __future__ import annotations
@@ -33,37 +32,40 @@ if TYPE_CHECKING:
 
     from aioflux.testing.gcs_server._messages import Buffer
 
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, not bound
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - clients need one address
 _NETWORK = Network()
 _LIMITS = Limits()
 
 
 class GCSServer:
-    """A server that speaks the JSON and XML API of Google Cloud Storage.
+    """Server with the JSON and XML APIs of Google Cloud Storage.
 
-    `with GCSServer() as server` serves from a thread of its own; `async with` serves from the
-    running loop. Leaving either closes every socket. The helpers (`put`, `get`, `keys`,
-    `create_bucket`) bypass HTTP; they take the state's lock, so any thread may call them.
+    `with GCSServer() as server` runs the server in a new thread, `async with` on the running event
+    loop. The end of the block closes every socket. The helpers `put`, `get`, `keys` and
+    `create_bucket` access the objects without HTTP. Any thread may call them.
 
     Args:
         host: Address to listen on.
-        port: Port to listen on; 0 chooses a free one.
-        buckets: Buckets to create at the start; any other is 404 until it is created.
-        root: Directory that keeps objects between runs, even of killed processes; None keeps
-            them in memory. One server at a time uses it, from its construction to its stop.
-        fsync: Flush to the disk before each response, so that objects survive a loss of power, too.
-        state: Objects to serve, instead of an empty state.
-        network: Latency, bandwidth and limit on requests; `server.network` changes them later.
-        limits: Bounds on a single request.
-        tls: True makes a certificate that clients trust through `ca_file`; a pair of paths names
-            a certificate and its key, in PEM.
-        md5: False leaves out the MD5 of objects and parts unless a request declares one, as GCS
-            does for composed objects; ETags are opaque then. The MD5 takes most of the time of
-            a large upload: without it 32 MiB bodies arrive at over 1 GB/s, with it at half that.
+        port: Port to listen on; 0 chooses a free port.
+        buckets: Buckets to create. Other buckets are missing (404) until they are created.
+        root: Directory in which objects survive a restart, even if the process is killed: empty,
+            or written by this server. None keeps objects in memory. The server locks the directory
+            until it is stopped.
+        fsync: With `root`, flush changes to disk before each response, so that they survive a power
+            loss.
+        state: Objects to serve, for example those of another server. Excludes `root`.
+        network: Simulated latency, bandwidth and rate limit. `server.network` can be set later.
+        limits: Limits on the size and duration of a request.
+        tls: True serves HTTPS with a new certificate, which clients trust through `ca_file`. A
+            pair of paths serves HTTPS with this certificate and key, both in PEM.
+        md5: False computes the MD5 of an object or part only if the request has an MD5. The ETags
+            of the XML API are not MD5s where none was computed. The MD5 takes most of the time of a
+            large upload: the server receives bodies of 32 MiB at 0.5 GB/s, without the MD5 at 1
+            GB/s.
 
     Attributes:
-        faults: Faults to inject.
-        stats: Counters per operation.
+        faults: Faults that the server injects. See `faults.add`.
+        stats: Counters of requests and bytes by operation.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class GCSServer:
         md5: bool = True,
     ) -> None:
         if root is not None and state is not None:
-            raise ValueError("root and state exclude each other")
+            raise ValueError("root and state exclude each other: pass one of them")
         self.host = host
         self.port = port
         self.state = state or State() if root is None else open_state(Path(root), fsync=fsync)
@@ -94,7 +96,7 @@ class GCSServer:
         self._retry_tests = RetryTests(self.app.run, operations)
         self.app.add_routes(self._retry_tests.routes())
         self.app.hooks = (self.stats, self._network, self._retry_tests, self.faults)
-        self._certificates = self._certify(tls)
+        self._certificates = self._load_certificates(tls)
         self._listener: Listener | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -105,14 +107,14 @@ class GCSServer:
 
     @property
     def url(self) -> str:
-        """Root of the server: for `STORAGE_EMULATOR_HOST` and `endpoint_url`."""
+        """Root url of the server, the value for `STORAGE_EMULATOR_HOST` or `endpoint_url`."""
         host = _ANY_ADDRESS.get(self.host, self.host)
         scheme = "http" if self._certificates is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def network(self) -> Network:
-        """The simulated network; set it to change that of open connections, too."""
+        """Simulated network. A new value also applies to connections that are already open."""
         return self._network.network
 
     @network.setter
@@ -126,27 +128,27 @@ class GCSServer:
 
     @property
     def ca_file(self) -> Path:
-        """Certificate that clients have to trust, in PEM (`SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`).
+        """PEM file that clients must trust, the value for `SSL_CERT_FILE` or `REQUESTS_CA_BUNDLE`.
 
         Raises:
-            ValueError: The server speaks plain HTTP.
+            ValueError: The server was created without `tls`.
         """
         return self._tls_files().ca_file
 
     def client_ssl_context(self) -> ssl.SSLContext:
-        """Return a context for clients that trusts this server alone.
+        """Return an SSL context with which a client trusts only this server.
 
         Raises:
-            ValueError: The server speaks plain HTTP.
+            ValueError: The server was created without `tls`.
         """
         return self._tls_files().client_context()
 
     def _tls_files(self) -> Certificates:
         if self._certificates is None:
-            raise ValueError("the server speaks plain HTTP: pass tls=True")
+            raise ValueError("the server has no certificate: pass tls=True to GCSServer")
         return self._certificates
 
-    def _certify(self, tls: bool | tuple[str | Path, str | Path]) -> Certificates | None:
+    def _load_certificates(self, tls: bool | tuple[str | Path, str | Path]) -> Certificates | None:
         if tls is False:
             return None
         if tls is not True:
@@ -160,14 +162,14 @@ class GCSServer:
     # --- start and stop ------------------------------------------------------------------
 
     def start(self) -> None:
-        """Serve from a daemon thread; returns when the socket listens.
+        """Serve from a daemon thread, and wait until the server accepts connections.
 
         Raises:
-            RuntimeError: It is running.
+            RuntimeError: The server is already running.
             OSError: The address cannot be bound.
         """
         if self._listener is not None or self._thread is not None:
-            raise RuntimeError("the server is running")
+            raise RuntimeError("the server is already running")
         ready = threading.Event()
         failures: list[BaseException] = []
 
@@ -189,7 +191,7 @@ class GCSServer:
             raise failures[0]
 
     def stop(self) -> None:
-        """Close every socket and end the thread, if the server runs."""
+        """Close every socket and end the thread. Do nothing if no thread is running."""
         thread, self._thread = self._thread, None
         if thread is None or self._loop is None or self._stopping is None:
             return
@@ -233,17 +235,17 @@ class GCSServer:
 
     async def __aenter__(self) -> Self:
         if self._listener is not None or self._thread is not None:
-            raise RuntimeError("the server is running")
+            raise RuntimeError("the server is already running")
         await self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._close()
 
-    # --- back door -----------------------------------------------------------------------
+    # --- access without HTTP -------------------------------------------------------------
 
     def create_bucket(self, name: str) -> None:
-        """Create an empty bucket."""
+        """Create an empty bucket. Raise APIError (409) if it exists."""
         with self.state.lock:
             self.state.create_bucket(name)
 
@@ -253,7 +255,7 @@ class GCSServer:
             return self.state.put(bucket, key, [bytes(data)]).generation
 
     def get(self, bucket: str, key: str) -> bytes:
-        """Return an object's bytes."""
+        """Return the bytes of an object. Raise APIError (404) if it is missing."""
         with self.state.lock:
             record = self.state.get(bucket, key)
             return bytes(record.blob.view(0, record.size))

@@ -1,8 +1,8 @@
 """State of the server: buckets, objects and uploads, without HTTP.
 
-Each change is first written to the journal, which may make it durable (or reject it by raising),
-then made visible. The server holds the lock around each request, as do the helpers that tests call
-from other threads.
+Each change is first written to the journal and then made visible. If the journal raises, nothing
+changes. The caller must hold `State.lock`: the server acquires the lock for each request, and the
+helpers of `GCSServer` acquire it too.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aioflux.testing.gcs_server._blobs import Blob, Blobs, MemoryBlobs
-from aioflux.testing.gcs_server._checksums import NOTHING_DECLARED, Declared, hash_pieces
+from aioflux.testing.gcs_server._checksums import NO_CHECKSUMS, DeclaredChecksums, hash_pieces
 from aioflux.testing.gcs_server._errors import APIError, no_such_bucket, no_such_object
-from aioflux.testing.gcs_server._preconditions import NONE, Preconditions
+from aioflux.testing.gcs_server._preconditions import NO_PRECONDITIONS, Preconditions
 from aioflux.testing.gcs_server._records import (
     Attributes,
     Bucket,
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """Log of changes, written before they are visible. This one keeps nothing: memory only."""
+    """Base class of a log of changes. This class stores nothing: the state is in memory only."""
 
     def open(self) -> None:
-        """Begin to use the journal: the server starts."""
+        """Prepare for changes, when the server starts."""
 
     def close(self) -> None:
-        """End the use of the journal: the server has stopped."""
+        """Release all resources, when the server has stopped."""
 
     def put_bucket(self, bucket: Bucket) -> None:
         """Make a new or changed bucket durable."""
@@ -51,22 +51,22 @@ class Journal:
         """Make a new multipart upload durable."""
 
     def put_part(self, upload: MultipartUpload, part: Part) -> None:
-        """Make a part durable, in place of one with the same number."""
+        """Make a part durable. It replaces a part with the same number."""
 
     def drop_multipart(self, upload: MultipartUpload) -> None:
-        """Make the end of a multipart upload durable."""
+        """Make the completion or abort of a multipart upload durable."""
 
     def put_resumable(self, upload: ResumableUpload) -> None:
-        """Make a resumable upload durable, with its received bytes."""
+        """Make a new resumable upload, or its newly received bytes, durable."""
 
     def drop_resumable(self, upload: ResumableUpload) -> None:
-        """Make the end of a resumable upload durable."""
+        """Make the deletion of a resumable upload durable."""
 
     def reserve_generations(self, generation: int) -> None:
-        """Make it durable that no generation up to this one is used again."""
+        """Record durably that generations up to this number may be in use."""
 
     def put_object(self, record: ObjectRecord) -> None:
-        """Make a new or changed object durable: the commit point of every write."""
+        """Make a new or changed object durable. This call commits a write."""
 
     def drop_object(self, record: ObjectRecord) -> None:
         """Make the deletion of an object durable."""
@@ -76,9 +76,9 @@ class State:
     """Buckets, objects and unfinished uploads.
 
     Args:
-        blobs: Keeps the bytes.
-        journal: Makes changes durable.
-        clock: Microseconds since 1970.
+        blobs: Store of the bytes of objects; by default in memory.
+        journal: Log of changes; by default nothing is logged.
+        clock: Function that returns the time in microseconds since 1970.
     """
 
     def __init__(
@@ -95,22 +95,20 @@ class State:
         self.resumable_uploads: dict[str, ResumableUpload] = {}
         self.journal = journal or Journal()
         self.has_md5 = True
-        """Whether objects and parts get an MD5, as on GCS, even if the writer declares none."""
+        """Whether to compute the MD5 of every object and part, even if the request has none."""
         self.denied_permissions: set[str] = set()
-        """Permissions that `testIamPermissions` does not grant; no request is rejected for them."""
+        """Permissions that `testIamPermissions` reports as missing. Requests are not checked."""
         self._clock = clock
         self._last_generation = 0
 
     def now(self) -> int:
-        """Return the time in microseconds since 1970."""
         return self._clock()
 
-    def needs_md5(self, declared: Declared) -> bool:
-        """Return whether the MD5 of an upload has to be computed."""
+    def needs_md5(self, declared: DeclaredChecksums) -> bool:
         return self.has_md5 or declared.md5 is not None
 
     def next_generation(self) -> int:
-        """Return a number above every one before: the time, if the clock has moved."""
+        """Return a number greater than all earlier generations: the time or the last one plus 1."""
         self._last_generation = max(self._clock(), self._last_generation + 1)
         self.journal.reserve_generations(self._last_generation)
         return self._last_generation
@@ -118,14 +116,14 @@ class State:
     # --- buckets -------------------------------------------------------------------------
 
     def bucket(self, name: str) -> Bucket:
-        """Return a bucket, or raise a 404."""
+        """Return a bucket. Raise APIError (404) if it does not exist."""
         bucket = self.buckets.get(name)
         if bucket is None:
             raise no_such_bucket(name)
         return bucket
 
     def create_bucket(self, name: str, *, location: str = "US") -> Bucket:
-        """Create an empty bucket; a 409 if the name is taken."""
+        """Create an empty bucket. Raise APIError (409) if it exists."""
         if name in self.buckets:
             message = "Your previous request to create the named bucket succeeded and you own it."
             raise APIError(409, "conflict", message, code="BucketAlreadyOwnedByYou")
@@ -137,7 +135,7 @@ class State:
     def update_bucket(
         self, bucket: Bucket, *, labels: dict[str, str], storage_class: str
     ) -> Bucket:
-        """Replace labels and storage class of a bucket: next metageneration."""
+        """Replace labels and storage class of a bucket, and increase its metageneration."""
         changed = replace(
             bucket,
             labels=labels,
@@ -149,7 +147,7 @@ class State:
         return changed
 
     def delete_bucket(self, name: str) -> None:
-        """Delete an empty bucket; a 409 if it holds objects."""
+        """Delete a bucket. Raise APIError (409) if it has objects."""
         if len(self.bucket(name).objects):
             message = "The bucket you tried to delete is not empty."
             raise APIError(409, "conflict", message, code="BucketNotEmpty")
@@ -161,7 +159,7 @@ class State:
     # --- objects -------------------------------------------------------------------------
 
     def find(self, bucket: str, name: str) -> ObjectRecord | None:
-        """Return the live object of a name, or None."""
+        """Return the current generation of an object, or None if it does not exist."""
         return self.bucket(bucket).objects.get(name)
 
     def get(
@@ -170,11 +168,11 @@ class State:
         name: str,
         *,
         generation: int | None = None,
-        preconditions: Preconditions = NONE,
+        preconditions: Preconditions = NO_PRECONDITIONS,
     ) -> ObjectRecord:
-        """Return an object for a read; else 404, 412 or 304."""
-        record = self._live(bucket, name, generation)
-        if preconditions is not NONE:
+        """Return an object. Raise APIError: 404 if missing, 412 or 304 for a precondition."""
+        record = self._get_live(bucket, name, generation)
+        if preconditions is not NO_PRECONDITIONS:
             preconditions.check(record)
         return record
 
@@ -185,10 +183,10 @@ class State:
         pieces: Iterable[Buffer],
         attributes: Attributes | None = None,
         *,
-        declared: Declared = NOTHING_DECLARED,
-        preconditions: Preconditions = NONE,
+        declared: DeclaredChecksums = NO_CHECKSUMS,
+        preconditions: Preconditions = NO_PRECONDITIONS,
     ) -> ObjectRecord:
-        """Write an object whole, with crc32c and MD5; a 400 if a declared checksum differs."""
+        """Write an object. Raise APIError: 400 for a checksum, 412 or 304 for a precondition."""
         preconditions.check(self.find(bucket, name))
         check_object_name(name)
         pieces = list(pieces)
@@ -207,9 +205,9 @@ class State:
         md5: bytes | None,
         attributes: Attributes | None = None,
         component_count: int | None = None,
-        preconditions: Preconditions = NONE,
+        preconditions: Preconditions = NO_PRECONDITIONS,
     ) -> ObjectRecord:
-        """Make a blob the new generation of an object; on an error the blob is discarded."""
+        """Make a blob the new generation of an object, or discard it and raise an APIError."""
         try:
             check_object_name(name)
             preconditions.check(self.find(bucket, name))
@@ -230,13 +228,12 @@ class State:
             updated_us=now,
             component_count=component_count,
         )
-        self._store(record)
+        self._commit_record(record)
         return record
 
     def copy(
         self, source: ObjectRecord, bucket: str, name: str, attributes: Attributes
     ) -> ObjectRecord:
-        """Write an object with the bytes of another."""
         return self.commit(
             bucket,
             name,
@@ -248,14 +245,14 @@ class State:
         )
 
     def update(self, record: ObjectRecord, attributes: Attributes) -> ObjectRecord:
-        """Replace an object's attributes: same generation, next metageneration."""
+        """Replace the attributes of an object, and increase its metageneration."""
         changed = replace(
             record,
             attributes=attributes,
             metageneration=record.metageneration + 1,
             updated_us=self.now(),
         )
-        self._store(changed)
+        self._commit_record(changed)
         return changed
 
     def delete(
@@ -264,10 +261,10 @@ class State:
         name: str,
         *,
         generation: int | None = None,
-        preconditions: Preconditions = NONE,
+        preconditions: Preconditions = NO_PRECONDITIONS,
     ) -> None:
-        """Delete an object; else 404 or 412."""
-        record = self._live(bucket, name, generation)
+        """Delete an object. Raise APIError: 404 if missing, 412 or 304 for a precondition."""
+        record = self._get_live(bucket, name, generation)
         preconditions.check(record)
         self.journal.drop_object(record)
         self.buckets[bucket].objects.remove(name)
@@ -290,20 +287,20 @@ class State:
         *,
         last_generation: int = 0,
     ) -> None:
-        """Add the records that a journal has kept from an earlier run, without journalling them."""
+        """Add the records of an earlier run of the server, without writing to the journal."""
         self.multipart_uploads.update({upload.upload_id: upload for upload in multipart_uploads})
         self.resumable_uploads.update({upload.upload_id: upload for upload in resumable_uploads})
         self.buckets.update({bucket.name: bucket for bucket in buckets})
         self._last_generation = max(self._last_generation, last_generation)
 
-    def _live(self, bucket: str, name: str, generation: int | None) -> ObjectRecord:
+    def _get_live(self, bucket: str, name: str, generation: int | None) -> ObjectRecord:
         record = self.find(bucket, name)
         if record is None or generation not in (None, record.generation):
             raise no_such_object(bucket, name)
         return record
 
-    def _store(self, record: ObjectRecord) -> None:
-        """Commit: make durable, then visible, then discard the bytes of the old generation."""
+    def _commit_record(self, record: ObjectRecord) -> None:
+        """Make a record durable, then visible, then discard the bytes of the old generation."""
         objects = self.buckets[record.bucket].objects
         old = objects.get(record.name)
         self.journal.put_object(record)

@@ -1,4 +1,4 @@
-"""Counters per operation, which tests and benchmarks read while the server runs."""
+"""Counters of requests and bytes by operation, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class OperationStats:
-    """Counters of one operation, or of several together."""
+    """Counters of one operation, or sums over several operations."""
 
     requests: int = 0
-    """Requests received."""
+    """Number of received requests."""
     statuses: Counter[int] = field(default_factory=Counter)
-    """Responses by status; 0 counts requests whose connection ended without a response."""
+    """Number of responses by status. The key 0 counts requests whose connection the server closed
+    before it sent a response."""
     bytes_in: int = 0
-    """Bytes of request bodies, as received."""
+    """Bytes of received request bodies."""
     bytes_out: int = 0
-    """Bytes of response bodies handed to the kernel."""
+    """Bytes of response bodies passed to the kernel."""
     in_flight: int = 0
-    """Requests whose response has not ended."""
+    """Number of received requests whose response is not counted yet."""
     peak_in_flight: int = 0
+    """Maximum of `in_flight` so far."""
 
     def add(self, other: OperationStats) -> None:
-        """Add another's totals, without requests in flight and their peak."""
+        """Add the counters of another operation, except `in_flight` and `peak_in_flight`."""
         self.requests += other.requests
         self.statuses += other.statuses
         self.bytes_in += other.bytes_in
@@ -43,11 +45,12 @@ class OperationStats:
 class Stats(Hook):
     """Counters of a server. Any thread may read them.
 
-    A response is counted before its last byte is sent: a client that has received it finds it here.
-    Requests that match no operation are not counted; those of a batch count under their own.
+    A response is counted before its last byte is sent: when a client has received a response, the
+    counters include it. Requests that match no operation are not counted. A request in a batch is
+    counted for its own operation.
 
     Args:
-        app: The application whose connections and uploads are counted too.
+        app: Application whose connections and uploads are counted.
     """
 
     def __init__(self, app: App) -> None:
@@ -59,17 +62,17 @@ class Stats(Hook):
     # --- reading -------------------------------------------------------------------------
 
     def operation(self, name: str) -> OperationStats:
-        """Return a copy of the counters of one operation; zeros if there was no request.
+        """Return a copy of the counters of one operation; all are 0 if there was no request.
 
         Args:
-            name: An operation as `operations` has it, or without its API: `objects.get` counts
-                `storage.objects.get` and `xml.objects.get` together.
+            name: Name of the operation, a key of `operations`. A name without its API adds the
+                counters of both APIs: `objects.get` is `storage.objects.get` + `xml.objects.get`.
         """
-        found = self.operations
-        if name in found:
-            return found[name]
+        operations = self.operations
+        if name in operations:
+            return operations[name]
         total = OperationStats()
-        for operation, entry in found.items():
+        for operation, entry in operations.items():
             if operation.partition(".")[2] == name:
                 total.add(entry)
                 total.in_flight += entry.in_flight
@@ -78,13 +81,13 @@ class Stats(Hook):
 
     @property
     def operations(self) -> dict[str, OperationStats]:
-        """A copy of all counters by operation."""
+        """Copy of the counters, by the name of the operation."""
         with self._lock:
             return copy.deepcopy(self._operations)
 
     @property
     def total(self) -> OperationStats:
-        """A copy of the counters of all operations together."""
+        """Sums of the counters of all operations. The peak is that of all requests together."""
         total = OperationStats()
         for entry in self.operations.values():
             total.add(entry)
@@ -94,7 +97,7 @@ class Stats(Hook):
 
     @property
     def open_uploads(self) -> int:
-        """Multipart and resumable uploads that are neither completed nor aborted."""
+        """Number of multipart and resumable uploads that are neither completed nor aborted."""
         state = self._app.state
         with state.lock:
             resumable = sum(upload.resource is None for upload in state.resumable_uploads.values())
@@ -102,16 +105,16 @@ class Stats(Hook):
 
     @property
     def connections_opened(self) -> int:
-        """Connections accepted since the start or the last `reset`."""
+        """Number of connections accepted since the start or the last `reset`."""
         return self._app.num_opened - self._first_connection
 
     @property
     def connections_open(self) -> int:
-        """Connections open now."""
+        """Number of open connections."""
         return len(self._app.connections)
 
     def reset(self) -> None:
-        """Set all counters to zero, but for requests in flight."""
+        """Set all counters to zero, except the requests in flight."""
         with self._lock:
             self._operations = {
                 name: OperationStats(in_flight=entry.in_flight, peak_in_flight=entry.in_flight)
@@ -132,7 +135,7 @@ class Stats(Hook):
             entry.bytes_in += size
             entry.in_flight += 1
             self._in_flight += 1
-            if entry.in_flight > entry.peak_in_flight:  # max() would cost three times as much
+            if entry.in_flight > entry.peak_in_flight:  # max() takes three times as long
                 entry.peak_in_flight = entry.in_flight
             if self._in_flight > self._peak_in_flight:
                 self._peak_in_flight = self._in_flight
@@ -151,5 +154,4 @@ class Stats(Hook):
             self._in_flight -= 1
 
     def _entry(self, name: str) -> OperationStats:
-        """Return the counters of an operation, created at its first request."""
         return self._operations.setdefault(name, OperationStats())

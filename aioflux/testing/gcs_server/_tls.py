@@ -1,4 +1,4 @@
-"""Certificates of a server: given files, or a certificate authority made for it."""
+"""TLS certificates of a server: loads given files, or makes a new certificate authority."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ _LEEWAY = datetime.timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Files of a TLS server, in PEM."""
+    """Files of a TLS server, in PEM format."""
 
     certificate_file: Path
     key_file: Path
     ca_file: Path
-    """Certificate that clients have to trust."""
+    """Certificate that clients must trust."""
 
     def server_context(self) -> ssl.SSLContext:
-        """Build the context of the listening socket."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -37,16 +36,16 @@ class Certificates:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """Build a context for clients that trusts this server alone."""
+        """Return an SSL context with which a client trusts only this server."""
         return ssl.create_default_context(cafile=str(self.ca_file))
 
 
 def make_certificates(directory: Path, hosts: Iterable[str]) -> Certificates:
-    """Make a certificate authority and a certificate of a server.
+    """Make a certificate authority and a server certificate, valid for 30 days.
 
     Args:
-        directory: Directory for the files.
-        hosts: Names and addresses of the server.
+        directory: Directory in which to write the files.
+        hosts: Host names and addresses of the server.
 
     Raises:
         ModuleNotFoundError: The package `cryptography` is missing.
@@ -56,8 +55,8 @@ def make_certificates(directory: Path, hosts: Iterable[str]) -> Certificates:
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import ExtendedKeyUsageOID
     except ModuleNotFoundError as exc:
-        message = "tls=True makes certificates with the package cryptography: install it, or give "
-        raise ModuleNotFoundError(message + "the paths of a certificate and its key") from exc
+        message = "tls=True needs the package cryptography: install it, or pass the paths of a "
+        raise ModuleNotFoundError(message + "certificate and its key as `tls`") from exc
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca_name, name = _name("aioflux test authority"), _name("aioflux test server")
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])

@@ -1,4 +1,4 @@
-"""XML documents, page sizes and subresources of the XML API."""
+"""XML API: XML documents, and query parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from aioflux.testing.gcs_server._errors import APIError, invalid
-from aioflux.testing.gcs_server._preconditions import integer
+from aioflux.testing.gcs_server._preconditions import read_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -51,26 +51,27 @@ _BUCKET_SUBRESOURCES = _SUBRESOURCES | {
 _UPLOAD_PARAMETERS = frozenset({"partNumber", "uploadId", "uploads"})
 
 
-def node(name: str, value: object) -> str:
-    """Write an element that holds text; None writes nothing."""
+def element(name: str, value: object) -> str:
+    """Encode an element that contains text. None is encoded as nothing."""
     if value is None:
         return ""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"<{name}>{escape(text)}</{name}>"
 
 
-def nodes(**values: object) -> str:
-    """Write elements by name, without those that are None."""
-    return "".join(node(name, value) for name, value in values.items())
+def elements(**values: object) -> str:
+    """Encode one element per keyword, except for values that are None."""
+    return "".join(element(name, value) for name, value in values.items())
 
 
 def common_prefixes(prefixes: Iterable[str], encode: Callable[[str], str]) -> list[str]:
-    """Write the common prefixes of a listing."""
-    return [f"<CommonPrefixes>{nodes(Prefix=encode(each))}</CommonPrefixes>" for each in prefixes]
+    return [
+        f"<CommonPrefixes>{elements(Prefix=encode(prefix))}</CommonPrefixes>" for prefix in prefixes
+    ]
 
 
 def encoder(query: Mapping[str, str]) -> Callable[[str], str]:
-    """Return the encoding of names in a listing: percent-encoding or none, by the query."""
+    """Return the function that encodes the names in a listing, as `encoding-type` requests."""
     match query.get("encoding-type"):
         case None:
             return str
@@ -81,20 +82,24 @@ def encoder(query: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def document(name: str, *content: str) -> str:
-    """Write a root element in the namespace that S3 clients expect."""
+    """Encode a root element in the namespace that S3 clients expect."""
     return f'<{name} xmlns="{_NAMESPACE}">{"".join(content)}</{name}>'
 
 
-def limit(query: Mapping[str, str], name: str) -> int:
-    """Read the size of a page: 1,000 by default and at most."""
-    value = integer(query, name)
+def read_page_size(query: Mapping[str, str], name: str) -> int:
+    """Return the page size in a query: by default 1,000, which is also the maximum."""
+    value = read_integer(query, name)
     if value is not None and value < 0:
         raise invalid(f"{name} must not be negative.")
     return _MAX_PAGE if value is None else min(value, _MAX_PAGE)
 
 
 def parse(body: bytes, root: str) -> ET.Element:
-    """Read a document, with or without a namespace; tags lose theirs. Another root is a 400."""
+    """Parse a document, and remove its namespaces.
+
+    Raises:
+        APIError: 400 if the body is not XML, or has another root.
+    """
     try:
         tree = ET.fromstring(body)  # noqa: S314 - expat bounds entity expansion since 2.4.1
     except ET.ParseError as exc:
@@ -107,30 +112,30 @@ def parse(body: bytes, root: str) -> ET.Element:
 
 
 def malformed(message: str) -> APIError:
-    """Build the 400 for a body that is not the expected document."""
+    """Build the error (400) for a body that is not the expected XML document."""
     return APIError(400, "invalid", message, code="MalformedXML")
 
 
 def check_object_query(request: Request) -> None:
     """Reject a request for a subresource of an object: `PUT ?acl` must not overwrite the object.
 
-    Misplaced or incomplete parameters of an upload are a 400, the rest is a 501.
+    Upload parameters that do not fit the method are rejected too.
     """
     if not request.query:
         return
     _check_query(request, _OBJECT_SUBRESOURCES)
     misplaced = sorted(_UPLOAD_PARAMETERS & request.query.keys())
     if misplaced:
-        raise invalid(f"Not for this method, or not without others: {', '.join(misplaced)}")
+        raise invalid(f"Invalid or incomplete upload parameters: {', '.join(misplaced)}")
 
 
 def check_bucket_query(request: Request) -> None:
-    """Reject a request for a subresource of a bucket that the server does not have."""
+    """Reject a request for a subresource of a bucket that the server does not implement."""
     if request.query:
         _check_query(request, _BUCKET_SUBRESOURCES)
 
 
 def _check_query(request: Request, subresources: frozenset[str]) -> None:
-    found = sorted(subresources & request.query.keys())
-    if found:
-        raise APIError(501, "notImplemented", f"Not implemented here: {', '.join(found)}")
+    unsupported = sorted(subresources & request.query.keys())
+    if unsupported:
+        raise APIError(501, "notImplemented", f"Not implemented here: {', '.join(unsupported)}")

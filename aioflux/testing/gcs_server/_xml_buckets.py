@@ -1,4 +1,4 @@
-"""XML API: buckets, the objects in one (listing versions 1 and 2), and its open uploads."""
+"""XML API: buckets, listings of objects (versions 1 and 2), and listings of open uploads."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from aioflux.testing.gcs_server._xml import (
     check_bucket_query,
     common_prefixes,
     document,
+    elements,
     encoder,
-    limit,
-    nodes,
     parse,
+    read_page_size,
 )
 
 if TYPE_CHECKING:
@@ -36,18 +36,17 @@ if TYPE_CHECKING:
 
 
 def list_buckets(state: State, request: Request) -> Response:
-    """List all buckets."""
     buckets = (
-        f"<Bucket>{nodes(Name=name, CreationDate=timestamp(bucket.time_created_us))}</Bucket>"
+        f"<Bucket>{elements(Name=name, CreationDate=timestamp(bucket.time_created_us))}</Bucket>"
         for name, bucket in sorted(state.buckets.items())
     )
-    owner = f"<Owner>{nodes(ID='anonymous')}</Owner>"
+    owner = f"<Owner>{elements(ID='anonymous')}</Owner>"
     content = f"{owner}<Buckets>{''.join(buckets)}</Buckets>"
     return xml_response(document("ListAllMyBucketsResult", content))
 
 
 def head_bucket(state: State, request: Request) -> Response:
-    """Describe a bucket in headers."""
+    """Return the attributes of a bucket as headers."""
     check_bucket_query(request)
     bucket = state.bucket(request.params["bucket"])
     return Response(
@@ -60,7 +59,6 @@ def head_bucket(state: State, request: Request) -> Response:
 
 
 def create_bucket(state: State, request: Request) -> Response:
-    """Create an empty bucket."""
     check_bucket_query(request)
     check_bucket_name(request.params["bucket"])
     location = None
@@ -72,32 +70,30 @@ def create_bucket(state: State, request: Request) -> Response:
 
 
 def delete_bucket(state: State, request: Request) -> Response:
-    """Delete an empty bucket."""
     check_bucket_query(request)
     state.delete_bucket(request.params["bucket"])
     return Response(status=204)
 
 
 def get_location(state: State, request: Request) -> Response:
-    """Return the location of a bucket."""
     bucket = state.bucket(request.params["bucket"])
     return xml_response(document("LocationConstraint", bucket.location))
 
 
 def get_versioning(state: State, request: Request) -> Response:
-    """Return an empty configuration: old generations are not kept."""
+    """Return an empty configuration, because the server does not keep old generations."""
     state.bucket(request.params["bucket"])
     return xml_response(document("VersioningConfiguration"))
 
 
 def put_versioning(state: State, request: Request) -> Response:
-    """Reject `PUT ?versioning`, which would otherwise create a bucket."""
+    """Reject `PUT ?versioning`. Without this route the request would create a bucket."""
     message = "Buckets keep the live generation only."
     raise APIError(501, "notImplemented", message, code="NotImplemented")
 
 
 def list_uploads(state: State, request: Request) -> Response:
-    """List the open uploads of a bucket, by key and, for one key, by age."""
+    """List the open uploads of a bucket by key, and uploads to the same key by age."""
     query, bucket = request.query, state.bucket(request.params["bucket"])
     uploads = sorted(
         (upload for upload in state.multipart_uploads.values() if upload.bucket == bucket.name),
@@ -106,7 +102,7 @@ def list_uploads(state: State, request: Request) -> Response:
     page, listed = _uploads_page(uploads, query)
     ends_in_upload = bool(listed) and listed[-1].name == page.last
     encode, delimiter = encoder(query), query.get("delimiter")
-    content = nodes(
+    content = elements(
         Bucket=bucket.name,
         KeyMarker=encode(query.get("key-marker", "")),
         UploadIdMarker=query.get("upload-id-marker", ""),
@@ -115,7 +111,7 @@ def list_uploads(state: State, request: Request) -> Response:
         Prefix=encode(query.get("prefix", "")),
         Delimiter=encode(delimiter) if delimiter else None,
         EncodingType=query.get("encoding-type"),
-        MaxUploads=limit(query, "max-uploads"),
+        MaxUploads=read_page_size(query, "max-uploads"),
         IsTruncated=bool(page.last),
     )
     rows = [_describe_upload(upload, encode(upload.name)) for upload in listed]
@@ -126,9 +122,10 @@ def list_uploads(state: State, request: Request) -> Response:
 def _uploads_page(
     uploads: Sequence[MultipartUpload], query: Mapping[str, str]
 ) -> tuple[Page, list[MultipartUpload]]:
-    """Return the page of sorted uploads behind the two markers, with its uploads.
+    """Return one page of sorted uploads, and the uploads in it.
 
-    Several uploads may have one name. Without an upload id, the page begins behind the key.
+    The page begins after the upload with `key-marker` and `upload-id-marker`. Several uploads may
+    have the same key: without an id, the page begins after all of them.
     """
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     names = [upload.name for upload in uploads]
@@ -137,7 +134,7 @@ def _uploads_page(
     start = position_after(names, wanted, marker[0]) if marker[0] else 0
     if marker[1]:
         start = sum((upload.name, upload.upload_id) <= marker for upload in uploads)
-    page = list_page(names[start:], wanted, size=limit(query, "max-uploads"))
+    page = list_page(names[start:], wanted, size=read_page_size(query, "max-uploads"))
     listed = (
         upload
         for upload in uploads[start:]
@@ -147,7 +144,7 @@ def _uploads_page(
 
 
 def _describe_upload(upload: MultipartUpload, key: str) -> str:
-    content = nodes(
+    content = elements(
         Key=key,
         UploadId=upload.upload_id,
         StorageClass=upload.attributes.storage_class,
@@ -157,20 +154,20 @@ def _describe_upload(upload: MultipartUpload, key: str) -> str:
 
 
 def list_objects(state: State, request: Request) -> Response:
-    """List objects from a marker on: version 1."""
+    """List the objects after a marker (version 1 of the listing)."""
     marker = request.query.get("marker", "")
     page, rows = _objects_page(state, request, marker)
     encode = encoder(request.query)
-    content = nodes(Marker=encode(marker), NextMarker=encode(page.last) if page.last else None)
+    content = elements(Marker=encode(marker), NextMarker=encode(page.last) if page.last else None)
     return xml_response(document("ListBucketResult", _listing_head(request, page), content, *rows))
 
 
 def list_objects_v2(state: State, request: Request) -> Response:
-    """List objects from a token on: version 2."""
+    """List the objects after a continuation token (version 2 of the listing)."""
     query = request.query
     token, start_after = query.get("continuation-token"), query.get("start-after")
     page, rows = _objects_page(state, request, decode_token(token) if token else start_after or "")
-    content = nodes(
+    content = elements(
         KeyCount=len(page),
         StartAfter=None if start_after is None else encoder(query)(start_after),
         ContinuationToken=token,
@@ -180,13 +177,13 @@ def list_objects_v2(state: State, request: Request) -> Response:
 
 
 def _objects_page(state: State, request: Request, marker: str) -> tuple[Page, list[str]]:
-    """Return the page after a marker, and its rows as XML."""
+    """Return the page after a marker, and the XML of its entries."""
     check_bucket_query(request)
     query, objects = request.query, state.bucket(request.params["bucket"]).objects
     page = list_page(
         objects.ordered(),
         Query(prefix=query.get("prefix", ""), delimiter=query.get("delimiter", "")),
-        size=limit(query, "max-keys"),
+        size=read_page_size(query, "max-keys"),
         after=marker,
     )
     encode = encoder(query)
@@ -199,21 +196,21 @@ def _objects_page(state: State, request: Request, marker: str) -> tuple[Page, li
 
 
 def _listing_head(request: Request, page: Page) -> str:
-    """Write the elements that both versions share."""
+    """Encode the elements that both versions of the listing share."""
     query, encode = request.query, encoder(request.query)
     delimiter = query.get("delimiter")
-    return nodes(
+    return elements(
         Name=request.params["bucket"],
         Prefix=encode(query.get("prefix", "")),
         Delimiter=encode(delimiter) if delimiter else None,
         EncodingType=query.get("encoding-type"),
-        MaxKeys=limit(query, "max-keys"),
+        MaxKeys=read_page_size(query, "max-keys"),
         IsTruncated=bool(page.last),
     )
 
 
 def _describe_object(record: ObjectRecord, key: str, *, with_owner: bool) -> str:
-    content = nodes(
+    content = elements(
         Key=key,
         Generation=record.generation,
         MetaGeneration=record.metageneration,
@@ -222,7 +219,7 @@ def _describe_object(record: ObjectRecord, key: str, *, with_owner: bool) -> str
         Size=record.size,
         StorageClass=record.attributes.storage_class,
     )
-    owner = f"<Owner>{nodes(ID='anonymous')}</Owner>" if with_owner else ""
+    owner = f"<Owner>{elements(ID='anonymous')}</Owner>" if with_owner else ""
     return f"<Contents>{content}{owner}</Contents>"
 
 

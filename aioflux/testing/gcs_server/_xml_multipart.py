@@ -1,7 +1,7 @@
-"""XML API: multipart uploads of one object.
+"""XML API: multipart uploads (cloud.google.com/storage/docs/multipart-uploads).
 
-Source: cloud.google.com/storage/docs/multipart-uploads. An upload takes no precondition, never
-expires, and its completion replaces any object of the name.
+An upload never expires. GCS supports no preconditions here: completing an upload replaces any
+object with the same name.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from aioflux.testing.gcs_server._checksums import combine_crc32c, declared_in, hash_pieces
+from aioflux.testing.gcs_server._checksums import combine_crc32c, hash_pieces, read_checksum_headers
 from aioflux.testing.gcs_server._download import hash_headers
 from aioflux.testing.gcs_server._errors import APIError
 from aioflux.testing.gcs_server._messages import Request, Response, timestamp, xml_response
-from aioflux.testing.gcs_server._preconditions import integer
+from aioflux.testing.gcs_server._preconditions import read_integer
 from aioflux.testing.gcs_server._records import MultipartUpload, Part, check_object_name
 from aioflux.testing.gcs_server._routes import Route
-from aioflux.testing.gcs_server._xml import document, limit, malformed, nodes, parse
+from aioflux.testing.gcs_server._xml import document, elements, malformed, parse, read_page_size
 from aioflux.testing.gcs_server._xml_objects import attributes_of
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ _PRECONDITIONS = ("x-goog-if-generation-match", "x-goog-if-metageneration-match"
 
 
 def create_upload(state: State, request: Request) -> Response:
-    """Create an upload; the object will have the attributes in this request."""
+    """Start an upload. The attributes of the future object are in this request."""
     _check_unconditional(request)
     bucket, name = request.params["bucket"], request.params["object"]
     state.bucket(bucket)
     check_object_name(name)
     upload = MultipartUpload(
-        # ids sort by the time of creation
+        # sorted ids are in the order of creation
         upload_id=f"{state.next_generation():014x}-{secrets.token_urlsafe(24)}",
         bucket=bucket,
         name=name,
@@ -48,16 +48,16 @@ def create_upload(state: State, request: Request) -> Response:
     )
     state.journal.put_multipart(upload)
     state.multipart_uploads[upload.upload_id] = upload
-    content = nodes(Bucket=bucket, Key=name, UploadId=upload.upload_id)
+    content = elements(Bucket=bucket, Key=name, UploadId=upload.upload_id)
     return xml_response(document("InitiateMultipartUploadResult", content))
 
 
 def put_part(state: State, request: Request) -> Response:
-    """Store one part; one sent again replaces the first."""
+    """Store one part. It replaces a part with the same number."""
     _check_unconditional(request)
     upload = _find_upload(state, request)
-    number, pieces = integer(request.query, "partNumber") or 0, request.pieces
-    declared = declared_in(request.headers)
+    number, pieces = read_integer(request.query, "partNumber") or 0, request.pieces
+    declared = read_checksum_headers(request.headers)
     if not 1 <= number <= _MAX_PARTS:
         raise _error(
             "InvalidArgument", f"Part number must be an integer between 1 and {_MAX_PARTS}."
@@ -77,7 +77,7 @@ def put_part(state: State, request: Request) -> Response:
 
 
 def complete_upload(state: State, request: Request) -> Response:
-    """Make the object of the parts in the body; the upload and its other parts are discarded."""
+    """Write the object from the parts listed in the body, and delete the upload."""
     _check_unconditional(request)
     upload = _find_upload(state, request)
     parts = _select_parts(upload, _listed_parts(request))
@@ -91,25 +91,25 @@ def complete_upload(state: State, request: Request) -> Response:
     )
     state.drop_multipart(upload)
     location = f"{request.base_url}/{quote(upload.bucket)}/{quote(upload.name)}"
-    content = nodes(Location=location, Bucket=upload.bucket, Key=upload.name, ETag=record.xml_etag)
+    content = elements(
+        Location=location, Bucket=upload.bucket, Key=upload.name, ETag=record.xml_etag
+    )
     headers = [pair for pair in hash_headers(record) if pair[0] != "ETag"]
     return xml_response(document("CompleteMultipartUploadResult", content), headers=headers)
 
 
 def abort_upload(state: State, request: Request) -> Response:
-    """Discard an upload and its parts."""
     state.drop_multipart(_find_upload(state, request))
     return Response(status=204)
 
 
 def list_parts(state: State, request: Request) -> Response:
-    """List the parts of an upload by number."""
     upload = _find_upload(state, request)
-    marker = integer(request.query, "part-number-marker") or 0
-    size = limit(request.query, "max-parts")
+    marker = read_integer(request.query, "part-number-marker") or 0
+    size = read_page_size(request.query, "max-parts")
     numbers = sorted(number for number in upload.parts if number > marker)
     page = [upload.parts[number] for number in numbers[:size]]
-    content = nodes(
+    content = elements(
         Bucket=upload.bucket,
         Key=upload.name,
         UploadId=upload.upload_id,
@@ -123,7 +123,7 @@ def list_parts(state: State, request: Request) -> Response:
 
 
 def _describe(part: Part) -> str:
-    content = nodes(
+    content = elements(
         PartNumber=part.number,
         LastModified=timestamp(part.updated_us),
         ETag=part.etag,
@@ -133,7 +133,7 @@ def _describe(part: Part) -> str:
 
 
 def _find_upload(state: State, request: Request) -> MultipartUpload:
-    """Return the open upload that a request names; else 404."""
+    """Return the open upload of a request. Raise APIError (404) if it does not exist."""
     bucket, name = request.params["bucket"], request.params["object"]
     state.bucket(bucket)
     upload = state.multipart_uploads.get(request.query["uploadId"])
@@ -144,7 +144,7 @@ def _find_upload(state: State, request: Request) -> MultipartUpload:
 
 
 def _listed_parts(request: Request) -> list[tuple[int, str]]:
-    """Read the number and ETag of each part in the body of a completion."""
+    """Return the number and the ETag of each part in the body of a completion."""
     listed = []
     for part in parse(request.body, "CompleteMultipartUpload").findall("Part"):
         number, etag = part.findtext("PartNumber", ""), part.findtext("ETag", "")
@@ -155,7 +155,11 @@ def _listed_parts(request: Request) -> list[tuple[int, str]]:
 
 
 def _select_parts(upload: MultipartUpload, listed: list[tuple[int, str]]) -> list[Part]:
-    """Return the listed parts; a 400 for the list or the size of a part, and the upload stays."""
+    """Return the listed parts.
+
+    Raises:
+        APIError: 400, the list is invalid or a part is too small. The upload stays open.
+    """
     if not listed:
         raise malformed("You must specify at least one part.")
     if any(left >= right for (left, _), (right, _) in pairwise(listed)):
@@ -170,21 +174,18 @@ def _select_parts(upload: MultipartUpload, listed: list[tuple[int, str]]) -> lis
     small = next((part for part in parts[:-1] if part.blob.size < _MIN_PART_BYTES), None)
     if small is not None:
         message = (
-            f"Part {small.number} has {small.blob.size} bytes; all but the last need "
-            f"{_MIN_PART_BYTES}."
+            f"Part {small.number} has {small.blob.size} bytes; all parts but the last need "
+            f"at least {_MIN_PART_BYTES}."
         )
         raise _error("EntityTooSmall", message)
     return parts
 
 
 def _check_unconditional(request: Request) -> None:
-    """Reject preconditions, which multipart uploads do not have.
-
-    Source: cloud.google.com/storage/docs/request-preconditions: 400 NotImplemented.
-    """
-    named = [name for name in _PRECONDITIONS if name in request.headers]
-    if named:
-        message = f"Multipart uploads take no preconditions: {', '.join(named)}"
+    """Reject preconditions with 400 (cloud.google.com/storage/docs/request-preconditions)."""
+    preconditions = [name for name in _PRECONDITIONS if name in request.headers]
+    if preconditions:
+        message = f"Multipart uploads have no preconditions: {', '.join(preconditions)}"
         raise APIError(400, "notImplemented", message, code="NotImplemented")
 
 

@@ -1,4 +1,4 @@
-"""XML API: GET, HEAD, PUT and DELETE of an object, and a PUT that copies another object."""
+"""XML API: read, write, copy and delete objects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from aioflux.testing.gcs_server._checksums import declared_in
+from aioflux.testing.gcs_server._checksums import read_checksum_headers
 from aioflux.testing.gcs_server._download import hash_headers, media_response
 from aioflux.testing.gcs_server._errors import APIError, condition_not_met, invalid
 from aioflux.testing.gcs_server._messages import Request, Response, timestamp, xml_response
@@ -14,11 +14,11 @@ from aioflux.testing.gcs_server._preconditions import (
     Preconditions,
     check_http_conditions,
     from_headers,
-    integer,
+    read_integer,
 )
 from aioflux.testing.gcs_server._records import Attributes
 from aioflux.testing.gcs_server._routes import Route
-from aioflux.testing.gcs_server._xml import check_object_query, document, nodes
+from aioflux.testing.gcs_server._xml import check_object_query, document, elements
 
 if TYPE_CHECKING:
     from aioflux.testing.gcs_server._records import ObjectRecord
@@ -29,19 +29,19 @@ _SOURCE = "x-goog-copy-source"
 
 
 def get_object(state: State, request: Request) -> Response:
-    """Send an object's bytes; the connection leaves them out for HEAD."""
+    """Return an object. For HEAD the connection does not send the body."""
     check_object_query(request)
     record = state.get(
         request.params["bucket"],
         request.params["object"],
-        generation=integer(request.query, "generation"),
+        generation=read_integer(request.query, "generation"),
         preconditions=from_headers(request.headers),
     )
     return media_response(request, record)
 
 
 def put_object(state: State, request: Request) -> Response:
-    """Write an object, from the body or, if the headers name one, from another object."""
+    """Write an object from the body, or from another object if the headers name a copy source."""
     check_object_query(request)
     if _SOURCE in request.headers:
         return _copy_object(state, request)
@@ -50,26 +50,25 @@ def put_object(state: State, request: Request) -> Response:
         request.params["object"],
         request.pieces,
         attributes_of(request),
-        declared=declared_in(request.headers),
+        declared=read_checksum_headers(request.headers),
         preconditions=from_headers(request.headers),
     )
     return Response(headers=hash_headers(record))
 
 
 def delete_object(state: State, request: Request) -> Response:
-    """Delete an object."""
     check_object_query(request)
     state.delete(
         request.params["bucket"],
         request.params["object"],
-        generation=integer(request.query, "generation"),
+        generation=read_integer(request.query, "generation"),
         preconditions=from_headers(request.headers),
     )
     return Response(status=204)
 
 
 def attributes_of(request: Request) -> Attributes:
-    """Read an object's attributes from the headers of a write."""
+    """Return the attributes of a new object from the headers of a request."""
     headers = request.headers
     return Attributes(
         content_type=headers.get("content-type"),
@@ -88,7 +87,7 @@ def attributes_of(request: Request) -> Attributes:
 
 
 def _copy_object(state: State, request: Request) -> Response:
-    """Write an object with the bytes of another, and its attributes if the directive is COPY."""
+    """Copy an object, with its attributes unless the metadata directive is REPLACE."""
     source = _find_source(state, request)
     attributes = attributes_of(request)
     directive = request.headers.get("x-goog-metadata-directive", "COPY").upper()
@@ -99,12 +98,17 @@ def _copy_object(state: State, request: Request) -> Response:
     bucket, name = request.params["bucket"], request.params["object"]
     from_headers(request.headers).check(state.find(bucket, name))
     record = state.copy(source, bucket, name, attributes)
-    content = nodes(LastModified=timestamp(record.updated_us), ETag=record.xml_etag)
+    content = elements(LastModified=timestamp(record.updated_us), ETag=record.xml_etag)
     return xml_response(document("CopyObjectResult", content), headers=hash_headers(record))
 
 
 def _find_source(state: State, request: Request) -> ObjectRecord:
-    """Return the object to copy; else 400, 404 or 412."""
+    """Return the object to copy.
+
+    Raises:
+        APIError: 400, the header is invalid; 404, there is no such object; 412, a condition does
+            not hold.
+    """
     headers = request.headers
     bucket, _, name = unquote(headers[_SOURCE]).removeprefix("/").partition("/")
     if not bucket or not name:
@@ -112,10 +116,10 @@ def _find_source(state: State, request: Request) -> ObjectRecord:
     record = state.get(
         bucket,
         name,
-        generation=integer(headers, f"{_SOURCE}-generation"),
+        generation=read_integer(headers, f"{_SOURCE}-generation"),
         preconditions=Preconditions(
-            generation=integer(headers, f"{_SOURCE}-if-generation-match"),
-            metageneration=integer(headers, f"{_SOURCE}-if-metageneration-match"),
+            generation=read_integer(headers, f"{_SOURCE}-if-generation-match"),
+            metageneration=read_integer(headers, f"{_SOURCE}-if-metageneration-match"),
         ),
     )
     conditions = {

@@ -1,4 +1,4 @@
-"""Contract of a store as tests, for every service and wrapper and for both APIs.
+"""Tests that every store must pass, for each storage service and for wrappers of a store.
 
     class TestMyStore(StoreSuite):
         def open_store(self, *, transfer): ...
@@ -8,10 +8,11 @@
     class TestMyStoreBlocking(TestMyStore):
         face = "sync"
 
-A subclass implements the hooks, for which it may use its own fixtures
-(`@pytest.fixture(autouse=True)`), and declares the capabilities of the service in `can`. It never
-overrides a test. Instead of `StoreSuite` it may derive from `SuiteBase` and some of the contracts.
-Needs pytest and pytest-asyncio.
+`TestMyStore` tests the asynchronous API and `TestMyStoreBlocking` the blocking API. A subclass of
+`StoreSuite` implements the three methods and sets `can` to the capabilities of its service. The
+methods may use values that a fixture of the subclass has set (`@pytest.fixture(autouse=True)`). A
+subclass never overrides a test. To run some of the tests only, derive from `ReadContract`,
+`WriteContract` and so on instead of `StoreSuite`. The tests need pytest and pytest-asyncio.
 """
 
 from __future__ import annotations
@@ -50,4 +51,4 @@ class StoreSuite(
     ServerSideContract,
     KeyContract,
 ):
-    """Tests of every public method of a store, by operation; see the module."""
+    """Tests of every public method of a store. The docstring of the module has an example."""

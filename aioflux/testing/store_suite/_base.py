@@ -1,4 +1,4 @@
-"""Base of the suite: hooks of a subclass, and the store under test."""
+"""Base class of the store tests: methods to implement, fixtures, and test data."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["KIB", "OPTIONS", "PART", "SuiteBase", "SuiteCapabilities", "drain", 
 
 T = TypeVar("T")
 
-# Pytest shows the values of failing assertions. It has to know the modules before their import, of
-# which this one is the first.
-_PARTS = ("keys", "list", "many", "read", "server_side", "streams", "write")
-pytest.register_assert_rewrite(*(f"aioflux.testing.store_suite._{part}" for part in _PARTS))
+# Let pytest show the values in failing assertions. Modules must be registered before their first
+# import. All of these modules import this module first.
+_MODULES = ("keys", "list", "many", "read", "server_side", "streams", "write")
+pytest.register_assert_rewrite(*(f"aioflux.testing.store_suite._{name}" for name in _MODULES))
 
 KIB = 1024
 PART = 5 * MIB
-"""Smallest part that services accept."""
+"""Smallest part size that services accept, in bytes."""
 
 _PERIOD = 1_000_003
-"""`pattern` repeats after so many bytes, of which no range or part is a multiple."""
+"""Bytes after which `pattern` repeats: no range or part size is a multiple of this number."""
 
 OPTIONS = TransferOptions(
     max_in_flight=8,
@@ -41,51 +41,51 @@ OPTIONS = TransferOptions(
     part_size_bytes=PART,
     max_buffered_bytes=2 * PART,
 )
-"""Options so small that a few small objects reach every limit."""
+"""Options with limits so low that a few small objects reach all of them."""
 
 
 async def drain(items: AsyncIterator[T], into: list[T]) -> None:
-    """Append items until there are no more, or the iterator fails."""
+    """Append all items to a list. If the iterator raises, the list has the earlier items."""
     async for item in items:
-        into.append(item)  # noqa: PERF401  items before a failure are kept
+        into.append(item)  # noqa: PERF401  a comprehension would lose the items before an error
 
 
 def pattern(size: int, *, seed: int = 0) -> bytes:
-    """Return bytes that differ by position and by seed."""
+    """Return pseudo-random bytes, different for each seed."""
     block = random.Random(seed).randbytes(min(size, _PERIOD))  # noqa: S311  not a secret
     return (block * (size // _PERIOD + 1))[:size]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteCapabilities:
-    """Capabilities of the service under test; tests of others are skipped."""
+    """Capabilities of the service under test. Tests of missing capabilities are skipped."""
 
     keeps_metadata: bool = True
-    """Content type and the user's metadata come back from `head`."""
+    """`head` returns the content type and the user's metadata as they were written."""
     has_checksums: bool = True
-    """`ObjectMeta.crc32c` is known."""
+    """`ObjectMeta.crc32c` is never None."""
     takes_any_key: bool = True
-    """Keys may have empty segments, dots, trailing slashes and segments of 1024 bytes."""
+    """Keys may have empty segments, trailing slashes, and segments of 1024 bytes."""
     takes_dots: bool = True
-    """Segments may be `.` and `..`, and may end with a dot."""
+    """Segments of keys may be `.` or `..`, and may end with a dot."""
     takes_backslashes: bool = True
     """Keys may have backslashes."""
     composes: bool = True
-    """The service can concatenate objects; else `compose` raises UnsupportedError."""
+    """The service can concatenate objects. If False, `compose` must raise UnsupportedError."""
     keeps_uploads_apart: bool = True
-    """Two uploads of one key may be open, and the last to complete wins; else the first wins, and
-    the other one fails."""
+    """Two uploads to one key may be open at once, and the object is the upload completed last. If
+    False, the object is the upload completed first, and completing the other upload must fail."""
     max_compose_sources: int = 32
-    """Sources of one compose."""
+    """Maximum number of sources of one `compose`."""
     page_size: int = 5000
-    """Most objects in one page of a listing."""
+    """Maximum number of objects in one page of a listing."""
 
 
 class SuiteBase(ABC):
-    """Hooks and fixtures.
+    """Methods that a subclass implements, and helpers of the tests.
 
     Attributes:
-        face: The API under test: `aioflux.Store` or, with "sync", `aioflux.sync.Store`.
+        face: API under test: "async" for `aioflux.Store`, "sync" for `aioflux.sync.Store`.
         can: Capabilities of the service.
     """
 
@@ -94,28 +94,31 @@ class SuiteBase(ABC):
 
     @abstractmethod
     def open_store(self, *, transfer: TransferOptions) -> Store:
-        """Open a store, empty at the start of each test; the stores of a test share objects."""
+        """Open a store, which must be empty at the start of each test.
+
+        All stores that one test opens must have the same objects.
+        """
 
     @abstractmethod
     def write_back_door(self, key: str, data: bytes) -> None:
-        """Write an object without the store, so that reads are not tested by writes."""
+        """Write an object without the store, so that a test of reads does not depend on `put`."""
 
     @abstractmethod
     def read_back_door(self, key: str) -> bytes:
         """Read an object without the store.
 
         Raises:
-            KeyError: There is none.
+            KeyError: No object has this key.
         """
 
     @pytest_asyncio.fixture
     async def store(self) -> AsyncIterator[Any]:
-        """Open the store with the API under test."""
+        """Open the store that the test uses, and close it after the test."""
         async with self.opened() as store:
             yield store
 
     def opened(self) -> Any:
-        """Return another store of the same objects, with the API under test."""
+        """Return a new store with the same objects and with the asynchronous methods of `Store`."""
         store = self.open_store(transfer=OPTIONS)
         return store if self.face == "async" else BlockingAdapter(store)
 
@@ -125,7 +128,7 @@ class SuiteBase(ABC):
             self.write_back_door(key, data)
 
     def is_absent(self, key: str) -> bool:
-        """Return whether there is no such object, without the store."""
+        """Return whether no object has this key, by `read_back_door`."""
         try:
             self.read_back_door(key)
         except KeyError:
@@ -139,9 +142,10 @@ class SuiteBase(ABC):
 
 
 class BlockingAdapter:
-    """`aioflux.sync.Store` with the asynchronous methods of `Store`, so that one suite tests both.
+    """Wrapper that lets the asynchronous tests run on `aioflux.sync.Store`.
 
-    A call blocks the test's event loop until it is done, as it does for a caller in a notebook.
+    Every method of the wrapper is asynchronous and calls the blocking method of the same name. The
+    event loop of the test is blocked during the call, as the event loop of a notebook would be.
     """
 
     def __init__(self, store: Store) -> None:
@@ -160,11 +164,11 @@ class BlockingAdapter:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._sync, name)
-        model = inspect.getattr_static(Store, name)
-        # `put_many` is a plain function that returns an asynchronous generator.
-        if inspect.isasyncgenfunction(model) or name == "put_many":
+        async_method = inspect.getattr_static(Store, name)
+        # `Store.put_many` is a plain function that returns an asynchronous generator.
+        if inspect.isasyncgenfunction(async_method) or name == "put_many":
             return _as_generator(method)
-        if inspect.iscoroutinefunction(model):
+        if inspect.iscoroutinefunction(async_method):
             return _as_coroutine(method)
         return _as_context_manager(method) if callable(method) else method
 
@@ -198,7 +202,7 @@ def _as_context_manager(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _BlockingStream:
-    """A blocking reader or writer with asynchronous `read`, `readinto` and `write`."""
+    """Wrapper of a blocking reader or writer, with asynchronous `read`, `readinto` and `write`."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Contract of keys: every key that Cloud Storage accepts is kept unchanged."""
+"""Tests that a store keeps keys unchanged, with every character that Cloud Storage accepts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEYS = [
     "uploads",
     "o/o/compose",
 ]
-"""Keys that are also paths below a directory."""
+"""Keys that are also valid paths of files."""
 
 ODD_KEYS = [
     "/leading",
@@ -48,7 +48,7 @@ ODD_KEYS = [
     "...",
     "//",
 ]
-"""Keys that a directory cannot hold, or not under the same name."""
+"""Keys that are not valid paths of files, or that a file system would change."""
 
 
 def _has_dots(key: str) -> bool:
@@ -56,12 +56,12 @@ def _has_dots(key: str) -> bool:
 
 
 LIMIT_BYTES = 1024
-"""Longest key, in bytes of UTF-8 (cloud.google.com/storage/docs/objects#naming)."""
+"""Maximum length of a key in UTF-8 bytes (cloud.google.com/storage/docs/objects#naming)."""
 
 
 @pytest.mark.asyncio
 class KeyContract(SuiteBase):
-    """Any key, through every operation."""
+    """Tests of unusual keys with every operation."""
 
     async def _round_trip(self, store: Store, key: str) -> None:
         data = key.encode()
@@ -71,7 +71,7 @@ class KeyContract(SuiteBase):
         assert await store.get(key) == data
         assert (await store.head(key)).uri == meta.uri
         assert meta.uri.startswith(store.uri)
-        assert [each.key for each in await store.list_all(key)] == [key]
+        assert [listed.key for listed in await store.list_all(key)] == [key]
         await store.copy(key, "target")
         await store.copy("target", key)
         if self.can.composes:
@@ -86,14 +86,13 @@ class KeyContract(SuiteBase):
 
     @pytest.mark.parametrize("key", KEYS)
     async def test_a_key_is_kept_unchanged(self, store: Store, key: str) -> None:
-        """Put, get, head, list, compose, copy, write and delete use the same key."""
+        """`put`, `get`, `head`, `list`, `compose`, `copy` and `delete` name the same object."""
         if "\\" in key:
             self.require("takes_backslashes")
         await self._round_trip(store, key)
 
     @pytest.mark.parametrize("key", ODD_KEYS)
     async def test_slashes_and_dots_have_no_meaning(self, store: Store, key: str) -> None:
-        """They are ordinary characters."""
         self.require("takes_any_key")
         if _has_dots(key):
             self.require("takes_dots")
@@ -101,7 +100,7 @@ class KeyContract(SuiteBase):
 
     @pytest.mark.parametrize("letter", ["k", "\u00e9", "\U0001f600"])
     async def test_a_key_may_have_1024_bytes(self, store: Store, letter: str) -> None:
-        """Counted in UTF-8, the store's own prefix included."""
+        """The limit counts UTF-8 bytes and includes the prefix of the store."""
         self.require("takes_any_key")
         prefix = store.uri.partition("://")[2].partition("/")[2]
         num_bytes = LIMIT_BYTES - len(prefix.encode())
@@ -110,7 +109,6 @@ class KeyContract(SuiteBase):
 
     @pytest.mark.parametrize("key", ODD_KEYS)
     async def test_a_rejected_key_changes_nothing(self, store: Store, key: str) -> None:
-        """A service that cannot hold such a key raises, and does nothing."""
         is_accepted = self.can.takes_any_key and (self.can.takes_dots or not _has_dots(key))
         if is_accepted or (key == "..." and self.can.takes_dots):
             pytest.skip("the service accepts this key")
@@ -123,7 +121,7 @@ class KeyContract(SuiteBase):
         assert [meta.key for meta in await store.list_all()] == ["b"]
 
     async def test_two_forms_of_a_letter_are_two_keys(self, store: Store) -> None:
-        """Keys are not normalised."""
+        """A store does not apply Unicode normalization to keys."""
         await store.put("\u00e9", b"composed")
         await store.put("e\u0301", b"decomposed")
         assert [meta.key for meta in await store.list_all()] == ["e\u0301", "\u00e9"]

@@ -1,4 +1,4 @@
-"""Contract of list, list_pages and list_all."""
+"""Tests of `list`, `list_pages`, `list_all` and `save_manifest`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,19 @@ KEYS = [
     "\uff5e",
     "\U0001f600/x",
 ]
-"""Sorted by UTF-8: `-` and `.` before `/`, and astral characters last (not so in UTF-16)."""
+"""Keys in the order of their UTF-8 bytes.
+
+`-` and `.` sort before `/`. The first character of the last key is above U+FFFF: in UTF-8 it sorts
+after U+FF5E, in UTF-16 before.
+"""
 
 
 @pytest.mark.asyncio
 class ListContract(SuiteBase):
-    """Listings."""
+    """Tests of listings."""
 
     def _write_keys(self) -> list[str]:
-        # A service on directories cannot hold both `a` and keys below it.
+        # On a service that stores objects as files, `a` and `a/b` cannot both exist.
         keys = KEYS if self.can.takes_any_key else [key for key in KEYS if key != "a"]
         assert keys == sorted(keys, key=str.encode)
         for key in reversed(keys):
@@ -46,7 +50,6 @@ class ListContract(SuiteBase):
         return keys
 
     async def test_an_empty_store_lists_nothing(self, store: Store) -> None:
-        """No objects, no pages, no error."""
         assert await store.list_all() == []
         assert [page async for page in store.list_pages("a")] == []
 
@@ -63,24 +66,24 @@ class ListContract(SuiteBase):
         "prefix", ["a", "a/", "a/b", "a/b.", "e", "z/z", "\U0001f600", "nothing", "a/c/d/e"]
     )
     async def test_a_prefix_is_any_beginning_of_a_key(self, store: Store, prefix: str) -> None:
-        """It need not end with a slash, and may be a whole key."""
+        """A prefix need not end with a slash, and may be a whole key."""
         keys = self._write_keys()
         listed = [meta.key for meta in await store.list_all(prefix)]
         assert listed == [key for key in keys if key.startswith(prefix)]
 
     async def test_metadata_of_a_listing_is_that_of_head(self, store: Store) -> None:
-        """Key, uri, size, generation and checksum; reads accept it."""
+        """A listing and `head` return equal metadata, and `get` accepts the listed metadata."""
         for key in self._write_keys():
-            [meta] = [each for each in await store.list_all(key) if each.key == key]
+            [meta] = [listed for listed in await store.list_all(key) if listed.key == key]
             head = await store.head(key)
             assert (meta.uri, meta.size) == (head.uri, len(key.encode()))
             assert (meta.generation, meta.crc32c) == (head.generation, head.crc32c)
             assert await store.get(meta) == key.encode()
 
     async def test_a_listing_spans_pages(self, store: Store) -> None:
-        """No key is lost or repeated between two pages."""
+        """No key is missing or repeated at the boundary of two pages."""
         count = self.can.page_size + 1
-        keys = [f"p/{at:05}" for at in range(count)]
+        keys = [f"p/{index:05}" for index in range(count)]
         for key in keys:
             self.write_back_door(key, b"")
         pages = [[meta.key for meta in page] async for page in store.list_pages("p/")]
@@ -89,7 +92,7 @@ class ListContract(SuiteBase):
 
     @pytest.mark.parametrize("page_size", [1, 3, 1_000_000])
     async def test_pages_of_a_chosen_size_hold_no_more(self, store: Store, page_size: int) -> None:
-        """Of keys and prefixes together; none is lost."""
+        """Keys and common prefixes of a page count towards `page_size`; no entry is missing."""
         keys = self._write_keys()
         pages = [page async for page in store.list_pages(page_size=page_size)]
         assert [meta.key for page in pages for meta in page] == keys
@@ -102,7 +105,7 @@ class ListContract(SuiteBase):
             _ = [page async for page in store.list_pages(page_size=0)]
 
     async def test_a_listing_may_end_early(self, store: Store) -> None:
-        """The store can still be used."""
+        """A caller may stop iterating a listing and use the store afterwards."""
         self._write_keys()
         async for meta in store.list():
             assert meta.key
@@ -110,7 +113,7 @@ class ListContract(SuiteBase):
         assert await store.list_all("nothing") == []
 
     async def test_one_level_has_keys_and_prefixes(self, store: Store) -> None:
-        """With a delimiter, keys that have it behind the prefix are listed as common prefixes."""
+        """Keys with the delimiter after the prefix are replaced by their common prefix."""
         keys = self._write_keys()
         listing = await store.list_all(delimiter="/")
         assert [meta.key for meta in listing] == [key for key in keys if "/" not in key]
@@ -133,18 +136,18 @@ class ListContract(SuiteBase):
     async def test_a_pattern_filters_keys(
         self, store: Store, pattern: str, expected: list[str]
     ) -> None:
-        """It matches whole keys, below the store's prefix."""
+        """`match_glob` matches the whole key, without the store's prefix."""
         self._write_keys()
         listing = await store.list_all(match_glob=pattern)
         assert [meta.key for meta in listing] == expected
 
     async def test_a_pattern_and_a_delimiter_exclude_each_other(self, store: Store) -> None:
-        """Services interpret both together differently."""
+        """A listing with a delimiter and `match_glob` raises a ValueError."""
         with pytest.raises(ValueError, match="exclude each other"):
             await store.list_all(delimiter="/", match_glob="*")
 
     async def test_a_manifest_is_a_listing(self, store: Store) -> None:
-        """It has all fields, and is not listed itself, even the second time."""
+        """A saved manifest has all metadata of a listing, but never an entry for itself."""
         self._write_keys()
         listed = await store.list_all("a/")
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Contract of head, get, get_into, get_range and get_ranges."""
+"""Tests of `head`, `get`, `get_into`, `get_range` and `get_ranges`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["ReadContract"]
 
 SIZES = [0, 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 200 * KIB]
-"""Around the size of one range."""
+"""Sizes around the size of one range."""
 
 
 @pytest.mark.asyncio
 class ReadContract(SuiteBase):
-    """Reads of one object."""
+    """Tests of reads of one object."""
 
     async def test_head_returns_key_uri_size_and_generation(self, store: Store) -> None:
-        """`head` describes the object."""
+        """`head` also returns the time of the last update, with a time zone."""
         self.write_back_door("a/b.bin", b"12345")
         meta = await store.head("a/b.bin")
         assert (meta.key, meta.size) == ("a/b.bin", 5)
@@ -37,18 +37,17 @@ class ReadContract(SuiteBase):
         assert meta.updated.utcoffset() is not None
 
     async def test_head_returns_the_checksum(self, store: Store) -> None:
-        """`ObjectMeta.crc32c` is that of the bytes."""
         self.require("has_checksums")
         self.write_back_door("a", b"123456789")
         assert (await store.head("a")).crc32c == 0xE3069283  # RFC 3720, B.4
 
     async def test_generations_change_with_the_bytes(self, store: Store) -> None:
-        """An overwritten object has another generation, of the same size or not."""
-        seen = set()
+        """An overwrite changes the generation, even if the size stays the same."""
+        generations = set()
         for data in (b"1", b"2", b"3"):
             self.write_back_door("a", data)
-            seen.add((await store.head("a")).generation)
-        assert len(seen) == 3
+            generations.add((await store.head("a")).generation)
+        assert len(generations) == 3
 
     @pytest.mark.parametrize("size", SIZES)
     async def test_get_returns_the_bytes(self, store: Store, size: int) -> None:
@@ -56,13 +55,13 @@ class ReadContract(SuiteBase):
         data = pattern(size)
         self.write_back_door("a", data)
         for key in ("a", await store.head("a")):
-            got = await store.get(key)
-            assert type(got) is bytes
-            assert got == data
+            result = await store.get(key)
+            assert type(result) is bytes
+            assert result == data
 
     @pytest.mark.parametrize("size", [0, 1, 200 * KIB])
     async def test_pinned_reads_never_return_other_bytes(self, store: Store, size: int) -> None:
-        """A read by metadata of an object that was replaced since is a NotFoundError."""
+        """A read by metadata raises NotFoundError if the object was replaced since `head`."""
         self.write_back_door("a", pattern(size))
         meta = await store.head("a")
         self.write_back_door("a", pattern(size, seed=1) or b"x")
@@ -77,7 +76,7 @@ class ReadContract(SuiteBase):
                 await store.get_into(meta, bytearray(size))
 
     async def test_missing_objects_are_not_found(self, store: Store) -> None:
-        """Each read of a key without an object is a NotFoundError with the whole uri."""
+        """Every read of a missing object raises NotFoundError with the full uri."""
         reads: list[Callable[[], Awaitable[object]]] = [
             lambda: store.head("no/such"),
             lambda: store.get("no/such"),
@@ -92,7 +91,7 @@ class ReadContract(SuiteBase):
             assert failure.value.uri.endswith("/no/such")
 
     async def test_a_key_is_not_a_directory(self, store: Store) -> None:
-        """An object below a key, or a part of a key, makes no object of that key."""
+        """If only `a/b` exists, reading `a` or `a/b/c` raises NotFoundError."""
         self.write_back_door("a/b", b"1")
         for key in ("a", "a/b/c"):
             with pytest.raises(NotFoundError):
@@ -103,7 +102,7 @@ class ReadContract(SuiteBase):
     @pytest.mark.parametrize("size", [0, 1, 100 * KIB])
     @pytest.mark.parametrize("extra", [0, 7])
     async def test_get_into_fills_the_buffer(self, store: Store, size: int, extra: int) -> None:
-        """`get_into` writes the object and does not change the memory behind it."""
+        """`get_into` does not change the buffer beyond the end of the object."""
         data = pattern(size)
         self.write_back_door("a", data)
         for key in ("a", await store.head("a")):
@@ -112,7 +111,7 @@ class ReadContract(SuiteBase):
             assert buffer == data + b"\xff" * extra
 
     async def test_get_into_reads_a_part(self, store: Store) -> None:
-        """`start` and the length of the buffer choose the bytes."""
+        """`get_into` fills the buffer with the bytes from `start` on."""
         data = pattern(200 * KIB)
         self.write_back_door("a", data)
         for key in ("a", await store.head("a")):
@@ -123,7 +122,7 @@ class ReadContract(SuiteBase):
                 assert buffer[: len(expected)] == expected
 
     async def test_get_into_accepts_memory_of_any_format(self, store: Store) -> None:
-        """The buffer is filled as bytes, whatever the format of its items."""
+        """`get_into` treats any buffer as bytes, whatever the format of its items."""
         data = pattern(16)
         self.write_back_door("a", data)
         numbers = array("i", [0] * 4)
@@ -131,7 +130,7 @@ class ReadContract(SuiteBase):
         assert numbers.tobytes() == data
 
     async def test_get_into_rejects_read_only_memory(self, store: Store) -> None:
-        """It is a ValueError that asks for writable memory; so is a negative start."""
+        """`get_into` raises a ValueError for read-only memory and for a negative `start`."""
         self.write_back_door("a", b"1")
         with pytest.raises(ValueError, match="writable memory"):
             await store.get_into("a", memoryview(b"0"))
@@ -155,16 +154,15 @@ class ReadContract(SuiteBase):
     async def test_get_range_is_half_open_and_ends_with_the_object(
         self, store: Store, start: int, end: int
     ) -> None:
-        """`get_range` returns `[start, end)` as far as the object goes."""
+        """`get_range` returns the bytes `[start, end)`, fewer if the object ends first."""
         data = pattern(200 * KIB)
         self.write_back_door("a", data)
-        got = await store.get_range("a", start=start, end=end)
-        assert type(got) is bytes
-        assert got == data[start:end]
+        result = await store.get_range("a", start=start, end=end)
+        assert type(result) is bytes
+        assert result == data[start:end]
         assert await store.get_range(await store.head("a"), start=start, end=end) == data[start:end]
 
     async def test_get_range_of_an_empty_object_is_empty(self, store: Store) -> None:
-        """Any range of no bytes is empty."""
         self.write_back_door("a", b"")
         assert await store.get_range("a", start=0, end=10) == b""
 
@@ -172,12 +170,12 @@ class ReadContract(SuiteBase):
     async def test_get_range_rejects_an_empty_range(
         self, store: Store, start: int, end: int
     ) -> None:
-        """A negative start, or an end not above it, is a ValueError that names both."""
+        """A range with a negative start, or an end not above the start, raises a ValueError."""
         with pytest.raises(ValueError, match=rf"\[{start}, {end}\)"):
             await store.get_range("a", start=start, end=end)
 
     async def test_get_ranges_returns_them_in_order(self, store: Store) -> None:
-        """Near and far, overlapping and repeated, as far as the object goes."""
+        """Ranges may be in any order, overlap, repeat, and extend beyond the object."""
         data = pattern(200 * KIB)
         self.write_back_door("a", data)
         ranges = [
@@ -193,14 +191,14 @@ class ReadContract(SuiteBase):
         expected = [data[start:end] for start, end in ranges]
         for key in ("a", await store.head("a")):
             for max_gap_bytes in (0, 1000, 1 << 20):
-                got = await store.get_ranges(key, ranges, max_gap_bytes=max_gap_bytes)
-                assert {type(each) for each in got} == {bytes}
-                assert got == expected
+                result = await store.get_ranges(key, ranges, max_gap_bytes=max_gap_bytes)
+                assert {type(part) for part in result} == {bytes}
+                assert result == expected
             assert await store.get_ranges(key, ranges) == expected
             assert await store.get_ranges(key, []) == []
 
     async def test_get_ranges_is_pinned_as_other_reads(self, store: Store) -> None:
-        """By metadata of an object that was replaced since, and of no object: a NotFoundError."""
+        """`get_ranges` raises NotFoundError for a replaced object and for a missing object."""
         self.write_back_door("a", pattern(100))
         meta = await store.head("a")
         self.write_back_door("a", pattern(100, seed=1))
@@ -211,7 +209,7 @@ class ReadContract(SuiteBase):
                 await store.get_ranges("no/such", ranges, max_gap_bytes=0)
 
     async def test_get_ranges_rejects_an_empty_range(self, store: Store) -> None:
-        """Before it reads: a ValueError that names it, or a TypeError if it has no integers."""
+        """`get_ranges` checks all ranges before the first read."""
         for start, end in ((-1, 5), (5, 5), (6, 5)):
             with pytest.raises(ValueError, match=rf"\[{start}, {end}\)"):
                 await store.get_ranges("a", [(0, 1), (start, end)])
@@ -221,14 +219,14 @@ class ReadContract(SuiteBase):
             await store.get_ranges("a", [(0, 1)], max_gap_bytes=-1)
 
     async def test_invalid_keys_are_rejected(self, store: Store) -> None:
-        """An empty key is a ValueError, another type a TypeError that names it."""
+        """An empty key raises a ValueError, and a key that is not a `str` raises a TypeError."""
         with pytest.raises(ValueError, match="empty"):
             await store.get("")
         with pytest.raises(TypeError, match="bytes"):
             await store.get(b"a")  # type: ignore[arg-type]
 
     async def test_a_closed_store_raises(self) -> None:
-        """Its use is a ValueError; it may be closed again."""
+        """Using a closed store raises a ValueError; closing it again does nothing."""
         store = self.opened()
         await store.aclose()
         await store.aclose()

@@ -1,4 +1,4 @@
-"""Contract of the server-side operations: compose, copy, delete and delete_many."""
+"""Tests of the operations of the server: `compose`, `copy`, `delete` and `delete_many`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["ServerSideContract"]
 
 @pytest.mark.asyncio
 class ServerSideContract(SuiteBase):
-    """Operations that transfer no bytes of objects."""
+    """Tests of operations that do not transfer the bytes of objects."""
 
     async def test_compose_concatenates_in_order(self, store: Store) -> None:
-        """Sources may repeat and may be empty; they stay."""
+        """Sources may repeat and may be empty. `compose` does not delete its sources."""
         self.require("composes")
         self.write_all({"s/a": b"aa", "s/b": b"", "s/c": b"c"})
         meta = await store.compose("d/all", ["s/c", "s/a", "s/b", "s/a"])
@@ -36,7 +36,6 @@ class ServerSideContract(SuiteBase):
         assert self.read_back_door("s/a") == b"aa"
 
     async def test_compose_appends_to_one_of_its_sources(self, store: Store) -> None:
-        """The destination may be a source."""
         self.require("composes")
         self.write_all({"log": b"1", "more": b"2"})
         await store.compose("log", ["log", "more"])
@@ -44,21 +43,21 @@ class ServerSideContract(SuiteBase):
         assert self.read_back_door("log") == b"122"
 
     async def test_compose_has_a_limit_of_sources(self, store: Store) -> None:
-        """No source, or more than the service declares, is a ValueError with the limit."""
+        """`compose` of no source, or of too many, raises a ValueError with the limit."""
         self.require("composes")
-        most = self.can.max_compose_sources
-        count = min(most, 32)
-        self.write_all({f"s/{at:02}": bytes([at]) for at in range(count)})
-        keys = [f"s/{at:02}" for at in range(count)]
+        limit = self.can.max_compose_sources
+        count = min(limit, 32)
+        self.write_all({f"s/{index:02}": bytes([index]) for index in range(count)})
+        keys = [f"s/{index:02}" for index in range(count)]
         await store.compose("a", keys)
         assert self.read_back_door("a") == bytes(range(count))
-        with pytest.raises(ValueError, match=f"1 to {most}"):
+        with pytest.raises(ValueError, match=f"1 to {limit}"):
             await store.compose("b", [])
-        with pytest.raises(ValueError, match=f"1 to {most}"):
-            await store.compose("b", ["s/00"] * (most + 1))
+        with pytest.raises(ValueError, match=f"1 to {limit}"):
+            await store.compose("b", ["s/00"] * (limit + 1))
 
     async def test_compose_needs_its_sources(self, store: Store) -> None:
-        """A missing source, or one that was replaced since it was listed, is a NotFoundError."""
+        """`compose` raises NotFoundError if a source is missing or was replaced since `head`."""
         self.require("composes")
         self.write_back_door("a", b"1")
         meta = await store.head("a")
@@ -70,31 +69,30 @@ class ServerSideContract(SuiteBase):
         assert self.is_absent("c")
 
     async def test_compose_honours_conditions(self, store: Store) -> None:
-        """`mode="create"` and `if_generation_match`, as put."""
+        """`mode="create"` and `if_generation_match` have the same effect as for `put`."""
         self.require("composes")
         self.write_all({"a": b"1", "c": b"old"})
         with pytest.raises(AlreadyExistsError, match=r"/c\b"):
             await store.compose("c", ["a"], mode="create")
-        seen = (await store.head("c")).generation
-        await store.compose("c", ["c", "a"], if_generation_match=seen)
+        generation = (await store.head("c")).generation
+        await store.compose("c", ["c", "a"], if_generation_match=generation)
         with pytest.raises(PreconditionFailedError):
-            await store.compose("c", ["a"], if_generation_match=seen)
+            await store.compose("c", ["a"], if_generation_match=generation)
         assert self.read_back_door("c") == b"old1"
         await store.compose("d", ["a"], mode="create")
         assert self.read_back_door("d") == b"1"
 
     async def test_compose_sets_metadata(self, store: Store) -> None:
-        """Content type and the user's metadata of the result."""
         self.require("composes")
         self.require("keeps_metadata")
         self.write_back_door("a", b"1")
         labels = {"numRows": "1"}
-        made = await store.compose("c", ["a"], content_type="text/csv", metadata=labels)
-        for meta in (made, await store.head("c")):
+        composed = await store.compose("c", ["a"], content_type="text/csv", metadata=labels)
+        for meta in (composed, await store.head("c")):
             assert (meta.content_type, dict(meta.metadata)) == ("text/csv", {"numrows": "1"})
 
     async def test_compose_may_be_unsupported(self, store: Store) -> None:
-        """A service that cannot compose raises, and does nothing."""
+        """`compose` raises UnsupportedError on a service that cannot concatenate objects."""
         if self.can.composes:
             pytest.skip("the service composes")
         self.write_all({"a": b"1", "c": b"old"})
@@ -104,7 +102,7 @@ class ServerSideContract(SuiteBase):
 
     @pytest.mark.parametrize("size", [0, 300_000])
     async def test_copy_copies_the_bytes(self, store: Store, size: int) -> None:
-        """Under the new key; the source stays."""
+        """`copy` writes the bytes under the new key and keeps the source."""
         data = pattern(size)
         self.write_back_door("a", data)
         meta = await store.copy("a", "d/b")
@@ -113,7 +111,6 @@ class ServerSideContract(SuiteBase):
         assert self.read_back_door("d/b") == self.read_back_door("a") == data
 
     async def test_copy_copies_metadata(self, store: Store) -> None:
-        """The copy has the content type and metadata of its source."""
         self.require("keeps_metadata")
         await store.put("a", b"1", content_type="image/png", metadata={"label": "cat"})
         await store.copy("a", "b")
@@ -121,7 +118,7 @@ class ServerSideContract(SuiteBase):
         assert (head.content_type, dict(head.metadata)) == ("image/png", {"label": "cat"})
 
     async def test_copy_honours_conditions(self, store: Store) -> None:
-        """A pinned source, a missing source, and `mode="create"`."""
+        """`copy` fails if the source is missing or was replaced, or the destination exists."""
         self.write_all({"a": b"1", "b": b"old"})
         meta = await store.head("a")
         with pytest.raises(AlreadyExistsError, match=r"/b\b"):
@@ -137,7 +134,7 @@ class ServerSideContract(SuiteBase):
         assert self.read_back_door("b") == b"2"
 
     async def test_delete_removes_the_object(self, store: Store) -> None:
-        """Once: the second time it is a NotFoundError."""
+        """`delete` removes one object; deleting it again raises NotFoundError."""
         self.write_all({"d/a": b"1", "d/b": b"2"})
         await store.delete("d/a")
         assert self.is_absent("d/a")
@@ -146,19 +143,19 @@ class ServerSideContract(SuiteBase):
             await store.delete("d/a")
 
     async def test_delete_by_metadata_is_conditional(self, store: Store) -> None:
-        """An object that was replaced since it was seen stays."""
+        """`delete` by metadata keeps an object that was replaced since `head`."""
         self.write_back_door("a", b"1")
-        seen = await store.head("a")
+        meta = await store.head("a")
         self.write_back_door("a", b"2")
         with pytest.raises(PreconditionFailedError, match=r"/a\b"):
-            await store.delete(seen)
+            await store.delete(meta)
         assert self.read_back_door("a") == b"2"
         await store.delete(await store.head("a"))
         assert self.is_absent("a")
 
     async def test_delete_many_returns_the_outcome_of_each_key(self, store: Store) -> None:
-        """Deleted and missing keys, sorted; a missing one does not stop the others."""
-        keys = [f"d/{at:02}" for at in range(30)]
+        """The result has sorted tuples of deleted and missing keys; missing keys are no errors."""
+        keys = [f"d/{index:02}" for index in range(30)]
         self.write_all(dict.fromkeys(keys, b"1"))
         result = await store.delete_many(iter(["x", *reversed(keys), "d/none"]))
         assert result.deleted == tuple(keys)
@@ -167,6 +164,5 @@ class ServerSideContract(SuiteBase):
         assert await store.list_all() == []
 
     async def test_delete_many_of_nothing_does_nothing(self, store: Store) -> None:
-        """No keys, no result, no error."""
         result = await store.delete_many([])
         assert (result.deleted, result.missing, dict(result.errors)) == ((), (), {})

@@ -1,4 +1,4 @@
-"""Contracts of open_writer and open_reader."""
+"""Tests of `open_writer` and `open_reader`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ WRITES: dict[str, list[int]] = {
     "uneven": [3, PART, 1_000_000, 2 * PART - 7],
     "from the caller's memory": [10, 4 * PART + 5, 3],
 }
-"""Sizes of the writes that make up one object."""
+"""Sizes in bytes of the writes to one object."""
 
 
 @pytest.mark.asyncio
 class WriterContract(SuiteBase):
-    """Objects written piece by piece."""
+    """Tests of objects that are written in pieces."""
 
     async def _write_and_fail(self, store: Store, size: int, *, mode: Any) -> None:
         async with store.open_writer("a", mode=mode) as writer:
@@ -54,8 +54,8 @@ class WriterContract(SuiteBase):
 
     @pytest.mark.parametrize("sizes", WRITES.values(), ids=WRITES)
     async def test_a_writer_concatenates_its_writes(self, store: Store, sizes: list[int]) -> None:
-        """The object appears, whole, when the body has ended."""
-        pieces = [pattern(size, seed=at) for at, size in enumerate(sizes)]
+        """The object has all bytes, and is not visible before the end of the `with` block."""
+        pieces = [pattern(size, seed=index) for index, size in enumerate(sizes)]
         written = 0
         async with store.open_writer("d/a") as writer:
             for piece in pieces:
@@ -71,7 +71,7 @@ class WriterContract(SuiteBase):
     async def test_a_writer_accepts_any_memory_which_may_change_afterwards(
         self, store: Store
     ) -> None:
-        """`write` has copied or sent the bytes when it returns."""
+        """The caller may change the memory after `write`: the bytes are copied or already sent."""
         numbers = array("i", [1, 2, 3])
         large = bytearray(pattern(4 * PART))
         expected = numbers.tobytes() + bytes(large)
@@ -85,7 +85,7 @@ class WriterContract(SuiteBase):
     @pytest.mark.parametrize("size", [10, 3 * PART])
     @pytest.mark.parametrize("mode", ["overwrite", "create"])
     async def test_an_exception_publishes_nothing(self, store: Store, size: int, mode: Any) -> None:
-        """The caller's error is raised unchanged; no object appears, and there are no leftovers."""
+        """If the `with` block raises, no object and no temporary object remains."""
         with pytest.raises(ZeroDivisionError):
             await self._write_and_fail(store, size, mode=mode)
         assert self.is_absent("a")
@@ -93,7 +93,6 @@ class WriterContract(SuiteBase):
 
     @pytest.mark.parametrize("size", [10, 3 * PART])
     async def test_an_exception_leaves_the_old_object(self, store: Store, size: int) -> None:
-        """A replacement is atomic, too."""
         self.write_back_door("a", b"old")
         with pytest.raises(ZeroDivisionError):
             await self._write_and_fail(store, size, mode="overwrite")
@@ -101,7 +100,7 @@ class WriterContract(SuiteBase):
 
     @pytest.mark.parametrize("size", [0, 10, 2 * PART + 1])
     async def test_a_creating_writer_never_replaces(self, store: Store, size: int) -> None:
-        """Checked when it ends: an object that appeared meanwhile stays."""
+        """`mode="create"` fails at the end if another writer has created the object meanwhile."""
         async with store.open_writer("a", mode="create") as writer:
             await writer.write(pattern(size))
         assert self.read_back_door("a") == pattern(size)
@@ -114,28 +113,27 @@ class WriterContract(SuiteBase):
     async def test_a_conditional_writer_replaces_only_that_generation(
         self, store: Store, size: int
     ) -> None:
-        """`if_generation_match` is checked when the writer ends."""
+        """`if_generation_match` is checked at the end of the `with` block."""
         self.write_back_door("a", b"old")
-        seen = (await store.head("a")).generation
-        async with store.open_writer("a", if_generation_match=seen) as writer:
+        generation = (await store.head("a")).generation
+        async with store.open_writer("a", if_generation_match=generation) as writer:
             await writer.write(pattern(size))
         assert self.read_back_door("a") == pattern(size)
         with pytest.raises(PreconditionFailedError):
-            async with store.open_writer("a", if_generation_match=seen) as writer:
+            async with store.open_writer("a", if_generation_match=generation) as writer:
                 await writer.write(pattern(size, seed=1))
         assert self.read_back_door("a") == pattern(size)
         assert [meta.key for meta in await store.list_all()] == ["a"]
 
     async def test_a_writer_that_has_ended_rejects_writes(self, store: Store) -> None:
-        """It is a ValueError that names the object."""
         async with store.open_writer("a") as writer:
             await writer.write(b"1")
-        with pytest.raises(ValueError, match="closed writer"):
+        with pytest.raises(ValueError, match="writer is closed"):
             await writer.write(b"2")
         assert self.read_back_door("a") == b"1"
 
     async def test_two_writers_do_not_mix(self, store: Store) -> None:
-        """The last to end wins, whole."""
+        """The object has all bytes of the writer that was closed last, and no other bytes."""
         self.require("keeps_uploads_apart")
         async with store.open_writer("a") as first:
             await first.write(pattern(PART + 1))
@@ -145,9 +143,9 @@ class WriterContract(SuiteBase):
         assert self.read_back_door("a") == pattern(PART + 1)
 
     async def test_of_two_writers_the_first_may_win(self, store: Store) -> None:
-        """If the service drops the parts of the other one, that one raises."""
+        """On services that keep one upload per key, the second writer to close raises."""
         if self.can.keeps_uploads_apart:
-            pytest.skip("the last to end wins")
+            pytest.skip("on this service the writer that was closed last wins")
         with pytest.raises(PreconditionFailedError, match=r"/a\b"):
             await self._write_alternately(store)
         assert self.read_back_door("a") == pattern(PART + 2, seed=1)
@@ -160,11 +158,11 @@ async def _pieces(reader: ObjectReader) -> AsyncIterator[bytes]:
 
 @pytest.mark.asyncio
 class ReaderContract(SuiteBase):
-    """Objects read piece by piece."""
+    """Tests of objects that are read in pieces."""
 
     @pytest.mark.parametrize("size", [0, 1, 64 * KIB, 200 * KIB])
     async def test_a_reader_returns_the_bytes_in_order(self, store: Store, size: int) -> None:
-        """With reads of any size; at the end it returns `b""`."""
+        """`read` returns up to the given number of bytes, and `b""` at the end of the object."""
         data = pattern(size)
         self.write_back_door("a", data)
         for step in (7_001, 64 * KIB, 1 << 30, -1):
@@ -181,7 +179,7 @@ class ReaderContract(SuiteBase):
                 assert await reader.read(0) == b""
 
     async def test_a_reader_fills_memory(self, store: Store) -> None:
-        """`readinto` fills any writable memory, up to the end of the object."""
+        """`readinto` fills writable memory, up to the end of the object."""
         data = pattern(100_003)
         self.write_back_door("a", data)
         async with store.open_reader("a") as reader:
@@ -194,7 +192,7 @@ class ReaderContract(SuiteBase):
             assert await reader.readinto(memoryview(rest)) == 0
 
     async def test_a_reader_seeks(self, store: Store) -> None:
-        """As io.IOBase.seek; reads past the end return no bytes."""
+        """`seek` works as `io.IOBase.seek`; a read beyond the end returns no bytes."""
         data = pattern(200 * KIB)
         self.write_back_door("a", data)
         async with store.open_reader("a") as reader:
@@ -213,19 +211,19 @@ class ReaderContract(SuiteBase):
                     reader.seek(offset, whence)
 
     async def test_a_reader_is_pinned(self, store: Store) -> None:
-        """An object that is replaced meanwhile is an error at some point, never other bytes."""
+        """A reader of an object that is replaced meanwhile raises, and returns only old bytes."""
         data = pattern(OPTIONS.max_buffered_bytes + 1_000_000)
         self.write_back_door("a", data)
-        got: list[bytes] = []
+        received: list[bytes] = []
         async with store.open_reader("a") as reader:
-            got.append(await reader.read(10))
+            received.append(await reader.read(10))
             self.write_back_door("a", pattern(len(data), seed=1))
             with pytest.raises(NotFoundError, match=r"/a\b"):
-                await drain(_pieces(reader), got)
-        assert data.startswith(b"".join(got))
+                await drain(_pieces(reader), received)
+        assert data.startswith(b"".join(received))
 
     async def test_a_reader_of_listed_metadata_is_pinned_to_it(self, store: Store) -> None:
-        """The generation is that of the listing, not of the first read."""
+        """A reader that was opened by listed metadata reads the listed generation only."""
         self.write_back_door("a", b"old")
         [meta] = await store.list_all()
         self.write_back_door("a", b"new")
@@ -234,13 +232,11 @@ class ReaderContract(SuiteBase):
                 await reader.read()
 
     async def test_a_reader_needs_an_object(self, store: Store) -> None:
-        """Opening a missing object is a NotFoundError."""
         with pytest.raises(NotFoundError, match="missing"):
             async with store.open_reader("missing"):
                 pass
 
     async def test_a_closed_reader_raises(self, store: Store) -> None:
-        """A read is a ValueError that names the object."""
         self.write_back_door("a", b"1")
         async with store.open_reader("a") as reader:
             pass

@@ -1,4 +1,4 @@
-"""Contract of put."""
+"""Tests of `put`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["WriteContract"]
 
 SIZES = [0, 1, 100_000, PART, PART + 1, 4 * PART + 1]
-"""Around one part, and so much that it is sent from the caller's memory."""
+"""Sizes around one part, and a size so large that parts are sent from the caller's memory."""
 
-FORMS = [1, PART + 1, 4 * PART + 1]
-"""One size for each way in which an object is sent."""
+SIZES_BY_REQUEST = [1, PART + 1, 4 * PART + 1]
+"""One size for each path of an upload: one request, copied parts, parts without a copy."""
 
 
 @pytest.mark.asyncio
 class WriteContract(SuiteBase):
-    """Writes of whole objects."""
+    """Tests of writes of whole objects."""
 
     @pytest.mark.parametrize("size", SIZES)
     async def test_put_stores_the_bytes(self, store: Store, size: int) -> None:
-        """Objects of any size; what identifies the object is returned as by `head`."""
+        """`put` stores objects of any size and returns the same metadata as `head`."""
         data = pattern(size)
         meta = await store.put("d/a", data)
         assert self.read_back_door("d/a") == data
@@ -48,28 +48,28 @@ class WriteContract(SuiteBase):
         ids=["bytearray", "slice", "ints", "array"],
     )
     async def test_put_accepts_any_memory(self, store: Store, data: Any) -> None:
-        """The object has the bytes of the memory."""
+        """`put` accepts every bytes-like object, whatever the format of its items."""
         meta = await store.put("a", data)
         assert meta.size == 8
         assert self.read_back_door("a") == memoryview(data).tobytes()
 
     @pytest.mark.parametrize("data", ["text", None, 5])
     async def test_put_rejects_other_types(self, store: Store, data: Any) -> None:
-        """Text is a TypeError: the caller decides its encoding."""
+        """`put` raises a TypeError for text, because the caller must choose the encoding."""
         with pytest.raises(TypeError, match="bytes-like"):
             await store.put("a", data)
         assert self.is_absent("a")
 
     async def test_put_replaces_by_default(self, store: Store) -> None:
-        """The new bytes, in a new generation."""
+        """A second `put` to a key replaces the bytes and makes a new generation."""
         first = await store.put("a", b"1")
         second = await store.put("a", b"22")
         assert self.read_back_door("a") == b"22"
         assert first.generation != second.generation
 
-    @pytest.mark.parametrize("size", FORMS)
+    @pytest.mark.parametrize("size", SIZES_BY_REQUEST)
     async def test_create_never_replaces(self, store: Store, size: int) -> None:
-        """`mode="create"` stores once; then it raises AlreadyExistsError and changes nothing."""
+        """`mode="create"` raises AlreadyExistsError and writes nothing if the object exists."""
         data = pattern(size)
         await store.put("a", data, mode="create")
         with pytest.raises(AlreadyExistsError, match=r"/a\b") as failure:
@@ -78,31 +78,29 @@ class WriteContract(SuiteBase):
         assert self.read_back_door("a") == data
         assert [meta.key for meta in await store.list_all()] == ["a"]
 
-    @pytest.mark.parametrize("size", FORMS)
-    async def test_if_generation_match_replaces_only_that_one(
+    @pytest.mark.parametrize("size", SIZES_BY_REQUEST)
+    async def test_if_generation_match_replaces_only_this_generation(
         self, store: Store, size: int
     ) -> None:
-        """A known generation can be replaced, once."""
         self.write_back_door("a", b"old")
-        seen = (await store.head("a")).generation
+        generation = (await store.head("a")).generation
         data = pattern(size)
-        await store.put("a", data, if_generation_match=seen)
+        await store.put("a", data, if_generation_match=generation)
         with pytest.raises(PreconditionFailedError, match=r"/a\b"):
-            await store.put("a", pattern(size, seed=1), if_generation_match=seen)
+            await store.put("a", pattern(size, seed=1), if_generation_match=generation)
         assert self.read_back_door("a") == data
         assert [meta.key for meta in await store.list_all()] == ["a"]
 
     async def test_if_generation_match_needs_an_object(self, store: Store) -> None:
-        """A deleted object has no generation to match."""
         self.write_back_door("a", b"old")
-        seen = (await store.head("a")).generation
+        generation = (await store.head("a")).generation
         await store.delete("a")
         with pytest.raises(PreconditionFailedError):
-            await store.put("a", b"new", if_generation_match=seen)
+            await store.put("a", b"new", if_generation_match=generation)
         assert self.is_absent("a")
 
     async def test_invalid_modes_are_rejected(self, store: Store) -> None:
-        """An unknown mode, or two conditions that exclude each other, are ValueErrors."""
+        """An unknown mode, an empty key, or two conditions that conflict raise a ValueError."""
         with pytest.raises(ValueError, match="append"):
             await store.put("a", b"", mode="append")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="exclude each other"):
@@ -116,7 +114,7 @@ class WriteContract(SuiteBase):
     async def test_metadata_is_kept_with_lower_case_names(
         self, store: Store, size: int, mode: Any
     ) -> None:
-        """`head` returns the content type and the user's metadata, as the write returned them."""
+        """`put` and `head` return the content type, and metadata with lower-case names."""
         self.require("keeps_metadata")
         labels = {"label": "cat 7", "RunId": "Cat 7"}
         stored = await store.put(
@@ -127,13 +125,13 @@ class WriteContract(SuiteBase):
             assert dict(meta.metadata) == {"label": "cat 7", "runid": "Cat 7"}
 
     async def test_metadata_names_that_differ_in_case_only_are_rejected(self, store: Store) -> None:
-        """They would be one name on most services; nothing is written."""
+        """Most services ignore the case of names, so `put` raises a ValueError."""
         with pytest.raises(ValueError, match="both 'Label' and 'label'"):
             await store.put("a", b"1", metadata={"Label": "1", "label": "2"})
         assert await store.list_all() == []
 
     async def test_an_overwrite_drops_old_metadata(self, store: Store) -> None:
-        """Metadata belongs to a generation."""
+        """An object that is replaced without metadata has none."""
         self.require("keeps_metadata")
         await store.put("a", b"1", metadata={"label": "cat"})
         await store.put("a", b"2")

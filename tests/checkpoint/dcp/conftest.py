@@ -1,4 +1,4 @@
-"""A bucket on the embedded server for checkpoints of torch.distributed.checkpoint."""
+"""One thread of PyTorch for all tests of this package."""
 
 from __future__ import annotations
 

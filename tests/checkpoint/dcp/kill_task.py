@@ -1,9 +1,9 @@
-"""Forks a process for each save, so that one can be killed without another import of PyTorch.
+"""A process that forks a child for each save: a test can kill a save, and torch is imported once.
 
     python -m tests.checkpoint.dcp.kill_task <uri>
 
-Each line of the input is the seed of a state that is saved over the last one. A line of the output
-prints the id of the process that saves it, and another one how that process ended.
+Each line of standard input is the seed of a state to save under the same uri. For each save, the
+process prints two lines: the process id of the child, and later its exit code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks do that save and load sharded states; see `ranks`."""
+"""Commands of ranks that save and load sharded states; see `ranks`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARDINGS: dict[str, tuple[list[Any], list[Placement]]] = {
 
 
 def full_state(seed: int, scale: int = 1) -> dict[str, torch.Tensor]:
-    """The tensors of all ranks together: none divides evenly."""
+    """The complete tensors, whose sizes cannot be divided evenly among the ranks."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "odd": torch.randn(37 * scale, 25, generator=generator),
@@ -46,7 +46,7 @@ def sharded(tensors: dict[str, torch.Tensor], name: str) -> dict[str, Any]:
     ranks, placements = SHARDINGS[name]
     mesh = DeviceMesh("cpu", ranks)
     return {
-        # Every rank has the whole tensors: nothing is sent.
+        # Every rank has the complete tensors, so no communication is needed.
         key: distribute_tensor(each, mesh, placements, src_data_rank=None)
         for key, each in tensors.items()
     }

@@ -1,4 +1,4 @@
-"""The commands of a rank; see `ranks`."""
+"""Commands of ranks that save; see `ranks`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 1024 * 1024
 
 
 def full_state(seed: int, num_rows: int = 37) -> dict[str, Any]:
-    """The state of all ranks together, before it is cut."""
+    """The complete state, before it is sharded."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "rows": torch.randn(num_rows, 24, generator=generator),
@@ -55,7 +55,7 @@ def own_state(seed: int, num_rows: int) -> dict[str, Any]:
 
 
 class _Planner(DefaultSavePlanner):
-    """Fails on one rank, with an error that does not pickle, or fills its disk."""
+    """A planner that can raise an error that cannot be pickled."""
 
     def __init__(self, fails: str, **options: Any) -> None:
         super().__init__(**options)
@@ -69,9 +69,9 @@ class _Planner(DefaultSavePlanner):
 
 @cache
 def background_store() -> dist.TCPStore:
-    """Where the processes of all ranks that save in the background meet.
+    """The TCPStore through which the background processes of all ranks connect.
 
-    DCP would take a port that is free, and bind it later, when it may not be any more.
+    DCP itself would choose a free port and bind it later, when another process may use the port.
     """
     is_first = dist.get_rank() == 0
     ports = [0]

@@ -1,6 +1,6 @@
-"""Ranks of one gloo group, forked from one process that imports PyTorch once for all of them.
+"""Ranks of one gloo group, forked from one process, so that PyTorch is imported once.
 
-A rank runs commands, line by line: a command as JSON, and its result as JSON.
+A rank reads commands from a pipe, one JSON line each, and writes the results, one JSON line each.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The ranks as a test holds them, from `with` to their end.
+    """Starts the ranks at the start of a `with` block, and stops them at its end.
 
     Args:
-        module: What they run: a module that calls `run`.
-        world_size: How many there are.
-        endpoint_url: Where they find their bucket.
+        module: Module that the ranks run; it calls `run`.
+        world_size: Number of ranks.
+        endpoint_url: Url of the server of their bucket.
     """
 
     def __init__(self, module: str, world_size: int, endpoint_url: str) -> None:
@@ -42,7 +42,7 @@ class Ranks:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
-        # They meet at a file of their own: a port that is free now need not be so for long.
+        # The ranks connect through a file: another process could bind a port that is free now.
         self._folder = tempfile.TemporaryDirectory(prefix="aioflux-ranks-")
         pipes = [(os.pipe(), os.pipe()) for _ in range(self._world_size)]
         theirs = [(commands[0], answers[1]) for commands, answers in pipes]
@@ -78,14 +78,14 @@ class Ranks:
         return [each.get(timeout=PATIENCE_SECONDS) for each in self._answers]
 
     def tell(self, **command: Any) -> list[dict[str, Any]]:
-        """Have all ranks do the same at the same time."""
+        """Run a command on all ranks at the same time, and return their results."""
         for lines in self._lines:
             lines.write(json.dumps(command) + "\n")
             lines.flush()
         return [json.loads(answer) for answer in self._collect()]
 
     def close(self) -> None:
-        """End them: where nothing hangs by itself, since their input ends."""
+        """Close the input of the ranks, which ends them; kill them if they do not exit."""
         for lines in self._lines:
             with contextlib.suppress(BrokenPipeError):
                 lines.close()
@@ -109,14 +109,14 @@ class Ranks:
 
 
 def run(do: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Fork the ranks of the command line; each returns when its input ends."""
+    """Fork the ranks that the command line describes; in a rank, return when its input ends."""
     settings = json.loads(sys.argv[1])
     pipes: list[tuple[int, int]] = settings["pipes"]
     children = []
     for rank in range(len(pipes)):
         child = os.fork()
         if child == 0:
-            # Who else held these would hide the end of the other ranks.
+            # An open copy of another rank's pipe would keep the pipe open after that rank exits.
             for other in (end for at, both in enumerate(pipes) if at != rank for end in both):
                 os.close(other)
             _be(rank, pipes[rank], len(pipes), settings["meeting"], do)

@@ -1,4 +1,4 @@
-"""States to save, where their objects went, and loading them with what comes with PyTorch."""
+"""States to save, helpers to compare states, and loads with PyTorch's own reader."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def small_state(seed: int = 0) -> dict[str, Any]:
-    """Some tensors and values; equal only where the seed is."""
+    """Some tensors and values, which differ for each seed."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "model": {
@@ -58,7 +58,7 @@ def small_state(seed: int = 0) -> dict[str, Any]:
 
 
 def state_of_all_kinds(seed: int = 0) -> dict[str, Any]:
-    """Every dtype and shape, and tensors that do not lie in memory as they are saved."""
+    """Every dtype and shape, and tensors that are not contiguous in memory."""
     generator = torch.Generator().manual_seed(seed)
 
     def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -89,7 +89,7 @@ def state_of_all_kinds(seed: int = 0) -> dict[str, Any]:
 
 
 def blank(state: Any) -> Any:
-    """The same with zeros for tensors and nothing for values, to load into."""
+    """A state to load into: zeros instead of tensors, None instead of other values."""
     if isinstance(state, dict):
         return {key: blank(value) for key, value in state.items()}
     if isinstance(state, torch.Tensor):
@@ -111,7 +111,7 @@ def assert_equal(left: Any, right: Any) -> None:
 
 @contextlib.contextmanager
 def no_warnings() -> Iterator[None]:
-    """DCP warns where it runs without a process group."""
+    """Ignore the warnings of DCP about a missing process group."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -123,22 +123,22 @@ def save(state: dict[str, Any], writer: dcp.StorageWriter, **options: Any) -> An
 
 
 def forget_cached_plans() -> None:
-    """Those that planners keep for the whole process."""
+    """Clear the plans that planners cache for the whole process."""
     for name in ("save_plan", "final_save_plan", "all_plans", "global_plan", "metadata"):
         getattr(SavePlanner, f"_cached_{name}").clear()
 
 
 def copy_down(server: GCSServer, prefix: str, folder: Path) -> Path:
-    """Copy the objects of a checkpoint to a folder by the back door of the server."""
+    """Copy the objects of a checkpoint to a folder, without HTTP."""
     for key in server.keys("bucket", prefix):
-        place = folder / key.removeprefix(prefix).lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(server.get("bucket", key))
+        path = folder / key.removeprefix(prefix).lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(server.get("bucket", key))
     return folder
 
 
 def stock_load(folder: Path, like: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Load with the reader that comes with PyTorch."""
+    """Load with PyTorch's FileSystemReader."""
     loaded = blank(like)
     with no_warnings():
         dcp.load(loaded, storage_reader=FileSystemReader(folder, **options))
@@ -146,11 +146,11 @@ def stock_load(folder: Path, like: dict[str, Any], **options: Any) -> dict[str, 
 
 
 class UnpicklableError(Exception):
-    """An error of another library that cannot cross to another process."""
+    """An error that cannot be pickled, as some libraries raise."""
 
     def __init__(self, code: int, where: io.StringIO) -> None:
         super().__init__(f"code {code}")
         self.where = where
 
     def __reduce__(self) -> Any:
-        raise TypeError("this error does not pickle")
+        raise TypeError("this error cannot be pickled")

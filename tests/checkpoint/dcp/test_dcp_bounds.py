@@ -56,7 +56,7 @@ def test_a_commit_names_data_objects_of_its_own_checkpoint_only(key):
     commit = Commit(
         save_id=SAVE_ID, uri="u", created=0, objects=(StoredObject(key=key, size=0, crc32c=0),)
     )
-    with pytest.raises(CheckpointCorruptError, match="no data object"):
+    with pytest.raises(CheckpointCorruptError, match="is not the key of a data object"):
         decode_commit(encode_commit(b"", commit), uri="u")
 
 

@@ -64,7 +64,7 @@ class Calls:
 
 
 def refuse(data: bytes) -> str:
-    with pytest.raises(CheckpointCorruptError, match="holds no valid metadata") as caught:
+    with pytest.raises(CheckpointCorruptError, match="has no valid metadata") as caught:
         decode_metadata(data, uri=URI)
     assert URI in str(caught.value)
     return str(caught.value)
@@ -140,12 +140,12 @@ def test_a_call_of_anything_else_is_refused_and_not_run(
     what, *arguments = attack
     filled = [each.format(mark) if isinstance(each, str) else each for each in arguments]
     filled = [mark if isinstance(each, Path) else each for each in filled]
-    if what is getattr:  # a module does not pickle; its name does
+    if what is getattr:  # a module cannot be pickled; its name does
         filled = ["os", "system"]
     hostile = metadata()
     hostile.planner_data = Calls(what, *filled)
     message = refuse(pickle.dumps(hostile, protocol=protocol))
-    assert "nothing was run" in message
+    assert "no code was run" in message
     assert not mark.exists()
 
 
@@ -182,6 +182,7 @@ HOSTILE = {
         named(HERE, "Metadata"), b")\x81}(", text("__class__"), b"K\x01", text("x"), b"K\x02ub"
     ),
     "filled twice": opcodes(named(HERE, "BytesStorageMetadata"), b")\x81}b}b"),
+    "key without value": opcodes(b"}(K\x01u"),
     "key that nests": opcodes(b"}))\x86K\x01s"),
     "persistent id": opcodes(text("storage"), b"Q"),
     "text persistent id": b"\x80\x04P1\n.",

@@ -250,7 +250,7 @@ def test_settings_without_effect_are_refused(server: GCSServer) -> None:
 
 def test_a_commit_without_metadata_is_corrupt() -> None:
     commit = Commit(save_id="x", uri="", created=0)
-    with pytest.raises(CheckpointCorruptError, match="holds no metadata of its tensors"):
+    with pytest.raises(CheckpointCorruptError, match="has no metadata of its tensors"):
         unpack_metadata(commit, uri=INDEX)
 
 
@@ -429,7 +429,7 @@ def elsewhere(part: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [(with_a_wrong_checksum, "was composed of"), (elsewhere, "has a part at byte 7")],
+    [(with_a_wrong_checksum, "was composed with"), (elsewhere, "has a part at byte 7")],
     ids=["checksum", "offset"],
 )
 def test_composed_objects_are_verified(change: Callable[[Any], Any], says: str) -> None:

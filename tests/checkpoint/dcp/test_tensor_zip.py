@@ -150,6 +150,8 @@ ODD = {
     "an instance": (b")R", b")\x81"),
     "filled": (b")R", b")}b"),
     "with keys": (b")R", b"}(]K\x01u"),
+    "key without value": (b")R", b"}(K\x01u"),
+    "storage named by a list": (b"ctorch\nFloatStorage\n", b"X\x05\x00\x00\x00torch]\x86"),
 }
 
 

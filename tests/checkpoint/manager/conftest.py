@@ -1,4 +1,4 @@
-"""What tests of the Checkpointer share."""
+"""Fixtures for tests of the Checkpointer."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """What forks the processes of tests; each test waits for the end of its own."""
+    """A process that forks other processes; each test waits for the processes that it forked."""
     with Forks() as forks:
         yield forks

@@ -1,9 +1,10 @@
-"""A process that has imported torch, and forks those that tests ask for: the import takes seconds.
+"""A process that imports torch once and forks processes for tests: the import takes seconds.
 
     python -m tests.checkpoint.manager.fork_server <descriptor of a socket>
 
-Each message is one request as JSON, with the descriptors that a new process gets for its first
-ones; each answer is a number.
+A request is a JSON list (task, environment, arguments) with file descriptors, which become
+descriptors 0, 1, ... of the new process; the response is its process id. A request that is a
+process id waits for the process; the response is its exit code.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from typing import Any
 
 import torch
-import torch._dynamo  # what cuts a tensor by ranks imports it, and would do so in each of them
+import torch._dynamo  # DTensor imports it; imported here, forked processes do not import it again
 
 from tests.checkpoint.manager import rank_task, trainer
 
@@ -26,7 +27,7 @@ TASKS = {each.__name__: each for each in (rank_task.obey, trainer.train, trainer
 def begin(
     control: socket.socket, fds: list[int], name: str, environment: dict[str, str], *arguments: Any
 ) -> None:
-    """Do in a process that was just forked what it was forked for; it ends as any program does."""
+    """Run a task in a process that was just forked."""
     control.close()
     for at, fd in enumerate(fds):
         os.dup2(fd, at)
@@ -37,7 +38,7 @@ def begin(
 
 def main() -> None:
     torch.set_num_threads(1)
-    gc.freeze()  # forked processes leave its memory as it is
+    gc.freeze()  # garbage collection in forked processes then does not copy shared pages
     control = socket.socket(fileno=int(sys.argv[1]))
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)

@@ -1,6 +1,6 @@
-"""A process that runs commands on a Checkpointer, line by line.
+"""A process that runs commands on a Checkpointer.
 
-Each line of the input is a command as JSON, each line of the output what became of it.
+Each line of standard input is a command as JSON, each line of standard output its result as JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Task:
         self.handles: dict[int, SaveHandle] = {}
 
     def open(self, uri: str, *, stubborn: Sequence[int] = (), **options: Any) -> None:
-        """Build the Checkpointer, on some ranks one that asks until it is not refused."""
+        """Build the Checkpointer; on the ranks `stubborn`, one that retries without an end."""
         retry = STUBBORN if self.rank in stubborn else FAST
         self.checkpointer = Checkpointer(uri, retry=retry, timeouts=SLOW, **options)
 
@@ -76,20 +76,20 @@ class Task:
         return [self.checkpointer.loaded_step, is_state_of(state["optimizer"]["step"], state)]
 
     def save_own(self, step: int) -> None:
-        """Save what each rank has for itself alone, with numbers for keys."""
+        """Save values that differ on each rank, with integer keys."""
         assert self.checkpointer is not None
         mine = {5: self.rank, 7: [torch.full((2,), self.rank)], "text": {}}
         self.checkpointer.save(step, {f"rank{self.rank}": mine, "both": {1: 2}})
 
     def load_own(self) -> list[str]:
-        """Load into empty and changed states, and return them as text."""
+        """Load into a changed state and into an empty state, and return both as text."""
         assert self.checkpointer is not None
         changed = {f"rank{self.rank}": {5: -1, 6: 0, 7: []}, "both": {1: 0}}
         empty: dict[str, Any] = {f"rank{self.rank}": {}, "both": {}}
         return [str(self.checkpointer.load(into=into)) for into in (changed, empty)]
 
     def save_tied(self, step: int) -> int:
-        """Save tensors that all ranks have, some of them by two names."""
+        """Save tensors that are the same on all ranks, each under two names."""
         assert self.checkpointer is not None
         weights = [torch.full((100_000,), float(number)) for number in range(5)]
         names = {f"first{number}": weight for number, weight in enumerate(weights)}
@@ -97,17 +97,17 @@ class Task:
         return self.checkpointer.save(step, {**names, **again}).num_bytes
 
     def ask_to_stop(self, step: int) -> None:
-        """Begin what `cancel` does, and return when the upload has heard of it."""
+        """Request the cancellation of a save, and return when the uploader has the request."""
         cancel: Any = self.handles[step]._cancel
         cancel()
         assert self.checkpointer is not None
-        self.checkpointer.steps()  # on the loop of the upload, after it
+        self.checkpointer.steps()  # runs on the uploader's loop, after the request
 
     def cancel(self, step: int) -> bool:
         return self.handles[step].cancel()
 
     def hasten(self, factor: int) -> None:
-        """Let the time in which this rank waits for the others pass so much faster from now on."""
+        """Make the clock of this rank, which limits its waits for other ranks, run faster."""
         Checkpointer.clock.factor = factor
 
     def watch(self, deadline_seconds: float) -> None:
@@ -128,7 +128,7 @@ class Task:
 
 
 def obey(rank: int, world_size: int, rendezvous: str) -> None:
-    """Be one rank, and do what the lines of the input say until there are no more."""
+    """Run one rank: run the commands of standard input until it ends."""
     task = Task(rank, world_size, rendezvous)
     for line in sys.stdin:
         name, arguments = json.loads(line)

@@ -90,7 +90,7 @@ def test_nothing_is_removed_if_it_is_unknown_what_was_committed(
     checkpointer.save(2, state_of(2))
     server.faults.add("*objects.get", key="*step-00000001/.metadata", status=403, skip=1, times=1)
     handle = save_killed_at(checkpointer, server, "*.checkpoint-history/record-*", 1)
-    with pytest.raises(CheckpointError, match="whether it had committed it"):
+    with pytest.raises(CheckpointError, match="unknown whether it had committed the step"):
         handle.result()
     assert checkpointer.verify(1, deep=True).is_valid
     assert checkpointer.load(1)["number"] == 1

@@ -352,7 +352,7 @@ def test_what_a_load_will_refuse_is_reported_at_the_first_save(checkpointer: Che
 
 def test_what_torch_cannot_look_into_is_saved_all_the_same(checkpointer: Checkpointer) -> None:
     state = {"a": torch.ones(2), "numbers": [1 << 3000, {1}]}
-    with pytest.warns(UserWarning, match="'numbers' holds what is pickled in an unusual way"):
+    with pytest.warns(UserWarning, match="'numbers' holds a value that torch"):
         checkpointer.save(1, state)
     assert checkpointer.load(weights_only=False)["numbers"] == state["numbers"]
 
@@ -702,7 +702,7 @@ class TestLoad:
         with aioflux.sync.open_store(URI) as store:
             store.delete(missing)
         into = state_of(9)
-        with pytest.warns(RuntimeWarning, match="step-00000003/ does not verify.*step before"):
+        with pytest.warns(RuntimeWarning, match="step-00000003/ failed verification"):
             checkpointer.load(into=into)
         assert is_state_of(2, into)
         assert checkpointer.loaded_step == 2
@@ -808,7 +808,7 @@ class TestSchedule:
         ({"every": 0}, "every must be above 0"),
         ({"every": timedelta(0)}, "every must be above 0"),
         ({"every": 2.5}, "every must be a number of steps"),
-        ({"process_group": "all"}, "not initialised"),
+        ({"process_group": "all"}, "before torch.distributed is initialised"),
     ],
 )
 def test_settings_are_checked(options: dict[str, Any], says: str) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.servers.conditions import ConditionsGateway
     from tests.servers.moto import Moto
 
-REFUSED = "saving is refused: .*require_conditions=False"
+REFUSED = "can be loaded but not saved: .*require_conditions=False"
 LOST = "both may report success"
 IGNORED = "ignore:.* does not compare .* when it writes:RuntimeWarning"
 

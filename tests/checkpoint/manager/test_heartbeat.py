@@ -93,7 +93,7 @@ class Bucket:
 async def beat(bucket: Any, **options: Any) -> None:
     heartbeat = Heartbeat(bucket, "step/", SAVE_ID, 1, every_seconds=0.01, **options)
     await bucket.written_enough.wait()
-    await heartbeat.end()
+    await heartbeat.stop()
 
 
 async def test_a_heartbeat_that_fails_is_repeated() -> None:
@@ -123,10 +123,10 @@ async def test_a_heartbeat_does_not_wait_for_uploads() -> None:
             upload = asyncio.ensure_future(store.put("part", b"data"))
             await asyncio.to_thread(wait_until, lambda: server.faults.injected["delay"] > 0)
             queue = SaveQueue(store, UploadSettings(heartbeat_seconds=0.05))
-            queue.announce(SAVE_ID, "step/", 1)
+            queue.start_heartbeat(SAVE_ID, "step/", 1)
             key = "step/" + heartbeat_key(SAVE_ID, 1)
             await asyncio.to_thread(wait_until, lambda: key in server.keys("bucket"))
-            queue.withdraw()
+            queue.stop_heartbeats()
             await queue.heartbeat_store.aclose()
             assert not upload.done()
             upload.cancel()
@@ -135,7 +135,7 @@ async def test_a_heartbeat_does_not_wait_for_uploads() -> None:
 async def test_a_short_save_writes_none() -> None:
     async with open_store("memory://heartbeat") as store:
         heartbeat = Heartbeat(store, "step/", SAVE_ID, 1, every_seconds=1000)
-        await heartbeat.end()
+        await heartbeat.stop()
         assert store.stats.num_requests == 0
 
 

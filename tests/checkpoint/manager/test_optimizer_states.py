@@ -385,7 +385,7 @@ def test_text_keys_choose_what_is_loaded(checkpointer: Checkpointer) -> None:
         ({"model": {"a": torch.zeros(2), "c": 1}}, "'model.c' is not stored"),
         (
             {"model": {"a": torch.zeros(3)}},
-            r"'model.a' is stored in size \(2,\), and has \(3,\) here",
+            r"'model.a' is stored with size \(2,\), and has size \(3,\) in this",
         ),
         (
             {"model": {"a": {"x": 1}}},

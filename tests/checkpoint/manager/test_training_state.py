@@ -216,7 +216,7 @@ def test_another_number_of_ranks_needs_a_way_to_merge(server: GCSServer) -> None
         with pytest.warns(RuntimeWarning, match="random generators of 2 ranks"):
             checkpointer.load(into=merged)
     assert counted.count == 6
-    with pytest.raises(ValueError, match="'values' is taken"):
+    with pytest.raises(ValueError, match="'values' is a name that"):
         TrainingState(values=counted)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import aioflux
-from aioflux.checkpoint._save.uploader_messages import Inbox, encode, portable, send
+from aioflux.checkpoint._save.uploader_messages import Inbox, encode, picklable_error, send
 from aioflux.errors import CheckpointError, PermissionDeniedError
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 from tests.checkpoint.manager.worker_process import (
@@ -121,7 +121,7 @@ def test_an_uploader_that_dies_is_started_again(
         wait_until(lambda: server.faults.injected["delay"])
         os.kill(pid, signal.SIGKILL)
         handle.result()
-        assert "1 saves are started again" in caplog.text
+        assert "starting 1 saves again" in caplog.text
     handle.result()
     assert uploader_of(os.getpid()) != pid
     assert is_state_of(2, checkpointer.load())
@@ -139,7 +139,7 @@ def test_a_save_that_kills_its_uploaders_is_given_up(
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         handle.wait(0.05)
-    with pytest.raises(CheckpointError, match="4 uploader processes died of it"):
+    with pytest.raises(CheckpointError, match="4 uploader processes died during its upload"):
         handle.result()
     server.faults.clear()
     checkpointer.save(2, state_of(2))
@@ -175,18 +175,18 @@ def test_a_trainer_that_ends_logs_what_failed(
     trainer = Forked(forks, "leave", server, URI, [2, 1], "thread", errors=errors)
     assert trainer.wait() == 0
     trainer.end()
-    assert "its handle was not read" in errors.read_text()
+    assert "no caller read the error from its handle" in errors.read_text()
     with Checkpointer(URI) as checkpointer:
         assert checkpointer.steps() == [2]
 
 
 def test_memory_of_another_process_is_refused() -> None:
-    with pytest.raises(ValueError, match="another process has another memory"):
+    with pytest.raises(ValueError, match="only in the memory of this process"):
         Checkpointer("memory://here/run", staging="process")
 
 
 def test_a_store_that_does_not_pickle_is_an_error_at_once() -> None:
-    with pytest.raises(TypeError, match="holds credentials and does not pickle"):
+    with pytest.raises(TypeError, match="holds credentials and cannot be pickled"):
         Checkpointer(URI, staging="process", credentials=lambda: "token")
 
 
@@ -214,11 +214,11 @@ def test_every_error_crosses() -> None:
     class LocalError(Exception):
         pass
 
-    error = portable(LocalError("here"))
+    error = picklable_error(LocalError("here"))
     assert isinstance(error, CheckpointError)
     assert str(error) == "LocalError: here"
     mine = PermissionDeniedError("no", uri="gs://b/k", status=403)
-    assert pickle.loads(pickle.dumps(portable(mine))).uri == "gs://b/k"
+    assert pickle.loads(pickle.dumps(picklable_error(mine))).uri == "gs://b/k"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for shared memory in /proc")

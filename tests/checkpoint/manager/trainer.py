@@ -1,6 +1,6 @@
-"""A training run in a process of its own, for tests that kill it or see it end.
+"""A training run in a separate process, for tests that kill the process or wait for its exit.
 
-Each line on stdout is an event, such as `staged 2`; the state of a step is known by its number.
+Each line on stdout is an event, such as `staged 2`. The state of a step depends only on its number.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SIZE = 60_000
 
 @cache
 def mesh_of(world_size: int) -> DeviceMesh:
-    """The ranks; made once, because they talk when it is made."""
+    """The device mesh of all ranks; cached, because creating a mesh needs communication."""
     return init_device_mesh("cpu", (world_size,))
 
 
 def state_of(step: int, *, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
-    """What a step's checkpoint holds; one tensor is cut by ranks, one is the same on all."""
+    """The state of a step. The tensor `cut` is sharded by rank, `same` is equal on all ranks."""
     whole = torch.full((8, SIZE), float(step)) + torch.arange(8.0)[:, None]
     mine: Any = whole
     if world_size > 1:
@@ -43,24 +43,24 @@ def state_of(step: int, *, rank: int = 0, world_size: int = 1) -> dict[str, Any]
 
 
 def is_state_of(step: int, state: dict[str, Any]) -> bool:
-    """Whether a state that was loaded whole is that of a step."""
-    told = state_of(step)
+    """Return whether a loaded, complete state is the state of a step."""
+    expected = state_of(step)
     return bool(
-        torch.equal(state["model"]["cut"], told["model"]["cut"])
-        and torch.equal(state["model"]["same"], told["model"]["same"])
-        and state["optimizer"] == told["optimizer"]
+        torch.equal(state["model"]["cut"], expected["model"]["cut"])
+        and torch.equal(state["model"]["same"], expected["model"]["same"])
+        and state["optimizer"] == expected["optimizer"]
     )
 
 
 def say(*words: object) -> None:
-    """One write for each line, so that those of several processes do not mix."""
+    """Print a line with one write, so that lines of several processes do not mix."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def train(plan: dict[str, Any]) -> None:
-    """Save one step after another, and say what was staged and committed.
+    """Save one step after another, and print which steps are staged and committed.
 
-    The first line names the process that uploads, 0 where this one does.
+    The first line has the id of the uploader process, or 0 if this process uploads.
     """
     rank, world_size = plan.get("rank", 0), plan.get("world_size", 1)
     if world_size > 1:
@@ -85,7 +85,7 @@ def train(plan: dict[str, Any]) -> None:
 
 
 def leave(uri: str, steps: Sequence[int], staging: Literal["thread", "process"]) -> None:
-    """Save steps, and end without a look at what becomes of them."""
+    """Save steps, and exit without waiting for them."""
     checkpointer = Checkpointer(uri, staging=staging, retry=STUBBORN, timeouts=SLOW)
     for step in steps:
         checkpointer.save_async(step, {"a": torch.ones(3)})

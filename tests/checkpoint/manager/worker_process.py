@@ -1,4 +1,4 @@
-"""Processes that tests start, and the Checkpointer that is tested in them."""
+"""Processes for tests of the Checkpointer, and the Checkpointer that they use."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 
 SLOW = Timeouts(connect_seconds=120, progress_seconds=120, idle_seconds=280)
-"""For a machine that stands still for a while: no request is given up for that."""
+"""Timeouts that a request does not reach if the machine stalls for a while."""
 
 FAST = RetryPolicy(max_attempts=2, initial_seconds=0.01)
 
 STUBBORN = RetryPolicy(max_attempts=100_000, initial_seconds=0.01, max_seconds=0.05)
-"""Asks until a fault is taken back: as long as a test wants, a refused request holds up a save."""
+"""Retries until the test removes the fault, so that the test controls how long a save waits."""
 
 
 class Clock:
@@ -44,11 +44,11 @@ class Clock:
         return self.factor * time.monotonic()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial, (time.monotonic,)  # the process that uploads has that of the system
+        return partial, (time.monotonic,)  # the uploader process uses the system's clock
 
 
 class Checkpointer(_checkpoint.Checkpointer):
-    """One that waits for its clean-up on a machine that stands still, and polls often."""
+    """A Checkpointer with long limits for clean-up, because machines may stall, and short polls."""
 
     clock = Clock()
     upload_settings = replace(
@@ -60,7 +60,7 @@ class Checkpointer(_checkpoint.Checkpointer):
 
 
 class Forks:
-    """The process that forks others; see the fixture `forks`."""
+    """Client of the process `fork_server`; see the fixture `forks`."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
@@ -88,37 +88,37 @@ class Forks:
         self._process.wait()
 
     def call(self, request: Any, *fds: int) -> int:
-        """Send one request, and return the answer."""
+        """Send one request, and return the response."""
         socket.send_fds(self._control, [json.dumps(request).encode()], fds)
         return int(self._answers.readline())
 
     def fork(self, task: str, server: GCSServer, *arguments: Any, fds: Sequence[int]) -> int:
-        """Fork a process that does a task of `fork_server.TASKS`, and return its number.
+        """Fork a process that runs a task, and return its process id.
 
         Args:
-            task: The name of it.
+            task: Name of the task in `fork_server.TASKS`.
             server: The server of its bucket.
             arguments: Arguments of the task.
-            fds: Its standard input, output and errors, as many as it is to be given.
+            fds: Descriptors for its standard input, output and error; the last may be omitted.
         """
-        places = getattr(server, "environment", {"STORAGE_EMULATOR_HOST": server.url})
-        return self.call([task, places, *arguments], *fds)
+        environment = getattr(server, "environment", {"STORAGE_EMULATOR_HOST": server.url})
+        return self.call([task, environment, *arguments], *fds)
 
 
 class Forked:
-    """One process that was forked.
+    """One forked process.
 
     Args:
-        forks: What forks it.
-        task: What it does; one of `fork_server.TASKS`.
+        forks: The process that forks.
+        task: Name of the task in `fork_server.TASKS`.
         server: The server of its bucket.
         arguments: Arguments of the task.
-        errors: File that its errors go to; those of the tests by default.
+        errors: File for its standard error; by default the standard error of the tests.
 
     Attributes:
-        pid: Its number.
-        stdin: Its input.
-        stdout: Its output.
+        pid: Process id.
+        stdin: Its standard input.
+        stdout: Its standard output.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Forked:
         self.wait()
 
     def wait(self) -> int:
-        """Wait for its end, and return its exit status, or the signal's number below 0."""
+        """Wait for its exit, and return the exit status, or the negative number of a signal."""
         if self._code is None:
             self._code = self._forks.call(self.pid)
         return self._code
@@ -181,7 +181,7 @@ class Rank(Forked):
 
 
 class Ranks:
-    """Processes that save together."""
+    """The processes of all ranks."""
 
     def __init__(self, forks: Forks, server: GCSServer, world_size: int, folder: Path) -> None:
         rendezvous = f"file://{folder}/rendezvous"
@@ -195,28 +195,28 @@ class Ranks:
             each.end()
 
     def send(self, name: str, **arguments: Any) -> list[Any]:
-        """Send all the same command, and return the result of each."""
+        """Run a command on all ranks, and return their results or errors."""
         for each in self.all:
             each.send(name, **arguments)
         return [each.receive() for each in self.all]
 
     def call(self, name: str, **arguments: Any) -> list[Any]:
-        """Send all the same command, which succeeds on each, and return the results."""
+        """Run a command on all ranks, check that it succeeded, and return the results."""
         results = self.send(name, **arguments)
         assert all(each[0] for each in results), results
         return [each[1] for each in results]
 
 
 def wait_until(is_so: Callable[[], object], seconds: float = 240) -> None:
-    """Wait for what another process or thread does."""
+    """Wait until another process or thread makes a condition true."""
     end = time.monotonic() + seconds
     while not is_so():
-        assert time.monotonic() < end, "it did not happen in time"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.02)
 
 
 def uploader_of(pid: int) -> int:
-    """Return the process that uploads for a process, once there is one."""
+    """Wait until a process has an uploader process, and return the uploader's id."""
     found = find_uploaders(pid)
     while not found:
         time.sleep(0.02)
@@ -227,7 +227,7 @@ def uploader_of(pid: int) -> int:
 def find_uploaders(pid: int) -> list[int]:
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):  # of each thread
-        with suppress(OSError):  # the thread, or the process, has ended since
+        with suppress(OSError):  # the thread or the process has exited meanwhile
             found += [
                 int(number)
                 for number in children.read_text().split()
@@ -237,13 +237,13 @@ def find_uploaders(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process that is not our child runs."""
+    """Return whether a process runs that is not a child of this process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:  # it has ended since, or this system has no such files
+    except FileNotFoundError:  # the process has exited, or this system has no /proc
         return not Path("/proc/self/stat").exists()
     return status.rpartition(")")[2].split()[0] != "Z"

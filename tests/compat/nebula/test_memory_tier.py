@@ -63,7 +63,7 @@ def test_a_version_that_is_saved_nowhere_else_is_kept() -> None:
     memory = MemoryTier(MIB)
     version = keep(memory, 1, "a", "x", MIB)
     assert memory.allocate(1, MIB).kind == "wait"
-    assert version.is_due
+    assert version.must_save
     memory.set_saved(version, "storage")
     assert memory.allocate(1, MIB).segment is not None
 
@@ -244,7 +244,7 @@ def test_a_version_is_evicted_as_a_whole() -> None:
 def test_a_due_version_stays_until_every_tier_has_it() -> None:
     memory = MemoryTier(10 * MIB, retention=1, num_tiers=2)
     version = keep(memory, 1, "a", "x", MIB)
-    version.is_due = True
+    version.must_save = True
     memory.set_saved(version, "disk")
     keep(memory, 1, "b", "x", MIB)
     assert version in memory.versions
@@ -255,7 +255,7 @@ def test_a_due_version_stays_until_every_tier_has_it() -> None:
 def test_retention_keeps_due_versions() -> None:
     memory = MemoryTier(10 * MIB, retention=1)
     first = keep(memory, 1, "a", "x", MIB)
-    first.is_due = True
+    first.must_save = True
     keep(memory, 1, "b", "x", MIB)
     assert first in memory.versions
     memory.set_saved(first, "storage")
@@ -277,7 +277,7 @@ def test_the_budget_holds_and_the_newest_version_is_never_lost(
         found = memory.allocate(owner, size)
         assert memory.used_bytes <= 100
         if found.segment is None:
-            waiting = [each for each in memory.versions if each.is_due and not each.saved_in]
+            waiting = [each for each in memory.versions if each.must_save and not each.saved_in]
             assert waiting, "it waits for nothing"
             for each in waiting:
                 memory.set_saved(each, "storage")

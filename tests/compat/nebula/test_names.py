@@ -41,12 +41,12 @@ def test_common_tags_are_their_own_key() -> None:
 
 @pytest.mark.parametrize("tag", ["", "x" * 201, "ä" * 100, "." * 300])
 def test_a_tag_that_no_disk_takes_is_rejected(tag: str) -> None:
-    with pytest.raises(ValueError, match="is no tag"):
+    with pytest.raises(ValueError, match=r"is not a (valid )?tag"):
         quote_name(tag)
 
 
 def test_a_tag_is_text() -> None:
-    with pytest.raises(TypeError, match="are strings"):
+    with pytest.raises(TypeError, match="must be a string"):
         quote_name(500)  # type: ignore[arg-type]
 
 

@@ -113,7 +113,7 @@ def test_many_parts_are_kept_by_a_daemon_that_holds_no_pipe_of_the_trainer(
     nm.init(place, 0)
     found = nm.get_latest_checkpoint()
     assert found is not None
-    assert [each.tier for each in found._found.sources] == ["memory", "storage"]  # type: ignore[union-attr]
+    assert [each.tier for each in found._saved_tag.sources] == ["memory", "storage"]  # type: ignore[union-attr]
     assert found.load("part129") == 129
 
 

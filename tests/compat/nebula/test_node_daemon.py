@@ -102,7 +102,7 @@ async def test_flush_waits_for_the_newer_version_of_its_tag(trainer: TrainerConn
         await asyncio.sleep(0)
     assert not flush.done()
     (version,) = daemon.memory.versions
-    assert version.is_due
+    assert version.must_save
     assert set(version.parts) == {"x", "y"}
     daemon.memory.set_saved(version, "storage")
     daemon.notify()
@@ -263,7 +263,7 @@ async def test_a_connection_that_cannot_be_accepted_at_once_is_accepted_later(
             await asyncio.sleep(0.02)
         ours.close()
         while not daemon.is_idle:
-            await daemon.changed(1)
+            await daemon.wait_for_change(1)
         accepting.cancel()
 
 
@@ -371,7 +371,7 @@ async def test_the_newest_is_retried_after_an_older_one_was_saved() -> None:
     async def save(tier: StorageTier, store: object, version: Version, *_: Any, **__: Any) -> None:
         attempts.append(version.tag)
         if attempts == ["new"]:
-            old.is_due = True  # as a flush of it does
+            old.must_save = True  # as a flush of it does
             raise TransientError("the storage is not available")
 
     daemon = NodeDaemon(save=save, retry_seconds=0.0)
@@ -399,9 +399,9 @@ def test_memory_that_was_damaged_gives_way_to_the_storage(inside: str) -> None:
     nm.init(inside, 0)
     commit("a", 1)
     nm.flush_persistence()
-    arena = next(iter(_training_run.current().snapshots._arenas.values()))
+    arena = next(iter(_training_run.current().snapshot_writer._arenas.values()))
     arena.view[arena.size // 2] ^= 1
     found = latest()
-    assert found._found is not None
-    assert [each.tier for each in found._found.sources] == ["memory", "storage"]
+    assert found._saved_tag is not None
+    assert [each.tier for each in found._saved_tag.sources] == ["memory", "storage"]
     assert is_state_of(1, found.load("model"))

@@ -1,4 +1,4 @@
-"""A training run in a process of its own, with commands of the test."""
+"""A training run in a separate process, controlled by commands of a test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def do_save(tag: str, name: str, number: float, size: int = 30_000) -> None:
 def do_save_what_does_not_pickle(tag: str) -> None:
     try:
         checkpoints[tag].save("lambda", lambda: 1)
-    except Exception:  # as a program that goes on
+    except Exception:  # like a program that continues after the error
         return
     raise AssertionError("it was saved")
 
@@ -60,7 +60,7 @@ def do(command: str, /, **arguments: Any) -> Any:
 
 
 def open_worker(rank: int, world_size: int, rendezvous: str) -> Any:
-    """Start, and return the function that carries out commands."""
+    """Join the process group, and return the function that runs commands."""
     torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group(

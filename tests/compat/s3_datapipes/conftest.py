@@ -1,4 +1,4 @@
-"""Buckets that the environment leads to, as those who change an import have them."""
+"""Buckets whose server is set in the environment, as for programs that only change an import."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Bucket:
         return f"gs://{bucket}/{key}"
 
     def fill(self, num_objects: int, prefix: str = "train/", size: int = 0) -> dict[str, bytes]:
-        """Put so many objects, and return their contents by their urls."""
+        """Store `num_objects` objects, and return their contents by url."""
         made = {}
         for number in range(num_objects):
             data = f"{prefix}{number}\n".encode().ljust(size, b".")

@@ -324,7 +324,7 @@ def test_a_second_epoch_comes_from_the_cache(bucket: Bucket, tmp_path: Path) -> 
     reads = bucket.num_reads()
     assert contents(pipe) == expected
     assert bucket.num_reads() == reads
-    with pytest.raises(ValueError, match="by its name alone"):
+    with pytest.raises(ValueError, match="without its metadata"):
         contents(IterableWrapper(sorted(expected)).load_files_by_s3(cache=tmp_path))
 
 
@@ -365,7 +365,7 @@ def test_mode_xb_does_not_overwrite(bucket: Bucket) -> None:
     ("settings", "says"),
     [
         ({"request_timeout_ms": 0}, "request_timeout_ms must be above 0, or -1, not 0"),
-        ({"request_timeout_ms": 5, "timeouts": Timeouts()}, "give one of them"),
+        ({"request_timeout_ms": 5, "timeouts": Timeouts()}, "pass one of them"),
         ({"buffer_size": 0}, "buffer_size must be above 0, not 0"),
     ],
 )
@@ -393,7 +393,7 @@ def test_a_region_is_part_of_the_credentials() -> None:
     given = S3Access(requester_pays=True)
     expected = S3Access(requester_pays=True, region="us-west-2")
     assert in_region({"credentials": given}, "us-west-2", url) == {"credentials": expected}
-    with pytest.raises(ValueError, match="is not the 'us-west-2' of credentials="):
+    with pytest.raises(ValueError, match="is not the region 'us-west-2' of credentials="):
         in_region({"credentials": expected}, "us-east-1", url)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux import NotFoundError
+from aioflux import NotFoundError, _bridge
 from aioflux.compat.s3_datapipes import IterableWrapper
 
 if TYPE_CHECKING:
@@ -89,3 +89,16 @@ def test_a_stream_of_an_object_that_was_replaced_is_an_error(bucket: Bucket) -> 
     [(_, file)] = files
     with pytest.raises(NotFoundError, match="gs://bucket/a"):
         file.read()
+
+
+def test_a_file_may_be_collected_on_the_event_loop(bucket: Bucket) -> None:
+    """Garbage collection runs on any thread, and must not wait for the loop."""
+    [(_, file)] = files_of(bucket, bytes(5000), 1000)
+    file.read(1)
+    files = [file]
+    del file
+
+    async def drop() -> None:
+        files.clear()
+
+    _bridge.run(drop())

@@ -1,6 +1,6 @@
-"""A fake of DeepSpeed's engine: it calls a checkpoint engine as that of 0.19 does.
+"""A fake of DeepSpeed's engine: it calls a checkpoint engine like the engine of DeepSpeed 0.19.
 
-In the same order, on all ranks, and with the same checks of directories.
+The calls have the same order, run on all ranks, and have the same checks of directories.
 """
 
 from __future__ import annotations

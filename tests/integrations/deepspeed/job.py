@@ -1,9 +1,10 @@
-"""One rank of a real job of DeepSpeed, on its accelerator of the CPU.
+"""One rank of a real DeepSpeed job, with DeepSpeed's CPU accelerator.
 
     python -m tests.integrations.deepspeed.job <kind> <uri> <local directory>
 
-It trains, saves, trains on, and does the same again from what a new engine loads. The kinds are
-`decoupled` and `nebula`, which is DeepSpeed's own engine over the name `torch_nebula`.
+The job trains, saves and trains further. A new engine then loads the checkpoint and repeats the
+last steps. The kinds are `decoupled`, and `nebula`, which is DeepSpeed's own Nebula engine with the
+alias `torch_nebula`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from deepspeed import comm as dist  # type: ignore[import-not-found]
 from aioflux.compat import nebula as nm
 from aioflux.integrations.deepspeed import attach
 
-# Its ranks would build this with a compiler, for minutes.
+# DeepSpeed would compile this extension, which takes minutes.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 kind, uri, directory = sys.argv[1:4]
@@ -32,7 +33,9 @@ def build(seed: int) -> Any:
     config = {
         "train_batch_size": 4,
         "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}},
-        "zero_optimization": {"stage": 3 if kind == "decoupled" else 1},
+        # Not stage 3: on CPU and without any checkpoint, DeepSpeed's own stage 3 computes wrong losses
+        # after 9 to 83 steps on a busy machine (7 of 7 jobs; stage 2: none of 3 in 300 steps).
+        "zero_optimization": {"stage": 2 if kind == "decoupled" else 1},
         "bf16": {"enabled": True},
     }
     if kind == "nebula":

@@ -1,4 +1,4 @@
-"""One rank that drives the checkpoint engine as DeepSpeed does, by commands of a test."""
+"""One rank that calls the checkpoint engine like DeepSpeed, controlled by commands of a test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Commands:
 
 
 def open_worker(rank: int, world_size: int, rendezvous: str) -> Any:
-    """Join the other ranks, and return the function that carries out commands."""
+    """Join the other ranks, and return the function that runs commands."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size

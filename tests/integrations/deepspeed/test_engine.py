@@ -170,7 +170,7 @@ def test_a_damaged_tag_is_rejected(engine: Engine, server: GCSServer) -> None:
 
 def test_a_missing_tag_or_part_is_named(engine: Engine) -> None:
     assert engine.load_checkpoint(URI) == (None, None)  # as DeepSpeed says it
-    with pytest.raises(CheckpointError, match=f"nothing is not at {URI}"):
+    with pytest.raises(CheckpointError, match=f"there is no checkpoint .nothing. at {URI}"):
         restored(engine, "nothing")
     save(engine, "global_step1", 1)
     shadow = engine.checkpoint_engine.placeholders.directory_of(URI)

@@ -1,4 +1,4 @@
-"""A bucket on the embedded server, and the filesystem that shows it."""
+"""Fixtures: a bucket on the embedded server, and a filesystem for it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[GCSServer]:
-    """A server for a whole module, whose tests share no bucket."""
+    """A server for all tests of a module; each test has its own bucket."""
     with GCSServer() as server:
         yield server
 
 
 @pytest.fixture
 def bucket(shared: GCSServer, request: pytest.FixtureRequest) -> str:
-    """A bucket of this test alone."""
+    """A bucket for one test."""
     name = f"bucket-{len(shared.state.buckets)}"
     shared.create_bucket(name)
     return name

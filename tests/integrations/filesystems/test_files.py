@@ -294,7 +294,7 @@ def test_new_is_checked_again_at_the_end(shared: GCSServer, fs: GSFileSystem, bu
 
 @pytest.mark.parametrize("mode", ["r+b", "w+b", "q"])
 def test_other_modes_are_rejected(fs: GSFileSystem, bucket: str, mode: str) -> None:
-    with pytest.raises(ValueError, match="opened as one of rb, wb, xb, ab"):
+    with pytest.raises(ValueError, match="mode must be one of rb, wb, xb, ab"):
         fs.open(f"{bucket}/a", mode)
 
 
@@ -378,7 +378,7 @@ def test_a_nested_transaction_is_rejected(shared: GCSServer, fs: GSFileSystem, b
     """fsspec's own forgets the writes of the outer one."""
     with fs.transaction:
         fs.pipe_file(f"{bucket}/a", b"a")
-        with pytest.raises(RuntimeError, match="one at a time"):
+        with pytest.raises(RuntimeError, match="can have only one"):
             fs.transaction.start()
     assert shared.keys(bucket) == ["a"]
 
@@ -415,7 +415,7 @@ async def test_files_may_be_awaited(bucket: str) -> None:
             2,
             b"ta",
         )
-        with pytest.raises(ValueError, match="not open in a mode"):
+        with pytest.raises(ValueError, match="must be open in mode"):
             await file.write(b"x")
     with pytest.raises(ValueError, match="closed"):
         await file.read()

@@ -156,7 +156,7 @@ def test_a_pickle_keeps_the_options(shared: GCSServer, bucket: str) -> None:
 
 def test_credentials_are_not_pickled(shared: GCSServer) -> None:
     fs = GSFileSystem(endpoint_url=shared.url, credentials=Credentials("secret"))
-    with pytest.raises(TypeError, match="holds credentials and does not pickle"):
+    with pytest.raises(TypeError, match="holds credentials and cannot be pickled"):
         pickle.dumps(fs)
     assert "secret" not in repr(fs)
 

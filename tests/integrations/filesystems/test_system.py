@@ -122,7 +122,7 @@ def test_one_protocol_is_given_as_several() -> None:
         ({"account_key": "k"}, "'account_key' is for az://, not for gs://"),
         ({"requests_timeout": 3}, "instead of requests_timeout= give timeouts"),
         ({"endpoint": "x"}, "no storage option 'endpoint'"),
-        ({"transfer": {"max_inflight": 1}}, "TransferOptions has no 'max_inflight'"),
+        ({"transfer": {"max_inflight": 1}}, "TransferOptions has no field 'max_inflight'"),
         ({"retry": 3}, "retry must be aioflux.RetryPolicy"),
     ],
 )

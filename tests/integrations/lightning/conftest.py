@@ -1,4 +1,4 @@
-"""A bucket on the embedded server, and a module of Lightning small enough to train in no time."""
+"""A bucket on the embedded server for tests of the Lightning integration."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 
 class ForkServer:
-    """The process that forks the others."""
+    """Client of a process that forks processes for jobs."""
 
     def __init__(self, directory: Path) -> None:
         self._process = subprocess.Popen(
@@ -61,7 +61,7 @@ class ForkServer:
 
 
 def run_rank(request: dict[str, Any], rank: int) -> None:
-    """Run a job in its forked process."""
+    """Run a job in a forked process."""
     descriptor = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -97,4 +97,4 @@ if __name__ == "__main__":
     from tests.integrations.lightning import jobs
 
     main()
-    os._exit(0)  # there is nothing to clean up, and Lightning takes seconds to end
+    os._exit(0)  # nothing needs clean-up, and an orderly exit of Lightning takes seconds

@@ -1,4 +1,4 @@
-"""What processes of their own do for tests."""
+"""Jobs that tests run in separate processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integrations.lightning.tiny import At, Tiny
 
 
 class ShardedTiny(Tiny):
-    """Sharded by FSDP2 in its own hook, or by the strategy."""
+    """`Tiny` sharded by FSDP2 in `configure_model`, or by the strategy."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class ShardedTiny(Tiny):
 
 
 def on_processors(kind: type) -> type:
-    """FSDPStrategy without an accelerator, which torch refuses unless it is told the device."""
+    """Return a subclass of FSDPStrategy for the CPU; torch requires the device for this."""
 
     class OnProcessors(kind):  # type: ignore[misc]
         def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -79,7 +79,7 @@ def fit(kind: str, max_steps: int, ckpt_path: str | None = None, **options: Any)
 
 
 def weights(running: pl.Trainer) -> list[torch.Tensor]:
-    """What this rank holds."""
+    """Return the weights of this rank."""
     parameters = running.strategy.model.parameters()
     return [getattr(each, "_local_tensor", each).detach().clone() for each in parameters]
 
@@ -136,7 +136,7 @@ def run(kind: str, uri: str, directory: Path) -> dict[str, Any]:
     found["ours loads stock's"] = is_equal(ours, unbroken)
     ours = fit(kind, 8, "gs://bucket/whole.ckpt", plugin=plugin)
     found["ours loads a whole one"] = is_equal(ours, unbroken)
-    if kind != "fsdp":  # whose whole state crashes in torch without an accelerator
+    if kind != "fsdp":  # without an accelerator, torch crashes when it gathers a full FSDP state
         whole = fit(kind, 4, plugin=plugin, is_whole=True)
         whole.save_checkpoint(f"{uri}/whole-too.ckpt")
         ours = fit(kind, 8, f"{uri}/whole-too.ckpt", plugin=plugin)
@@ -160,8 +160,8 @@ def run(kind: str, uri: str, directory: Path) -> dict[str, Any]:
 
 
 def shard(uri: str, directory: str) -> None:
-    """Do all that strategies are for on one of two ranks, and write down what it found."""
-    register(replace=("gs",))  # gcsfs looks for credentials, which takes its time
+    """Test the strategies on one of two ranks, and write the results to a file."""
+    register(replace=("gs",))  # gcsfs would look for credentials, which is slow
     found = {}
     for kind in ("model-parallel", "fsdp"):
         place = Path(directory, kind)
@@ -171,14 +171,14 @@ def shard(uri: str, directory: str) -> None:
 
 
 def killed(uri: str) -> None:
-    """Train, and die at step 7 with a save under way."""
+    """Train, and die at step 7 during a save."""
     saving = ModelCheckpoint(uri, every_n_train_steps=2, save_last=True)
     kill = At(7, lambda _: os.kill(os.getpid(), signal.SIGKILL))
     tiny.fit(12, AiofluxCheckpointIO(background=True), [saving, kill])
 
 
 def forked(uri: str, directory: str) -> None:
-    """Train in two processes that Lightning forks, and keep what the trainer has afterwards."""
+    """Train in two processes that Lightning forks, and write the trainer's results to a file."""
     del os.environ["LOCAL_RANK"]
     saving = ModelCheckpoint(uri, every_n_train_steps=2, save_last=True)
     plugin = AiofluxCheckpointIO(background=True)

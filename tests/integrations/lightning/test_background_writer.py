@@ -83,7 +83,7 @@ def test_a_failed_save_keeps_the_checkpoint_that_it_was_to_replace(
         plugin.wait()
     assert server.keys("bucket") == ["run/newest.ckpt", "run/old.ckpt"]
     assert f"{NEW} could not be stored" in caplog.text
-    assert f"{OLD} is kept" in caplog.text
+    assert f"{OLD} is not removed" in caplog.text
     plugin.teardown()  # raised once
 
 

@@ -15,12 +15,12 @@ from aioflux.integrations.lightning import (
     ModelParallelStrategy,
 )
 from aioflux.integrations.lightning._sharded_checkpoint import (
-    Rest,
-    has_rest,
-    live_memory,
+    TrainerData,
+    has_trainer_data,
     load_sharded,
     save_sharded,
     snapshot,
+    training_memory,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_only_memory_that_training_writes_to_is_copied() -> None:
         "optimizer": optimizer.state_dict(),
         "other": [elsewhere, {"epoch": 3}],
     }
-    copied = snapshot(state, live_memory(model, [optimizer]))
+    copied = snapshot(state, training_memory(model, [optimizer]))
     assert copied["other"][0].data_ptr() == elsewhere.data_ptr()
     before = [each.clone() for each in tensors(copied)]
     model(torch.randn(3, 4)).sum().backward()
@@ -65,14 +65,14 @@ def tensors(state: dict[str, Any]) -> list[torch.Tensor]:
 
 def test_everything_else_is_in_the_save_itself(server: GCSServer) -> None:
     """meta.pt is for Lightning's own strategies; ours load what was committed with the weights."""
-    rest = Rest.of({"epoch": 3, "global_step": 7})
-    save_sharded(URI, {"model": {"weight": torch.ones(3)}}, rest, {"step": 7})
+    trainer_data = TrainerData.serialize({"epoch": 3, "global_step": 7})
+    save_sharded(URI, {"model": {"weight": torch.ones(3)}}, trainer_data, {"step": 7})
     server.put("bucket", "run/last.ckpt/meta.pt", b"of a save that was killed")
-    assert has_rest(URI, {})
+    assert has_trainer_data(URI, {})
     state: dict[str, Any] = {"model": {"weight": torch.zeros(3)}, "aioflux.rest": b""}
     load_sharded(URI, state, {}, weights_only=None, is_strict=True)
     assert torch.equal(state["model"]["weight"], torch.ones(3))
-    assert Rest(state["aioflux.rest"]).load(weights_only=True)["epoch"] == 3
+    assert TrainerData(state["aioflux.rest"]).load(weights_only=True)["epoch"] == 3
 
 
 def test_a_missing_tensor_fails_a_strict_load(server: GCSServer) -> None:
@@ -87,7 +87,7 @@ def test_a_missing_tensor_fails_a_strict_load(server: GCSServer) -> None:
 def test_a_sharded_checkpoint_replaces_one_object_of_its_name(server: GCSServer) -> None:
     AiofluxCheckpointIO().save_checkpoint({"step": 1}, URI)
     for _ in range(2):
-        save_sharded(URI, {"model": {"weight": torch.ones(3)}}, Rest.of({}), {})
+        save_sharded(URI, {"model": {"weight": torch.ones(3)}}, TrainerData.serialize({}), {})
         assert "run/last.ckpt" not in server.keys("bucket")
         assert "run/last.ckpt/meta.pt" in server.keys("bucket")
         assert AiofluxCheckpointIO().exists(URI)
@@ -98,12 +98,12 @@ def test_a_strategy_has_its_plugin_and_rejects_others(kind: Any) -> None:
     strategy = kind()
     assert isinstance(strategy.checkpoint_io, AiofluxCheckpointIO)
     strategy.checkpoint_io = TorchCheckpointIO()
-    with pytest.raises(TypeError, match="stores by AiofluxCheckpointIO, not by TorchCheckpointIO"):
+    with pytest.raises(TypeError, match="with AiofluxCheckpointIO, not with TorchCheckpointIO"):
         strategy.load_checkpoint(URI)
 
 
 @pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy])
 def test_options_of_one_save_are_checked(kind: Any) -> None:
     strategy = kind(state_dict_type="sharded") if kind is FSDPStrategy else kind()
-    with pytest.raises(TypeError, match="takes no thread_count; it takes compression"):
+    with pytest.raises(TypeError, match="has no option thread_count; its options are compression"):
         strategy.save_checkpoint({"state_dict": {}}, URI, {"thread_count": 4})

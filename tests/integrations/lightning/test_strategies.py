@@ -90,7 +90,7 @@ def test_what_one_rank_cannot_store_fails_on_all(kind: str, when: str, ranks: Ra
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_there_fails_on_all_ranks(kind: str, ranks: Ranks) -> None:
     first, second = (each[kind]["nothing"] for each in ranks.found)
-    assert f"gs://bucket/run/{kind}/nothing is no checkpoint" in first
+    assert f"there is no checkpoint gs://bucket/run/{kind}/nothing" in first
     assert "another rank" in second
 
 

@@ -1,4 +1,4 @@
-"""A module of Lightning small enough to train in no time, and trainers for it."""
+"""A small Lightning module that trains fast, and trainers for it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OF_LIGHTNING = [
         "`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",
     )
 ]
-"""What Lightning warns of in these tests, and of torch's deprecations in Lightning."""
+"""Warnings to ignore: of Lightning about these tests, and of torch about calls of Lightning."""
 
 
 class Batches:
-    """The same batches in each epoch; goes on where a checkpoint was made."""
+    """The same batches in each epoch; resumes at the position of a checkpoint."""
 
     def __init__(self) -> None:
         self.num_given = 0
@@ -48,7 +48,7 @@ class Batches:
 
 
 class Tiny(pl.LightningModule):
-    """Its loss falls, and its optimizer and schedule have a state."""
+    """A module whose loss decreases, with an optimizer and a schedule that have a state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Tiny(pl.LightningModule):
 
 
 class At(pl.Callback):
-    """Does something before a step, or before each."""
+    """Calls a function before one step, or before every step."""
 
     def __init__(self, step: int | None, action: Any) -> None:
         self.step, self.action = step, action

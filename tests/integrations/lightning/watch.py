@@ -1,4 +1,4 @@
-"""The keys of a bucket after every request that changed them."""
+"""Record of the keys of a bucket after each request that changed them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Watch(Hook):
-    """Records each state of a bucket: requests are handled one at a time."""
+    """Records each list of keys of a bucket. The server handles one request at a time."""
 
     def __init__(self, server: GCSServer, bucket: str = "bucket") -> None:
         self._server = server

@@ -1,9 +1,9 @@
-"""The names of `dataflux_pytorch.lightning` over aioflux. It needs `lightning`.
+"""The API of `dataflux_pytorch.lightning`, implemented with aioflux. Needs `lightning`.
 
     from aioflux.compat.dataflux.lightning import DatafluxLightningCheckpoint
 
-is the only line that changes. `DatafluxFSDPStrategy`, which the old library has in its `demo`, is
-included.
+A program changes only this import. The package includes `DatafluxFSDPStrategy`, which the old
+library has in its `demo`.
 """
 
 from __future__ import annotations

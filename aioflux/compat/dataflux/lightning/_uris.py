@@ -1,4 +1,4 @@
-"""Uris of the paths of the old library. Pure."""
+"""Conversion of the old library's paths to uris; pure functions."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ def uri_of(path: str | os.PathLike[str]) -> str:
     """Return the uri of a path.
 
     Args:
-        path: `gs://bucket/key` or `gcs://bucket/key`, also if `pathlib.Path` removed a slash. A
-            path without a scheme is one of the local disk, where Lightning saves by default.
+        path: `gs://bucket/key` or `gcs://bucket/key`, also after `pathlib.Path` has removed a
+            slash. A path without a scheme is on the local disk, where Lightning saves by default.
 
     Raises:
-        TypeError: It is neither text nor a path.
-        ValueError: It is empty, names no bucket, or is a uri of something else.
+        TypeError: The path is neither a string nor a path object.
+        ValueError: The path is empty, has no bucket, or has another scheme.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"a path is a str or a pathlib.Path, not {type(path).__name__}")
     text = os.fspath(path)
     if not text:
         raise ValueError("the path is empty; write gs://bucket/key")
-    found = _CLOUD.fullmatch(text)
-    if found is None:
+    match = _CLOUD.fullmatch(text)
+    if match is None:
         if "://" in text and not text.startswith("file://"):
             raise ValueError(f"{text!r} does not begin with gs:// or gcs://")
         return to_uri(text)
-    if not found["bucket"]:
+    if not match["bucket"]:
         raise ValueError(f"{text!r} names no bucket; write gs://bucket/key")
-    return f"gs://{found['bucket']}{found['rest']}"
+    return f"gs://{match['bucket']}{match['rest']}"
 
 
 def gcs_uri(path: str | os.PathLike[str]) -> str:
     """Return the uri of a path in a bucket.
 
     Raises:
-        TypeError: It is neither text nor a path.
-        ValueError: It is in no bucket.
+        TypeError: The path is neither a string nor a path object.
+        ValueError: The path is not in a bucket.
     """
     uri = uri_of(path)
     if not uri.startswith("gs://"):

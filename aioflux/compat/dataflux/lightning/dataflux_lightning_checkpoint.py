@@ -1,4 +1,4 @@
-"""The checkpoint plugins of gcs-torch-dataflux for Lightning, over aioflux."""
+"""Checkpoint plugins for Lightning with the API of gcs-torch-dataflux."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ __all__ = ["DatafluxLightningAsyncCheckpoint", "DatafluxLightningCheckpoint"]
 class DatafluxLightningCheckpoint(AiofluxCheckpointIO):
     """Checkpoints in a bucket: `Trainer(plugins=[DatafluxLightningCheckpoint(project_name)])`.
 
-    Differences from the old class, which need no change in code that uses it:
+    Differences from the old class, which require no change in programs:
 
-    * It works with current versions of Lightning, which pass `weights_only` to `load_checkpoint`.
-    * A save that fails leaves the existing checkpoint; reads are verified.
-    * Parts are sent while more is written, and ranges are read in parallel: memory is bounded; the
-      old class held all of a checkpoint, twice to load one.
-    * Paths of the local disk are accepted, too: Lightning saves there if no `dirpath` is given, and
-      the old class rejected it.
-    * Removing a missing checkpoint is no error.
+    * The plugin works with current versions of Lightning, which pass `weights_only` to
+      `load_checkpoint`.
+    * A failed save does not change the existing checkpoint. Reads are verified.
+    * Memory is bounded: parts are sent while the program writes, and ranges are read in parallel.
+      The old class had a whole checkpoint in memory to save it, and two copies to load it.
+    * Paths on the local disk are accepted: Lightning saves there if no `dirpath` is set. The old
+      class rejected such paths.
+    * Removing a missing checkpoint raises no error.
     """
 
     storage_client: Any
-    """The given client; None in a copy that was pickled."""
+    """The client that was passed; None after unpickling."""
     _is_background = False
 
     def __init__(
         self, project_name: str, storage_client: Any = None, disable_multipart: bool = False
     ) -> None:
-        """Choose an account; sends nothing yet.
+        """Set the account; sends no request.
 
         Args:
-            project_name: Kept, without effect: names of buckets are unique.
-            storage_client: A `google.cloud.storage.Client` whose endpoint and credentials are used;
-                by default Application Default Credentials, or none if the environment variable
-                STORAGE_EMULATOR_HOST names an emulator.
-            disable_multipart: Kept, without effect: large checkpoints are sent in parallel parts.
+            project_name: Without effect: names of buckets are unique.
+            storage_client: A `google.cloud.storage.Client` whose endpoint and credentials are used.
+                By default Application Default Credentials, or no credentials if the environment
+                variable STORAGE_EMULATOR_HOST names an emulator.
+            disable_multipart: Without effect: large checkpoints are always sent in parallel parts.
         """
         self._set_up(project_name, Account(storage_client), disable_multipart)
         self.storage_client = storage_client
@@ -57,7 +58,7 @@ class DatafluxLightningCheckpoint(AiofluxCheckpointIO):
         self._account = account
 
     def __getstate__(self) -> dict[str, Any]:
-        # Google's clients do not pickle. The account has copied endpoint and credentials.
+        # Clients cannot be pickled. `_account` has a copy of endpoint and credentials.
         return {
             "project_name": self.project_name,
             "account": self._account,
@@ -70,40 +71,26 @@ class DatafluxLightningCheckpoint(AiofluxCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Path, storage_options: Any = None
     ) -> None:
-        """Store a checkpoint; see base class.
-
-        Raises:
-            StorageError: It could not be stored.
-            ValueError: The path is in no bucket and not of the local disk.
-        """
+        """Store a checkpoint in a bucket or on the local disk; see base class."""
         super().save_checkpoint(checkpoint, uri_of(path), storage_options)
 
     def load_checkpoint(
         self, path: Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a checkpoint; see base class.
-
-        Raises:
-            NotFoundError: There is no such checkpoint.
-            ValueError: The path is in no bucket and not of the local disk.
-        """
+        """Load a checkpoint from a bucket or from the local disk; see base class."""
         return super().load_checkpoint(uri_of(path), map_location, weights_only)
 
     def remove_checkpoint(self, path: Path) -> None:
-        """Remove a checkpoint; see base class.
-
-        Raises:
-            ValueError: The path is in no bucket and not of the local disk.
-        """
+        """Remove a checkpoint from a bucket or from the local disk; see base class."""
         super().remove_checkpoint(uri_of(path))
 
 
 class DatafluxLightningAsyncCheckpoint(DatafluxLightningCheckpoint):
-    """The same, and a save returns when the checkpoint is copied in host memory.
+    """A `DatafluxLightningCheckpoint` whose saves return after a copy to host memory.
 
-    Further differences from the old class: a save waits until the one before is stored, while the
-    old class ran any number at a time; an older checkpoint is removed when the newer one is stored,
-    and not before; a failure is raised by the next save and when the trainer ends.
+    Further differences from the old class: A save waits until the previous save is stored; the old
+    class ran any number of saves at the same time. An older checkpoint is removed only after the
+    newer one is stored. A failed save raises in the next save and at the end of training.
     """
 
     _is_background = True

@@ -1,4 +1,4 @@
-"""The distributed writer and reader of gcs-torch-dataflux, over aioflux."""
+"""Distributed checkpoint writer and reader with the API of gcs-torch-dataflux."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ _NO_EFFECT = frozenset(
     {"sync_files", "per_thread_copy_ahead", "cache_staged_state_dict", "single_file_per_rank"}
 )
 _MAX_OBJECTS = 1000
-"""Objects of one rank, at most, if each tensor is to have its own."""
+"""Largest number of objects of one rank, with one object for each tensor."""
 
 
 class GCSDistributedWriter(StorageWriter):
-    """Writes checkpoints of `torch.distributed.checkpoint` to a bucket.
+    """Writer of checkpoints of `torch.distributed.checkpoint` to a bucket.
 
         dcp.save(state, storage_writer=GCSDistributedWriter("gs://bucket/step-1", "project"))
 
-    Differences from the old class, which need no change in code that uses it: it works with torch
-    2.7 and later; a save that fails on one rank fails on all of them, and leaves the existing
-    checkpoint; objects have keys of their own for each save, and `.metadata`, which
-    stock readers load, names them with their checksums.
+    Differences from the old class, which require no change in programs:
+
+    * The class works with torch 2.7 and later.
+    * A save that fails on one rank fails on all ranks, and does not change the existing checkpoint.
+    * Each save writes objects with new keys. `.metadata`, which torch's own readers can load,
+      contains the keys and the checksums.
     """
 
     def __init__(
@@ -43,28 +45,30 @@ class GCSDistributedWriter(StorageWriter):
         debug: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Set the options; sends nothing yet.
+        """Set the options; sends no request.
 
         Args:
-            path: `gs://bucket/prefix` of the checkpoint, as text or as a path.
-            project_name: Kept, without effect: names of buckets are unique.
+            path: `gs://bucket/prefix` of the checkpoint, as a string or a path object.
+            project_name: Without effect: names of buckets are unique.
             storage_client: As for `DatafluxLightningCheckpoint`.
-            debug: Kept, without effect: nothing is printed.
-            kwargs: Options of torch's FileSystemWriter: `thread_count` objects are written by each
-                rank, and with `single_file_per_rank=False` one for each tensor, up to 1,000.
-                With `overwrite=False` an existing checkpoint is an error. `sync_files`,
-                `per_thread_copy_ahead` and `cache_staged_state_dict` have no effect.
+            debug: Without effect: nothing is printed.
+            kwargs: Options of torch's FileSystemWriter. `thread_count` is the maximum number of
+                objects that each rank writes. With `single_file_per_rank=False` a rank writes one
+                object for each tensor, up to 1,000. With `overwrite=False` an existing checkpoint
+                raises an error. `sync_files`, `per_thread_copy_ahead` and
+                `cache_staged_state_dict` have no effect.
 
         Raises:
-            TypeError: There is no such option.
-            ValueError: The path is in no bucket, or an extension is given.
+            TypeError: An option is unknown.
+            ValueError: The path is not in a bucket, or `_extensions` are given.
         """
         self.project_name = project_name
         self.debug = debug
         if kwargs.pop("_extensions", None):
             raise ValueError(
-                "_extensions are of torch's own writer; use aioflux.checkpoint.dcp.StorageWriter "
-                "with compression=aioflux.checkpoint.compression.ZStandard()"
+                "GCSDistributedWriter does not support _extensions; to compress, use "
+                "aioflux.checkpoint.dcp.StorageWriter with "
+                "compression=aioflux.checkpoint.compression.ZStandard()"
             )
         mode = "overwrite" if kwargs.pop("overwrite", True) else "create"
         num_objects = kwargs.pop("thread_count", 1)
@@ -72,7 +76,7 @@ class GCSDistributedWriter(StorageWriter):
             num_objects = _MAX_OBJECTS
         unknown = sorted(set(kwargs) - _NO_EFFECT)
         if unknown:
-            raise TypeError(f"GCSDistributedWriter takes no {unknown[0]!r}")
+            raise TypeError(f"GCSDistributedWriter has no option {unknown[0]!r}")
         super().__init__(
             gcs_uri(path),
             objects_per_rank=num_objects,
@@ -86,19 +90,21 @@ class GCSDistributedWriter(StorageWriter):
         return _is_in_bucket(checkpoint_id)
 
     def reset(self, checkpoint_id: Path | None = None) -> None:
-        """Start another save, to another uri or path if one is given."""
+        """Start another save, to `checkpoint_id` if given."""
         super().reset(gcs_uri(checkpoint_id) if checkpoint_id else None)
 
 
 class GCSDistributedReader(StorageReader):
-    """Reads checkpoints of `torch.distributed.checkpoint` from a bucket.
+    """Reader of checkpoints of `torch.distributed.checkpoint` from a bucket.
 
         dcp.load(state, storage_reader=GCSDistributedReader("gs://bucket/step-1", "project"))
 
-    It reads checkpoints of the old writer, too. Differences from the old class, which need no
-    change in code that uses it: a rank reads the ranges that it needs, and not whole objects;
-    checksums are verified if there are any; other values than tensors are read with
-    `weights_only=True`, unless `weights_only` is given as False.
+    Checkpoints of the old writer can be read, too. Differences from the old class:
+
+    * Each rank reads only the ranges that it needs, and not whole objects.
+    * Checksums are verified if the checkpoint has checksums.
+    * Values that are not tensors are read with `weights_only=True` by default. For a checkpoint
+      with values of other classes, pass `weights_only=False`.
     """
 
     def __init__(
@@ -111,18 +117,18 @@ class GCSDistributedReader(StorageReader):
         weights_only: bool = True,
         _extension_registry: ExtensionRegistry | None = None,
     ) -> None:
-        """Set the options; sends nothing yet.
+        """Set the options; sends no request.
 
         Args:
-            path: `gs://bucket/prefix` of the checkpoint, as text or as a path.
-            project_name: Kept, without effect: names of buckets are unique.
+            path: `gs://bucket/prefix` of the checkpoint, as a string or a path object.
+            project_name: Without effect: names of buckets are unique.
             storage_client: As for `DatafluxLightningCheckpoint`.
-            debug: Kept, without effect: nothing is printed.
+            debug: Without effect: nothing is printed.
             weights_only: As in `aioflux.checkpoint.dcp.StorageReader`.
             _extension_registry: As in torch's FileSystemReader.
 
         Raises:
-            ValueError: The path is in no bucket.
+            ValueError: The path is not in a bucket.
         """
         self.project_name = project_name
         self.debug = debug
@@ -139,7 +145,7 @@ class GCSDistributedReader(StorageReader):
         return _is_in_bucket(checkpoint_id)
 
     def reset(self, checkpoint_id: Path | None = None) -> None:
-        """Start another load, from another uri or path if one is given."""
+        """Start another load, from `checkpoint_id` if given."""
         super().reset(gcs_uri(checkpoint_id) if checkpoint_id else None)
 
 

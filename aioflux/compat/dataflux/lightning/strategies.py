@@ -1,4 +1,4 @@
-"""DatafluxFSDPStrategy: the strategy in the `demo` of gcs-torch-dataflux, over aioflux."""
+"""DatafluxFSDPStrategy: an FSDP strategy with the API of gcs-torch-dataflux's `demo`."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ __all__ = ["DatafluxFSDPStrategy"]
 
 
 class DatafluxFSDPStrategy(FSDPStrategy):
-    """Lightning's FSDPStrategy, with shards of checkpoints in a bucket.
+    """Lightning's FSDPStrategy with sharded checkpoints in a bucket.
 
-    Differences from the old class, which need no change in code that uses it:
+    Differences from the old class, which require no change in programs:
 
-    * The given client is used. The old class used another for the shards.
-    * A checkpoint is visible when all of it is stored, meta.pt included.
-    * With `use_async`, a save that failed is raised by the next one and when the trainer ends, and
-      the strategy can be made before the process group, which the old class needed.
+    * `storage_client` is used for all objects. The old class used another client for the shards.
+    * A checkpoint becomes visible after all its objects are stored, meta.pt included.
+    * With `use_async`, a failed save raises in the next save and at the end of training.
+    * With `use_async`, the strategy can be created before the process group.
     * Nothing is printed.
     """
 
     def __init__(
         self, project_name: str, storage_client: Any = None, use_async: bool = False, **kwargs: Any
     ) -> None:
-        """Choose an account; sends nothing yet.
+        """Create the strategy and its checkpoint plugin; sends no request.
 
         Args:
-            project_name: Kept, without effect: names of buckets are unique.
+            project_name: Without effect: names of buckets are unique.
             storage_client: As for `DatafluxLightningCheckpoint`.
-            use_async: Return from a save when the shards are copied in host memory.
+            use_async: Whether saves return after a copy to host memory.
             kwargs: Options of Lightning's FSDPStrategy; `state_dict_type` is "sharded" by default.
         """
         super().__init__(**{"state_dict_type": "sharded", **kwargs})
@@ -51,11 +51,11 @@ class DatafluxFSDPStrategy(FSDPStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Path, storage_options: Any = None
     ) -> None:
-        """Save a checkpoint; called by every rank. See base class."""
+        """Save a checkpoint; every rank must call it. See base class."""
         super().save_checkpoint(checkpoint, uri_of(filepath), storage_options)
 
     def load_checkpoint(
         self, checkpoint_path: Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a checkpoint; called by every rank. See base class."""
+        """Load a checkpoint; every rank must call it. See base class."""
         return super().load_checkpoint(uri_of(checkpoint_path), weights_only)

@@ -1,4 +1,4 @@
-"""Servers of other projects, each with a keeper, which ends it and removes what it stored."""
+"""Start of servers of other projects, under a supervisor that stops them (`_supervisor.py`)."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["free_ports", "kept"]
+__all__ = ["free_ports", "run_supervised"]
 
 _HERE = Path(__file__).resolve().parent
 _START_SECONDS = 100.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports on which nobody listens, and which are given to nobody else for a minute.
+    """Return free ports that the kernel assigns to no other process for a minute.
 
-    On each a connection has just ended, of which the kernel keeps a trace: who asks for any port is
-    not given this one, and a server, which binds it by its number, is.
+    A connection of each port has just been closed and is in TIME_WAIT. The kernel does not assign
+    such a port to a process that binds port 0, but a server can bind the port by its number.
     """
     with ExitStack() as stack:
         ports: list[int] = []
         for _ in range(count):
             listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            asking = stack.enter_context(socket.create_connection(listening.getsockname()))
+            client = stack.enter_context(socket.create_connection(listening.getsockname()))
             listening.accept()[0].close()
-            asking.recv(1)  # the server's end has closed first, and keeps the trace
+            client.recv(1)  # the server closed first, so its port is in TIME_WAIT
             ports.append(listening.getsockname()[1])
     return ports
 
 
 @contextmanager
-def kept(command: Sequence[str], directory: Path, url: str) -> Iterator[int]:
-    """Run a server until the end of the block, and give its process's id when it answers.
+def run_supervised(command: Sequence[str], directory: Path, url: str) -> Iterator[int]:
+    """Run a server during a `with` block; yield its process id when it responds.
 
     Raises:
-        RuntimeError: It ended, or did not answer in time; says what it printed.
+        RuntimeError: The server exited or did not respond in time; the message has its output.
     """
-    # Nothing that it stored is kept, and to end in order takes it ten seconds.
+    # SIGKILL: the data is deleted anyway, and an orderly exit takes ten seconds.
     ending = str(int(signal.SIGKILL))
-    keeper = [sys.executable, "-I", "-S", str(_HERE / "_keeper.py"), ending, str(directory)]
+    supervisor = [sys.executable, "-I", "-S", str(_HERE / "_supervisor.py"), ending, str(directory)]
     log = directory / "log"
     with log.open("wb") as errors:
         process = subprocess.Popen(  # noqa: S603  our own command
-            [*keeper, *command],
+            [*supervisor, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -75,7 +75,7 @@ def kept(command: Sequence[str], directory: Path, url: str) -> Iterator[int]:
 
 
 def _has_ended(pid: int) -> bool:
-    """Tell whether a process has, which its keeper has not yet taken away."""
+    """Return whether a process has exited; its supervisor may not have waited for it yet."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -89,12 +89,12 @@ def _wait(pid: int, url: str, log: Path) -> None:
         try:
             urllib.request.urlopen(url, timeout=5).close()  # noqa: S310  http to our own server
         except urllib.error.HTTPError as exc:
-            if exc.code < 500:  # it refuses who has no keys
+            if exc.code < 500:  # the server runs and rejects the request without credentials
                 return
         except OSError:
             pass
         else:
             return
         time.sleep(0.05)
-    told = log.read_text(errors="replace")[-300:].strip() if log.exists() else ""
-    raise RuntimeError(f"{url} did not begin to answer: {told or 'it said nothing'}")
+    output = log.read_text(errors="replace")[-300:].strip() if log.exists() else ""
+    raise RuntimeError(f"{url} did not respond; output of the server: {output or 'none'}")

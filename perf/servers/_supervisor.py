@@ -1,8 +1,9 @@
-"""Keeps one server: ends it, and removes what it stored, when its own parent does.
+"""Supervisor of one server: stops the server and deletes its directory when the parent exits.
 
-`python _keeper.py <signal> <directory> <command> ...` runs until standard input closes, which
-happens however the parent ends; the server is then sent the signal, by its number. It imports the
-standard library alone, so that it starts at once. The server ends with the keeper, too.
+`python _supervisor.py <signal> <directory> <command> ...` runs the server until standard input
+closes, which also happens when the parent is killed. It then sends the signal (a number) to the
+server. The server also exits when the supervisor dies. This module imports only the standard
+library, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _STOP_SECONDS = 10.0
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process when the keeper dies; Linux only."""
+    """Ask the kernel to end this process when the supervisor dies; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def keep(ending: int, directory: str, command: list[str]) -> int:
-    """Run the command until standard input closes or it ends; return its exit status."""
+def supervise(ending: int, directory: str, command: list[str]) -> int:
+    """Run the command until standard input closes; return the exit status of the supervisor."""
     process = subprocess.Popen(  # noqa: S603  our own command
         command,
         stdin=subprocess.DEVNULL,
@@ -34,7 +35,7 @@ def keep(ending: int, directory: str, command: list[str]) -> int:
     )
     try:
         print(process.pid, flush=True)
-        # A server that fails at the start is seen by the parent, which then closes the pipe.
+        # If the server fails at its start, the parent notices it and closes the pipe.
         while os.read(0, 4096):
             pass
         return 0
@@ -49,7 +50,7 @@ def keep(ending: int, directory: str, command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Ctrl-C is meant for the parent, whose end is the sign here.
+    # Ignore Ctrl-C: the supervisor waits for the exit of its parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(keep(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    sys.exit(supervise(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -1,4 +1,4 @@
-"""What a spec wants to be there, put into a server that stores it."""
+"""Upload of the objects of a spec to a server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from perf.servers._spec import ServerSpec
 
-__all__ = ["stock"]
+__all__ = ["fill"]
 
 
-def stock(spec: ServerSpec, put: Callable[[str, bytes], object]) -> None:
-    """Put every object of a spec: single ones, sets, shards of lines and states.
+def fill(spec: ServerSpec, put: Callable[[str, bytes], object]) -> None:
+    """Store all objects of a spec: single objects, sets, shards of lines, and states.
 
     Args:
-        spec: What there is to be.
+        spec: The spec.
         put: Stores bytes under a key.
     """
     for size, count in spec.objects:
