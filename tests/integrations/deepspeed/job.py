@@ -33,8 +33,8 @@ def build(seed: int) -> Any:
     config = {
         "train_batch_size": 4,
         "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}},
-        # Not stage 3: on CPU and without any checkpoint, DeepSpeed's own stage 3 computes wrong losses
-        # after 9 to 83 steps on a busy machine (7 of 7 jobs; stage 2: none of 3 in 300 steps).
+        # Not stage 3: on CPU, DeepSpeed's stage 3 alone, without a checkpoint, computes wrong
+        # losses after 9 to 83 steps on a busy machine (7 of 7 jobs; stage 2: none of 3 in 300).
         "zero_optimization": {"stage": 2 if kind == "decoupled" else 1},
         "bf16": {"enabled": True},
     }
