@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import BufferedIterator
+from aioflux._concurrency.loop_threads import new_loop
 from aioflux._transfer.sessions import live_sessions, longest_cleanup_of_all
 from aioflux.store import sessions_of
 
@@ -126,7 +127,7 @@ class _LoopThread:
             )
         with self._lock:
             if self._loop is None:
-                loop = _new_loop()
+                loop = new_loop()
                 self._thread = threading.Thread(
                     target=_run_until_stopped, args=(loop,), name="aioflux-loop", daemon=True
                 )
@@ -181,14 +182,6 @@ class _LoopThread:
     def inherited(self) -> tuple[Any, ...]:
         """Return the objects that a forked child must neither close nor collect."""
         return self._loop, self._thread, self._tasks
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # no wheels for Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:

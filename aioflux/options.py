@@ -65,6 +65,11 @@ class TransferOptions:
     """Maximum size of one writer's buffer, in bytes; 64 MiB by default, which is four parts. When
     the buffer is full, `write` waits until a part was sent. At least `part_size_bytes`. If the
     parts of a very large object are larger than this, one part is buffered."""
+    num_loops: int = 1
+    """Number of event loops that send requests with large bodies; 1 by default, the loop of the
+    caller. With more, ranges and parts of 1 MiB and more are spread over the caller's loop and
+    `num_loops - 1` threads, which all stores of the process share, so that a store uses several
+    processors. All limits apply to the sum."""
     verify: bool = True
     """Compare the checksums of received and sent bytes; True by default."""
     verify_ranges: Literal["auto", "always", "never"] = "auto"
@@ -82,6 +87,7 @@ class TransferOptions:
             "range_size_bytes",
             "part_size_bytes",
             "max_buffered_bytes",
+            "num_loops",
         )
         if self.verify_ranges not in {"auto", "always", "never"}:
             raise ValueError(

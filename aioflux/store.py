@@ -208,6 +208,7 @@ class Store:
             transfer,
             retry,
             progress,
+            num_loops=transfer.num_loops if is_remote else 1,
             cleanup_timeouts=timeouts.cleanup,
             owner=repr(self),
         )

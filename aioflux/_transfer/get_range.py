@@ -96,7 +96,9 @@ async def _fill(
         try:
             async with session.prefaulter.during(target):
                 request = ReadRequest(key, pin.generation, start + num_done, start + length)
-                body = await session.service.get(request, into=target)
+                body = await session.spread.run(
+                    target.nbytes, lambda service: service.get(request, into=target)
+                )
             if body.size != pin.size:
                 is_certain = body.size in sizes
                 sizes.add(body.size)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from aioflux._services.base import Service
     from aioflux._transfer.limits import Limits
+    from aioflux._transfer.spread import Spread
     from aioflux._values.meta import ObjectMeta
     from aioflux._values.stats import ProgressHook
     from aioflux.options import RetryPolicy, TransferOptions
@@ -51,6 +52,7 @@ class Session:
     """Service, policies, limits and counters of one store on one event loop."""
 
     service: Service
+    spread: Spread
     options: TransferOptions
     retry: RetryPolicy
     limits: Limits
@@ -285,7 +287,7 @@ class Session:
                     break  # the pending tasks fail without connections, and log the failure
         self.deadlines.close()
         self.prefaulter.close()
-        await self.service.aclose()
+        await self.spread.aclose()
 
     def count_bytes(self, key: str, *, num_received: int = 0, num_sent: int = 0) -> None:
         """Count bytes of bodies, and call the progress hook."""

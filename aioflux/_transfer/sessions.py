@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from aioflux._transfer.counters import StoreCounters
 from aioflux._transfer.limits import Limits
 from aioflux._transfer.session import Session
+from aioflux._transfer.spread import Spread
 from aioflux.options import longest_cleanup
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Sessions:
         retry: RetryPolicy,
         progress: ProgressHook | None,
         *,
+        num_loops: int,
         cleanup_timeouts: CleanupTimeouts,
         owner: str,
     ) -> None:
@@ -44,6 +46,7 @@ class Sessions:
         self._transfer = transfer
         self._retry = retry
         self._progress = progress
+        self._num_loops = num_loops
         self.cleanup_timeouts = cleanup_timeouts
         self._owner = owner
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = (
@@ -74,6 +77,7 @@ class Sessions:
         counters = self._counters.add_loop(loop, limits.requests)
         session = Session(
             service,
+            Spread(service, self._open_service, self._num_loops),
             self._transfer,
             self._retry,
             limits,

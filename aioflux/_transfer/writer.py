@@ -33,7 +33,7 @@ from aioflux.errors import AiofluxError, ChecksumError, NotFoundError, StorageEr
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from aioflux._services.base import UploadedPart
+    from aioflux._services.base import Service, UploadedPart
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
@@ -376,7 +376,7 @@ class ObjectWriter:
         resends = ResendLimit()
         checksum: int | None = None
 
-        async def attempt(_: int) -> UploadedPart:
+        async def send(service: Service) -> UploadedPart:
             # The checksum is computed when the part has a slot: the checksums of many parts at once
             # would block the event loop.
             nonlocal checksum
@@ -385,18 +385,21 @@ class ObjectWriter:
                 for view in views:
                     prefault(view)
                     checksum = crc32c(view, checksum)
-            sent = checksum if session.options.verify else None
+            return await service.put_part(
+                self._key,
+                self._initiation.upload_id,
+                number,
+                views,
+                offset=offset,
+                crc32c=checksum if session.options.verify else None,
+            )
+
+        async def attempt(_: int) -> UploadedPart:
             try:
-                part = await session.service.put_part(
-                    self._key,
-                    self._initiation.upload_id,
-                    number,
-                    views,
-                    offset=offset,
-                    crc32c=sent,
-                )
+                part = await session.spread.run(num_bytes, send)
             except ChecksumError as exc:
                 raise resends.next_error(exc) from exc
+            sent = checksum if session.options.verify else None
             if sent is not None and part.crc32c not in {None, sent}:
                 raise resends.next_error(
                     ChecksumError(
