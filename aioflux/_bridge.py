@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import BufferedIterator
-from aioflux._concurrency.loop_threads import new_loop
+from aioflux._concurrency.loop_threads import new_loop, run_until_stopped
 from aioflux._transfer.sessions import live_sessions, longest_cleanup_of_all
 from aioflux.store import sessions_of
 
@@ -129,7 +129,7 @@ class _LoopThread:
             if self._loop is None:
                 loop = new_loop()
                 self._thread = threading.Thread(
-                    target=_run_until_stopped, args=(loop,), name="aioflux-loop", daemon=True
+                    target=run_until_stopped, args=(loop,), name="aioflux-loop", daemon=True
                 )
                 self._thread.start()
                 self._loop = loop  # only now: Ctrl-C may interrupt the start of the thread
@@ -182,18 +182,6 @@ class _LoopThread:
     def inherited(self) -> tuple[Any, ...]:
         """Return the objects that a forked child must neither close nor collect."""
         return self._loop, self._thread, self._tasks
-
-
-def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped, and restart it after a SystemExit or KeyboardInterrupt.
-
-    Code of the caller, such as a credentials function, can raise them in a task. asyncio raises
-    them both in the code that awaits the task and from `run_forever`.
-    """
-    while True:
-        with suppress(SystemExit, KeyboardInterrupt):
-            loop.run_forever()
-            return
 
 
 async def _cancel_all_and_stop(loop: asyncio.AbstractEventLoop) -> None:

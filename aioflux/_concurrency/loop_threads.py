@@ -1,20 +1,18 @@
-r"""Event loops in threads of their own, shared by all stores of the process.
+"""Event loops in threads of their own, shared by all stores of the process.
 
-    home loop:    await run_on(loop, work) ------------------> result, or error
-                                           \                /
-    loop's thread:                          task: work() --
+    run_on(loop, work), on the loop of the caller
+        -> a task on the other loop: work()
+        -> its result or error, on the loop of the caller
 
 The threads start when they are first needed, and end with the process. A forked child starts its
-own threads, and must neither close nor collect the loops of its parent (see `aioflux._bridge`).
+own threads, and must neither close nor collect the loops of its parent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import ctypes
 import os
-import sys
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,15 +22,26 @@ from aioflux._concurrency.run_to_completion import wait_until_done
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-__all__ = ["loop_threads", "new_loop", "run_on"]
+__all__ = ["loop_threads", "new_loop", "run_on", "run_until_stopped"]
 
 T = TypeVar("T")
 
 _STOP_SECONDS = 2.0
 """Longest wait for the thread of a loop at the end of the process."""
 
-_loops: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
-_lock = threading.Lock()
+
+class _LoopThreads:
+    """The loops of one process, each with its thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loops: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
+        self.lock = threading.Lock()
+
+
+_threads = _LoopThreads()
+_inherited: list[_LoopThreads] = []
+"""Loops that a forked child has inherited, and must never close or collect."""
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -44,16 +53,35 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
+def run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped, and restart it after a SystemExit or KeyboardInterrupt.
+
+    Code of the caller, such as a credentials function, can raise them in a task. asyncio raises
+    them both in the code that awaits the task and from `run_forever`.
+    """
+    while True:
+        with suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
+            return
+
+
 def loop_threads(count: int) -> list[asyncio.AbstractEventLoop]:
-    """Return this number of running event loops; all stores share them."""
-    with _lock:
-        while len(_loops) < count:
+    """Return this number of running event loops; all stores of the process share them."""
+    global _threads
+    if _threads.pid != os.getpid():
+        _inherited.append(_threads)
+        _threads = _LoopThreads()
+    with _threads.lock:
+        loops = _threads.loops
+        while len(loops) < count:
             loop = new_loop()
-            name = f"aioflux-loop-{len(_loops) + 2}"
-            thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
+            name = f"aioflux-loop-{len(loops) + 2}"
+            thread = threading.Thread(
+                target=run_until_stopped, args=(loop,), name=name, daemon=True
+            )
             thread.start()
-            _loops.append((loop, thread))
-        return [loop for loop, _ in _loops[:count]]
+            loops.append((loop, thread))
+        return [loop for loop, _ in loops[:count]]
 
 
 async def run_on(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -87,22 +115,15 @@ async def run_on(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[A
 
 
 def _stop() -> None:
-    while _loops:
-        loop, thread = _loops.pop()
+    """Stop all loops, at the end of the process, after the stores of the bridge are closed."""
+    if _threads.pid != os.getpid():
+        return
+    for loop, thread in _threads.loops:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_STOP_SECONDS)
         if not thread.is_alive():
             loop.close()
+    _threads.loops.clear()
 
 
-def _after_fork_in_child() -> None:
-    global _loops, _lock
-    if sys.implementation.name == "cpython":
-        # A reference that is never released, so that the parent's loops are never collected.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_loops))
-    _loops, _lock = [], threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_stop)

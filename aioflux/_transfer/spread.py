@@ -10,6 +10,7 @@ Only the attempt runs on another loop, so that all loops have one set of limits 
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._concurrency.loop_threads import loop_threads, run_on
@@ -41,6 +42,7 @@ class Spread:
         self, service: Service, open_service: Callable[[], Service], num_loops: int
     ) -> None:
         self._home = service
+        self._pid = os.getpid()
         self._open_service = open_service
         self._num_loops = num_loops
         self._services: dict[asyncio.AbstractEventLoop, Service] = {}
@@ -69,8 +71,10 @@ class Spread:
         return service
 
     async def aclose(self) -> None:
-        """Close the services of all loops."""
+        """Close the services of all loops; in a forked child only that of the caller's loop."""
         services, self._services = self._services, {}
+        if self._pid != os.getpid():
+            services = {}
         await asyncio.gather(
             self._home.aclose(),
             *(run_on(loop, service.aclose) for loop, service in services.items()),

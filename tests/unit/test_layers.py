@@ -107,7 +107,7 @@ MAY_IMPORT: dict[str, str] = {
 """What each package may import beside itself: a module, or with `.*` all of a package."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "threading": ("_bridge", "testing", "cli"),
+    "threading": ("_bridge", "_concurrency.loop_threads", "testing", "cli"),
     "_thread": ("_bridge", "testing", "cli"),
     "os.register_at_fork": ("_bridge", "testing.gcs_server._fork"),
     "torch": ("data", "checkpoint", "integrations", "compat", "cli"),
