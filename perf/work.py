@@ -171,7 +171,7 @@ class Work:
     """DataLoader workers; with 0 the consumer loads in its own process. For distributed
     checkpoints: the number of ranks that save."""
     num_threads: int = 0
-    """Threads in each loading process; 0 is the contender's default."""
+    """Threads in each loading process, or event loops of one; 0 is the contender's default."""
     compose: str = ""
     """`off`, `on` or `auto`; empty is the contender's default."""
     step_seconds: float = 0.0

@@ -9,13 +9,13 @@ Only the attempt runs on another loop, so that all loops have one set of limits 
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._concurrency.loop_threads import loop_threads, run_on
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Coroutine
     from typing import Any
 
@@ -75,7 +75,6 @@ class Spread:
         services, self._services = self._services, {}
         if self._pid != os.getpid():
             services = {}
-        await asyncio.gather(
-            self._home.aclose(),
-            *(run_on(loop, service.aclose) for loop, service in services.items()),
-        )
+        for loop, service in services.items():
+            await run_on(loop, service.aclose)
+        await self._home.aclose()

@@ -29,6 +29,7 @@ def _open(work: Work) -> aioflux.Store:
             range_size_bytes=work.range_size_bytes,
             part_size_bytes=part_size,
             max_buffered_bytes=4 * part_size,
+            num_loops=work.num_threads or 1,
             # Azure has no checksum of whole blobs. Read ranges once, as over TLS, which Azurite
             # does not use here.
             verify_ranges="never" if work.scheme == "az" else "auto",

@@ -1,4 +1,4 @@
-"""Read of one object of 1 GiB: object-1GiB and object-1GiB-tls."""
+"""Read of one object of 1 GiB: object-1GiB, object-1GiB-tls and object-1GiB-tls-3-loops."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class GetOne(OneObject):
     """Size of a range, if the contender reads ranges."""
     is_tls: bool = False
     """Whether the server uses TLS 1.3."""
+    num_loops: int = 1
+    """Event loops of aioflux."""
 
     def toy(self) -> GetOne:
         """See base class."""
@@ -26,6 +28,8 @@ class GetOne(OneObject):
 
     def _side(self, rival: Rival) -> Side:
         work = self._work(rival, "get_one", self.range_size_bytes)
+        if rival.peer == "aioflux":
+            work = replace(work, num_threads=self.num_loops)
         return Side(work=work, server=ServerSpec(tls=self.is_tls, objects=ready_objects(work)))
 
 
@@ -37,4 +41,5 @@ _RIVALS = (
 SCENARIOS = (
     GetOne(name="object-1GiB", rivals=_RIVALS),
     GetOne(name="object-1GiB-tls", is_tls=True, rivals=_RIVALS),
+    GetOne(name="object-1GiB-tls-3-loops", is_tls=True, num_loops=3, rivals=_RIVALS[:1]),
 )

@@ -23,6 +23,7 @@ NAMES = (
     "get-1MiB",
     "object-1GiB",
     "object-1GiB-tls",
+    "object-1GiB-tls-3-loops",
     "get-into",
     "latency",
     "paced",
