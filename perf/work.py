@@ -89,6 +89,7 @@ BLOCKING = frozenset(
         "obstore_data",
         "requests",
         "s3fs_lines",
+        "s3torchconnector",
         "s3torchconnector_checkpoint",
         "s3torchconnector_data",
         "s3torchconnector_dcp",
@@ -143,7 +144,7 @@ class Work:
     """Function of the peer: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all`
     or `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`;
     `compress`, `decompress`, `save_compressed`, `save_plain`, `load_compressed` or `load_plain`;
-    `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`;
+    `first_get`; `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`;
     `lines` or `lines_loader`."""
     url: str
     """Root url of the server, `http://` or `https://`."""

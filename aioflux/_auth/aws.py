@@ -1,8 +1,8 @@
 """AWS keys and settings, from the environment, from botocore or from a function of the caller.
 
 botocore runs in a thread. Only this module imports it, and not before the first request to `s3://`
-needs keys or settings from it. The text of botocore's errors may contain secrets, so messages here
-contain only the class of such an error.
+needs keys or settings from it. Keys in environment variables are read without it. The text of
+botocore's errors may contain secrets, so messages here contain only the class of such an error.
 """
 
 from __future__ import annotations
@@ -120,7 +120,11 @@ class AWSSource:
                 and not installed.
             ValueError: The profile names a `services` section that does not exist.
         """
-        is_given = self.is_anonymous or self._access.credentials is not None
+        is_given = (
+            self.is_anonymous
+            or self._access.credentials is not None
+            or self._keys_of_environment() is not None
+        )
         if is_given and self._session is None and not _has_profiles():
             return _settings_of_environment()
         return await asyncio.to_thread(self._find_settings)
@@ -189,11 +193,31 @@ class AWSSource:
         self._check_at = self._clock() + CALL_SECONDS
 
     async def _renew(self) -> None:
-        keys = await asyncio.to_thread(self._find_keys)
+        keys = self._keys_of_environment() or await asyncio.to_thread(self._find_keys)
         if self._keys is None or self._is_rejected or keys != self._keys:
             self._keys = keys
         self._is_rejected = False
         self._check_at = self._clock() + _CHECK_SECONDS
+
+    def _keys_of_environment(self) -> Keys | None:
+        """Return the keys of environment variables, if botocore would use them without a profile.
+
+        botocore takes 70 ms of CPU time to import.
+
+        Environment:
+            AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN: The keys.
+            AWS_PROFILE, AWS_DEFAULT_PROFILE, AWS_CREDENTIAL_EXPIRATION: If one is set, botocore
+                finds the keys.
+
+        Raises:
+            CredentialsError: The access key or the token cannot be sent in a header.
+        """
+        get = os.environ.get
+        names = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CREDENTIAL_EXPIRATION")
+        if self._access.credentials or self._access.profile or any(map(get, names)):
+            return None
+        token = get("AWS_SESSION_TOKEN") or get("AWS_SECURITY_TOKEN")
+        return _as_keys((get("AWS_ACCESS_KEY_ID"), get("AWS_SECRET_ACCESS_KEY"), token))
 
     def _open_session(self) -> Any:
         if self._session is None:

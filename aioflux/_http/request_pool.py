@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import sys
 from typing import TYPE_CHECKING, TypeAlias
-from urllib.request import getproxies, proxy_bypass
 
 from aioflux._http.pool import Pool
 
@@ -37,6 +37,11 @@ def proxy_for(origin: Origin) -> str | None:
 
     All names are also read in lower case.
     """
+    # Other systems have settings outside of the environment. urllib.request takes 8 ms to import.
+    if sys.platform == "linux" and not any(name.lower().endswith("_proxy") for name in os.environ):
+        return None
+    from urllib.request import getproxies, proxy_bypass
+
     proxy = getproxies().get(origin.scheme)
     no_proxy = os.environ.get("no_proxy", os.environ.get("NO_PROXY"))
     if not proxy or (no_proxy != "" and _is_loopback(origin.host)):

@@ -10,7 +10,6 @@ calls only `authorize_nowait`, and sends the request itself.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -102,6 +101,8 @@ async def hash_body(algorithm: str, body: Any) -> bytes:
     pieces = body if isinstance(body, (list, tuple)) else (body,)
 
     def run() -> bytes:
+        import hashlib
+
         digest = hashlib.new(algorithm, usedforsecurity=False)
         for piece in pieces:
             digest.update(piece)

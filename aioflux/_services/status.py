@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email.utils
 import math
 import time
 from typing import Any, TypeVar
@@ -64,8 +63,11 @@ def parse_retry_after(value: str | None, *, now: float | None = None) -> float |
     if text.isascii() and text.isdigit():
         seconds = float(text)
         return seconds if math.isfinite(seconds) else None
+    # Imported here, because email.utils takes 3 ms to import, and few responses have a date.
+    from email.utils import parsedate_to_datetime
+
     try:
-        moment = email.utils.parsedate_to_datetime(text).timestamp()
+        moment = parsedate_to_datetime(text).timestamp()
     except (ValueError, OverflowError):  # not a date, or a year outside of the calendar
         return None
     return max(0.0, moment - (time.time() if now is None else now))

@@ -6,16 +6,15 @@ docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html.
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
-from xml.sax.saxutils import escape
 
 from aioflux._values.checksums import combine_crc32c
 from aioflux._values.meta import OpenUpload
 
 if TYPE_CHECKING:
+    import xml.etree.ElementTree as ET
     from collections.abc import Sequence
 
     from aioflux._services.base import UploadedPart
@@ -65,6 +64,8 @@ def list_uploads_target(
 
 def complete_body(parts: Sequence[UploadedPart]) -> bytes:
     """Return the body of a request that completes an upload; `parts` must be sorted by number."""
+    from xml.sax.saxutils import escape
+
     rows = "".join(
         f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(part.etag)}</ETag></Part>"
         for part in parts
@@ -78,6 +79,9 @@ def parse_xml(data: bytes | bytearray | memoryview | str) -> ET.Element:
     Raises:
         ValueError: The response is not XML.
     """
+    # Imported here, because reads and small writes need no XML.
+    import xml.etree.ElementTree as ET
+
     try:
         # Some services send a byte order mark. expat rejects entity bombs since 2.4.1 (S314).
         text = data if isinstance(data, str) else bytes(data).removeprefix(b"\xef\xbb\xbf")

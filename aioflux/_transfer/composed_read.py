@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import uuid
+import os
 from collections import deque
 from collections.abc import AsyncIterable
 from contextlib import suppress
@@ -128,7 +128,7 @@ class Composites:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._prefix = f"{COMPOSITE_PREFIX}{uuid.uuid4().hex[:16]}"
+        self._prefix = f"{COMPOSITE_PREFIX}{os.urandom(8).hex()}"
         self._numbers = itertools.count()
         self._creating: dict[str, asyncio.Task[ObjectMeta]] = {}
         self._deleting: dict[str, asyncio.Task[None]] = {}

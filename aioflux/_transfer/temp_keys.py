@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def is_temporary(key: str) -> bool:
 
 def new_temporary_key() -> str:
     """Return a new random key for a temporary object."""
-    return f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+    return f"{TEMPORARY_PREFIX}{os.urandom(16).hex()}"
 
 
 def stale_uploads(

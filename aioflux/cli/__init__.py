@@ -9,6 +9,7 @@ shown with their traceback.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ def main() -> NoReturn:
         if exc.name not in {"typer", "rich"}:
             raise
         sys.exit('Error: the command needs typer and rich: pip install "aioflux[cli]"')
+    # Exclude what was imported from the collections at exit, a fifth of the CPU time of `ls`.
+    gc.freeze()
     sys.exit(status)
 
 

@@ -10,10 +10,23 @@ import aioflux
 from aioflux._services.gcs import list_page as gcs_list
 from aioflux._values.listing import Listing
 from perf.pages import pages
+from perf.peers._fresh import first_gets
 from perf.peers._parts import part_size_bytes, ssl_context
 
 if TYPE_CHECKING:
     from perf.work import Work
+
+
+_FIRST_GET = """
+import asyncio, sys
+import aioflux
+
+async def main(url, uri, bucket, key):
+    async with aioflux.open_store(uri, endpoint_url=url) as store:
+        print(len(await store.get(key)))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
 
 
 def _open(work: Work) -> aioflux.Store:
@@ -92,3 +105,8 @@ async def put_one(work: Work) -> int:
         for key in work.each_key():
             total += (await store.put(f"put/{key}", body)).size
     return total
+
+
+async def first_get(work: Work) -> int:
+    """Read every key in a fresh process and return the bytes received."""
+    return first_gets(_FIRST_GET, work)

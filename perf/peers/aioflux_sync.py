@@ -8,10 +8,21 @@ from google.auth.credentials import AnonymousCredentials
 
 import aioflux
 from aioflux import sync
+from perf.peers._fresh import first_gets
 from perf.peers._parts import ssl_context
 
 if TYPE_CHECKING:
     from perf.work import Work
+
+
+_FIRST_GET = """
+import sys
+import aioflux
+
+url, uri, bucket, key = sys.argv[1:]
+with aioflux.sync.open_store(uri, endpoint_url=url) as store:
+    print(len(store.get(key)))
+"""
 
 
 def _open(work: Work) -> sync.Store:
@@ -51,3 +62,8 @@ async def put_many(work: Work) -> int:
     with _open(work) as store:
         pairs = ((f"put/{key}", body) for key in work.each_key())
         return sum(meta.size for meta in store.put_many(pairs))
+
+
+async def first_get(work: Work) -> int:
+    """Read every key in a fresh process and return the bytes received."""
+    return first_gets(_FIRST_GET, work)

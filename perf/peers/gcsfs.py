@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from perf.peers._fresh import first_gets
 from perf.peers._parts import fill, put_into, ssl_context
 from perf.work import bounded
 
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 import gcsfs  # type: ignore[import-untyped]
+
+_FIRST_GET = """
+import os, sys
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+import gcsfs
+
+url, uri, bucket, key = sys.argv[1:]
+filesystem = gcsfs.GCSFileSystem(token="anon", endpoint_url=url)
+print(len(filesystem.cat_file(f"{bucket}/{key}")))
+"""
 
 
 @asynccontextmanager
@@ -107,3 +118,8 @@ async def put_one(work: Work) -> int:
             )
             total += len(body)
     return total
+
+
+async def first_get(work: Work) -> int:
+    """Read every key in a fresh process and return the bytes received."""
+    return first_gets(_FIRST_GET, work)

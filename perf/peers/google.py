@@ -12,6 +12,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage  # type: ignore[import-untyped]
 
 from perf.pages import pages
+from perf.peers._fresh import first_gets
 from perf.peers._parts import put_into, ranges
 
 if TYPE_CHECKING:
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
 
 NUM_THREADS = 16
 """More threads were not faster, because they wait for each other."""
+
+
+_FIRST_GET = """
+import sys
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+
+url, uri, bucket, key = sys.argv[1:]
+client = storage.Client(
+    project="perf",
+    credentials=AnonymousCredentials(),
+    client_options={"api_endpoint": url},
+)
+print(len(client.bucket(bucket).blob(key).download_as_bytes()))
+"""
 
 
 def open_bucket(work: Work, num_connections: int = NUM_THREADS) -> storage.Bucket:
@@ -103,3 +119,8 @@ async def put_one(work: Work) -> int:
         blob.upload_from_file(body, rewind=True, size=work.size_bytes)
         total += blob.size
     return total
+
+
+async def first_get(work: Work) -> int:
+    """Read every key in a fresh process and return the bytes received."""
+    return first_gets(_FIRST_GET, work)

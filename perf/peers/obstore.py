@@ -9,6 +9,7 @@ import obstore
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from perf.access import ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, REGION, SECRET_KEY
+from perf.peers._fresh import first_gets
 from perf.peers._parts import fill, memory_of, part_size_bytes, put_into
 from perf.work import bounded
 
@@ -18,6 +19,21 @@ if TYPE_CHECKING:
     from perf.work import Work
 
 _PIECE_BYTES = 1 << 20
+
+
+_FIRST_GET = """
+import sys
+from obstore.store import GCSStore, S3Store
+
+url, uri, bucket, key = sys.argv[1:]
+options = {"allow_http": True}
+if uri.startswith("s3:"):  # the keys are in the environment
+    store = S3Store(bucket, endpoint=url, client_options=options)
+else:
+    config = {"base_url": url, "bearer_token": "none", "skip_signature": True}
+    store = GCSStore(bucket, config=config, client_options=options)
+print(len(store.get(key).bytes()))
+"""
 
 
 def open_store(work: Work) -> GCSStore | S3Store | AzureStore:
@@ -117,3 +133,8 @@ async def put_one(work: Work) -> int:
         )
         total += len(body)
     return total
+
+
+async def first_get(work: Work) -> int:
+    """Read every key in a fresh process and return the bytes received."""
+    return first_gets(_FIRST_GET, work)

@@ -20,6 +20,7 @@ from perf.scenarios import (
     paced,
     put_many,
     put_one,
+    startup,
     sync_facade,
 )
 from perf.scenarios._scenario import Match, MemoryGoal, Promise, Rival, Scenario, Side
@@ -32,7 +33,7 @@ _GROUPS = (
     clouds,
 )
 _MODULES = (
-    *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, faults),
+    *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, startup, faults),
     *_GROUPS,
 )
 SCENARIOS: dict[str, Scenario] = {

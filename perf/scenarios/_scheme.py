@@ -27,7 +27,12 @@ _SPEAKERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             *("aiobotocore", "boto3", "s3fs", "s3fs_lines"),
-            *("s3torchconnector_checkpoint", "s3torchconnector_data", "s3torchconnector_dcp"),
+            *(
+                "s3torchconnector",
+                "s3torchconnector_checkpoint",
+                "s3torchconnector_data",
+                "s3torchconnector_dcp",
+            ),
         ),
         ("s3",),
     ),

@@ -18,6 +18,7 @@ from perf.scenarios.get_many import GetMany
 from perf.scenarios.get_one import GetOne
 from perf.scenarios.put_many import PutMany
 from perf.scenarios.put_one import PutOne
+from perf.scenarios.startup import Startup
 from perf.servers import ServerSpec
 from perf.work import Work
 
@@ -51,6 +52,10 @@ class _Put(_Named, PutMany):
 
 class _PutOne(_Named, PutOne):
     """The write of one large object."""
+
+
+class _Startup(_Named, Startup):
+    """The first read of a fresh process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +188,11 @@ _FSSPEC = (
     Rival(peer="s3torchconnector_data", at_least=1.0),
 )
 SCENARIOS: tuple[Scenario, ...] = (
+    _Startup(
+        name="s3-startup",
+        scheme="s3",
+        rivals=(Rival(peer="obstore", share=1.0), Rival(peer="s3torchconnector", share=0.1)),
+    ),
     _Get(
         name="s3-get-100KiB",
         scheme="s3",

@@ -262,14 +262,34 @@ async def test_anonymous_access_has_no_keys(no_aws: Path) -> None:
     assert await source.get() is None
 
 
+@pytest.mark.parametrize("is_named", [False, True], ids=["no-profile", "profile"])
+async def test_keys_of_the_environment_come_before_a_profile_that_is_not_named(
+    is_named: bool, no_aws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (no_aws / "credentials").write_text(
+        "[default]\naws_access_key_id = d\naws_secret_access_key = s\n"
+        "[work]\naws_access_key_id = w\naws_secret_access_key = s\n"
+    )
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "e")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "t")
+    keys = await AWSSource(S3Access(profile="work" if is_named else "")).get()
+    assert keys == (Keys("w", "s", "") if is_named else Keys("e", "s", "t"))
+
+
 async def test_stores_share_the_event_handlers_of_botocore_and_nothing_else(
     no_aws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Handlers that one session adds stay its own, and keys are found for each."""
     events, keys = [], []
+    (no_aws / "credentials").write_text(
+        "".join(
+            f"[{name}]\naws_access_key_id = {name}\naws_secret_access_key = s\n"
+            for name in ("one", "other")
+        )
+    )
     for name in ("one", "other"):
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", name)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+        monkeypatch.setenv("AWS_PROFILE", name)
         source = AWSSource(S3Access())
         keys.append(await source.get())
         events.append(source._session.get_component("event_emitter"))

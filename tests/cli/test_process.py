@@ -215,6 +215,20 @@ def test_help_loads_no_torch_and_no_cloud_sdk(environment) -> None:
         assert re.search(rf"\b{name}\b", ended.stdout)
 
 
+@pytest.mark.parametrize("arguments", [["ls", "memory://b"], ["--debug", "ls", "memory://b"]])
+def test_a_command_imports_itself_only(arguments, environment) -> None:
+    code = (
+        f"import sys; from aioflux.cli._app import run_app; sys.argv[1:] = {arguments!r}\n"
+        "run_app(); print(*sys.modules, file=sys.stderr)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    loaded = set(ended.stderr.split())
+    assert "aioflux.cli._ls" in loaded
+    assert not loaded & {"aioflux.cli._cp", "aioflux.cli._ckpt", "aiohttp", "gcloud", "jwt", "rich"}
+
+
 def test_an_unexpected_error_is_one_line_too(environment) -> None:
     code = (
         "import os, sys\n"

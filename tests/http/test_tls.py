@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._http import CertificateError, ConnectError, Origin
+import aioflux
+from aioflux._http import CertificateError, ConnectError, Origin, default_context
 from tests.http.pools import MIB
 from tests.http.scripted import Peer, echoing, serving
 
@@ -26,6 +28,31 @@ async def test_an_unknown_authority_is_rejected_and_the_remedy_is_named(
             assert f"https://localhost:{origin.port}" in str(caught.value)
             assert not caught.value.request_sent
         assert not server.requests
+
+
+async def test_the_default_context_is_made_when_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(**_: object) -> ssl.SSLContext:
+        raise AssertionError("no connection was opened yet")
+
+    monkeypatch.setattr(ssl, "create_default_context", fail)
+    monkeypatch.setenv("SSL_CERT_FILE", "no context was made for this file yet")
+    for uri in ("gs://bucket", "s3://bucket", "az://account/container"):
+        credentials = "anonymous" if uri.startswith("gs:") else None
+        async with aioflux.open_store(uri, credentials=credentials):
+            pass
+
+
+async def test_stores_share_the_context_of_the_same_authorities(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    shared = default_context()
+    assert default_context() is shared
+    assert default_context(str(authority.file)) is not shared
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    assert default_context() is not shared
 
 
 async def test_an_authority_may_be_passed_as_a_context(make_pool, authority: Authority) -> None:

@@ -36,6 +36,7 @@ PEERS = {
     "put-1GiB": ("gcloud_aio",),
     "put-many": ("obstore",),
     "sync": ("aioflux",),
+    "startup": ("obstore", "google"),
     "faults": ("aioflux",),
     "list-10": ("google",),
     "list-10k": ("gcsfs",),

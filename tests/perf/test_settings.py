@@ -30,6 +30,7 @@ NAMES = (
     "put-1GiB",
     "put-many",
     "sync",
+    "startup",
     "faults",
 )
 """Those that run where none is named."""
@@ -43,6 +44,7 @@ LONG = (
     *("checkpoint-async-stage", "checkpoint-async-train"),
     *("compression-bf16", "compression-fp32", "compression-master", "compression-adam"),
     *("dcp-save-1", "dcp-load-1", "dcp-save-4", "dcp-load-4", "dcp-reshard-4-3"),
+    "s3-startup",
     *("s3-get-100KiB", "s3-get-1MiB", "s3-map-100KiB", "s3-map-1MiB", "s3-lines-0", "s3-lines-4"),
     *("s3-save-1GiB", "s3-load-1GiB", "s3-dcp-save", "s3-dcp-load"),
     *("az-get-1MiB", "az-get-256MiB", "az-put-256MiB", "nebula-1GiB"),
@@ -81,6 +83,7 @@ def test_a_group_stands_for_its_scenarios() -> None:
         ("put-1GiB", {"obstore": 1.2, "gcloud_aio": 2, "transfer_manager": 2}),
         ("put-many", {"obstore": 1.5, "gcloud_aio": 3}),
         ("sync", {"async": 0.85}),
+        ("startup", {"gcsfs": 3, "google": 2}),
         ("faults", {"clean": 0.9}),
         ("list-10", {}),
         ("list-10k", {"google": 2, "dataflux": 3}),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux._services.gcs import list_page as listing
-from aioflux._services.gcs import wire
+from aioflux._services.gcs.resources import decode_resource, meta_from_resource
 
 times = st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
 texts = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -48,8 +48,8 @@ def test_a_page_says_what_its_resources_say(items: list[dict[str, Any]]) -> None
     page = page_of(items)
     found = listing.listing_of(page.items, prefix="p/", root="gs://bucket/p/")
     expected = [
-        wire.meta_from_resource(
-            wire.decode_resource(msgspec.json.encode(item)),
+        meta_from_resource(
+            decode_resource(msgspec.json.encode(item)),
             key=item["name"][2:],
             uri=f"gs://bucket/{item['name']}",
         )

@@ -14,8 +14,8 @@ from gcloud.aio.auth import AioSession
 from gcloud.aio.storage import Storage
 
 from aioflux._auth.google import AnonymousToken
-from aioflux._http import SocketTracker, certificate_error_text
-from aioflux._services.gcs import wire
+from aioflux._http import SocketTracker, certificate_error_text, default_context
+from aioflux._services.gcs import resources, wire
 from aioflux._services.sender import resolve_credentials
 from aioflux._services.status import error_from_status, malformed_response
 from aioflux.errors import (
@@ -49,7 +49,13 @@ class GCSControl:
     """
 
     def __init__(
-        self, config: ServiceConfig, api_root: str, token: Any, *, proxy: str | None
+        self,
+        config: ServiceConfig,
+        api_root: str,
+        token: Any,
+        *,
+        proxy: str | None,
+        is_closed: bool = False,
     ) -> None:
         self._config = config
         self._bucket = config.location.bucket
@@ -67,17 +73,20 @@ class GCSControl:
             sock_connect=timeouts.connect_seconds, sock_read=timeouts.idle_seconds
         )
         self._sockets = SocketTracker()
-        self._is_closed = False
+        self._is_closed = is_closed
 
     @cached_property
     def _client(self) -> aiohttp.ClientSession:
         """The session, opened on first use, since most stores never use it."""
         if self._is_closed:
             raise RuntimeError("Session is closed")  # the message of aiohttp
+        context = self._config.ssl_context
+        if context is None and self._api_root.startswith("https:"):
+            context = default_context()
         connector = aiohttp.TCPConnector(
             limit=self._config.max_connections,
             keepalive_timeout=self._config.timeouts.idle_seconds,
-            ssl=self._config.ssl_context or True,
+            ssl=context or True,
             socket_factory=self._sockets.create,
         )
         # aiohttp follows redirects by default, and gcloud-aio-storage has no option against it.
@@ -106,7 +115,7 @@ class GCSControl:
             api_is_dev=isinstance(self._token, AnonymousToken),
         )
 
-    async def head(self, key: str, *, generation: str, uri: str) -> wire.ObjectResource:
+    async def head(self, key: str, *, generation: str, uri: str) -> resources.ObjectResource:
         """Read the resource of an object."""
         params = {"generation": generation} if generation else {}
         url = f"{self._root}/{wire.quote_key(key)}"
@@ -130,7 +139,7 @@ class GCSControl:
         precondition: Precondition,
         uri: str,
         target_uri: str,
-    ) -> wire.ObjectResource:
+    ) -> resources.ObjectResource:
         """Copy an object within the bucket; large copies take several requests."""
         params = {**wire.precondition_params(precondition)}
         if source.generation:
@@ -165,7 +174,7 @@ class GCSControl:
         request: WriteRequest,
         *,
         uri: str,
-    ) -> wire.ObjectResource:
+    ) -> resources.ObjectResource:
         """Concatenate objects; `sources` are pairs of full object name and source."""
         destination: dict[str, Any] = {}
         if request.content_type:
@@ -195,7 +204,7 @@ class GCSControl:
             lambda: self._send_json("get", url, params={}), action=action, uri=uri
         )
         try:
-            return wire.decode_permissions(response)
+            return resources.decode_permissions(response)
         except ValueError as exc:
             why = f"the response is not a list of permissions ({exc})"
             raise malformed_response(action, uri, why, maybe_done=False) from exc
@@ -301,10 +310,10 @@ def _response_error(exc: aiohttp.ClientResponseError, *, action: str, uri: str) 
 
 def _decode(
     response: bytes, *, action: str, uri: str, name: str, generation: str = ""
-) -> wire.ObjectResource:
+) -> resources.ObjectResource:
     """Decode the resource of an object, and check its name, and its generation if one is given."""
     try:
-        resource = wire.decode_resource(response)
+        resource = resources.decode_resource(response)
     except ValueError as exc:
         raise malformed_response(action, uri, "the response is not an object resource") from exc
     if resource.name != name or generation not in {"", resource.generation}:
@@ -319,4 +328,4 @@ def _decode(
 def _message(text: str) -> str:
     """Return the message of the service from an error of gcloud-aio, `<reason>: <body>`."""
     body = text.partition(": ")[2]
-    return wire.decode_error(body.encode()) or body
+    return resources.decode_error(body.encode()) or body

@@ -1,40 +1,29 @@
-"""Encodings of Google Cloud Storage: JSON resources and `x-goog-` headers. No I/O.
+"""Encodings of Google Cloud Storage: the `x-goog-` headers and the query of the JSON API. No I/O.
 
-Sources: cloud.google.com/storage/docs/json_api/v1/objects and
-cloud.google.com/storage/docs/xml-api/reference-headers.
+Source: cloud.google.com/storage/docs/xml-api/reference-headers.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import msgspec
-
 from aioflux._services import headers as _headers
 from aioflux._services.headers import DEFAULT_TYPE, decode_crc32c, encode_crc32c
-from aioflux._values.listing import MAX_SIZE_BYTES
-from aioflux._values.meta import ObjectMeta
 from aioflux._values.uri import check_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aioflux._services.base import Precondition, WriteRequest
+    from aioflux._values.meta import ObjectMeta
 
 __all__ = [
-    "ErrorBody",
-    "ObjectResource",
-    "decode_error",
-    "decode_permissions",
-    "decode_resource",
     "generation_of",
     "hash_crc32c",
     "hash_headers",
     "meta_from_headers",
-    "meta_from_resource",
     "object_headers",
     "precondition_headers",
     "precondition_params",
@@ -43,46 +32,8 @@ __all__ = [
 ]
 
 _ENDPOINT = "https://storage.googleapis.com"
-_PERMISSIONS = "storage#testIamPermissionsResponse"
 _USER_PREFIX = b"x-goog-meta-"
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-
-
-class ObjectResource(msgspec.Struct, rename="camel"):
-    """JSON resource of an object, with the fields that `ObjectMeta` has."""
-
-    name: str
-    size: str = "0"
-    etag: str = ""
-    generation: str = ""
-    crc32c: str = ""
-    updated: datetime | None = None
-    content_type: str = ""
-    content_encoding: str = ""
-    storage_class: str = ""
-    metadata: dict[str, str] = {}
-
-
-class _Permissions(msgspec.Struct):
-    """Response of `buckets.testIamPermissions`."""
-
-    kind: str = ""
-    permissions: list[str] = []
-
-
-class _ErrorDetail(msgspec.Struct):
-    message: str = ""
-
-
-class ErrorBody(msgspec.Struct):
-    """Body of a JSON error response."""
-
-    error: _ErrorDetail = msgspec.field(default_factory=_ErrorDetail)
-
-
-_resource_decoder = msgspec.json.Decoder(ObjectResource)
-_error_decoder = msgspec.json.Decoder(ErrorBody)
-_permissions_decoder = msgspec.json.Decoder(_Permissions)
 
 
 def resolve_endpoint(endpoint_url: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
@@ -104,35 +55,6 @@ def resolve_endpoint(endpoint_url: str | None, environ: Mapping[str, str]) -> tu
     if not host:
         return _ENDPOINT, False
     return check_endpoint(host if "://" in host else f"http://{host}"), True
-
-
-def decode_resource(data: bytes | bytearray | memoryview) -> ObjectResource:
-    """Parse an object resource.
-
-    Raises:
-        ValueError: The resource is malformed.
-    """
-    return _resource_decoder.decode(data)
-
-
-def decode_permissions(data: bytes | bytearray | memoryview) -> list[str]:
-    """Parse the granted permissions; an empty list if the response has none.
-
-    Raises:
-        ValueError: The response is not a list of permissions.
-    """
-    response = _permissions_decoder.decode(data)
-    if response.kind != _PERMISSIONS:
-        raise ValueError(f"kind is {response.kind!r}")
-    return response.permissions
-
-
-def decode_error(data: bytes | bytearray | memoryview) -> str:
-    """Return the message in a JSON error body; empty if the body is malformed."""
-    try:
-        return _error_decoder.decode(data).error.message
-    except msgspec.DecodeError:
-        return ""
 
 
 def generation_of(headers: Mapping[bytes, bytes]) -> str:
@@ -192,32 +114,6 @@ def hash_crc32c(header: bytes | None) -> int | None:
         return decode_crc32c(header[7:15])
     _, name, rest = header.partition(b"crc32c=")
     return decode_crc32c(rest.partition(b",")[0].strip()) if name else None
-
-
-def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> ObjectMeta:
-    """Build the metadata of an object from its JSON resource.
-
-    Raises:
-        ValueError: The size or the crc32c is malformed.
-    """
-    size = int(resource.size)
-    if not 0 <= size <= MAX_SIZE_BYTES:
-        raise ValueError(
-            f"the size of the object is {size}, and not from 0 to {MAX_SIZE_BYTES} bytes"
-        )
-    return ObjectMeta(
-        key=key,
-        uri=uri,
-        size=size,
-        etag=resource.etag,
-        generation=resource.generation,
-        crc32c=decode_crc32c(resource.crc32c),
-        updated=resource.updated,
-        content_type=resource.content_type,
-        content_encoding=resource.content_encoding,
-        storage_class=resource.storage_class,
-        metadata=resource.metadata,
-    )
 
 
 def meta_from_headers(

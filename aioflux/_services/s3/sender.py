@@ -7,7 +7,6 @@ the local clock is wrong; S3 rejects such a request before it changes an object.
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -365,7 +364,9 @@ def _fields(response: ErrorResponse) -> Mapping[str, str]:
 
 def _clock_skew(date: str) -> float | None:
     """Return the seconds that a date is ahead of the local clock; None if it is malformed."""
+    from email.utils import parsedate_to_datetime
+
     try:
-        return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
+        return parsedate_to_datetime(date).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):
         return None
