@@ -31,6 +31,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux._concurrency.async_iteration import aclosing_inner
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = [
+    "BEFORE_FORK",
+    "CallCanceller",
     "Feed",
     "ForkSafeLock",
     "OpenContext",
@@ -65,6 +68,7 @@ __all__ = [
     "run",
     "shut_down_with_worker",
     "submit",
+    "wait_for_result",
 ]
 
 T = TypeVar("T")
@@ -91,7 +95,7 @@ _BUILTIN_ITERABLES: tuple[type, ...] = (
 )
 """Iterables whose iteration runs no code of the caller."""
 
-_BEFORE_FORK = "an object opened before a fork cannot be used after it; open it again"
+BEFORE_FORK = "an object opened before a fork cannot be used after it; open it again"
 
 _parked: list[Any] = []
 """Objects that a forked child has inherited, and must never close or collect."""
@@ -371,9 +375,12 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
         loop = _bridge.loop()
         loop.call_soon_threadsafe(start)
+        canceller: CallCanceller | None = getattr(_of_thread, "canceller", None)
+        if canceller is not None:
+            canceller.start_call(outcome, partial(loop.call_soon_threadsafe, cancel))
         if feed is not None:
             feed.serve(outcome)
-        return _wait_for_result(outcome)
+        return wait_for_result(outcome)
     except BaseException:
         if loop is None:
             coroutine.close()
@@ -384,6 +391,51 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         if _bridge.is_exiting and threading.current_thread().daemon:
             _block_forever()
         raise
+
+
+_of_thread = threading.local()
+"""`canceller`: the canceller of the calls of a thread."""
+
+
+class CallCanceller:
+    """Cancels the blocking calls of one thread from another thread.
+
+        with canceller: ...  # in the thread that makes the calls
+        canceller.cancel()  # in another thread, once
+
+    `cancel` cancels the call in progress, or otherwise the next call. The call raises
+    CancelledError after its clean-up.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._call: tuple[concurrent.futures.Future[Any], Callable[[], object]] | None = None
+        self._is_pending = False
+
+    def __enter__(self) -> None:
+        _of_thread.canceller = self
+
+    def __exit__(self, *_: object) -> None:
+        _of_thread.canceller = None
+
+    def start_call(
+        self, outcome: concurrent.futures.Future[Any], cancel: Callable[[], object]
+    ) -> None:
+        """Register a call of this thread, until its outcome is done."""
+        with self._lock:
+            self._call = outcome, cancel
+            is_pending, self._is_pending = self._is_pending, False
+        if is_pending:
+            cancel()
+
+    def cancel(self) -> None:
+        """Cancel the call in progress, or otherwise the next call."""
+        with self._lock:
+            call = self._call
+            if call is None or call[0].done():
+                self._is_pending = True
+                return
+        call[1]()
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
@@ -423,7 +475,7 @@ def _block_forever() -> NoReturn:
         threading.Event().wait()
 
 
-def _wait_for_result(outcome: concurrent.futures.Future[T]) -> T:
+def wait_for_result(outcome: concurrent.futures.Future[T]) -> T:
     """Wait for the outcome, and wake up every `_POLL_SECONDS` to run signal handlers.
 
     A signal that arrives just before the thread blocks does not interrupt the wait, and CPython
@@ -576,7 +628,7 @@ def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterat
             yield item  # type: ignore[misc]  # not None if there is one
             del item
             if os.getpid() != pid:
-                raise RuntimeError(_BEFORE_FORK)
+                raise RuntimeError(BEFORE_FORK)
     finally:
         _iterating.discard(iterator)
         _close_dropped(iterator, iterator.aclose, pid)
@@ -653,7 +705,7 @@ class OpenContext(Generic[T]):
             RuntimeError: This process is a forked child of the process that opened the context.
         """
         if os.getpid() != self._pid:
-            raise RuntimeError(_BEFORE_FORK)
+            raise RuntimeError(BEFORE_FORK)
         return self._value
 
     def exit(self, error: BaseException | None = None) -> bool:
