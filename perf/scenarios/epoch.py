@@ -126,7 +126,7 @@ class Images(Epoch):
     operation: ClassVar[str] = "stream"
     size_bytes: int = 100 * KIB
     """Size of each object."""
-    num_objects: int = 6_000
+    num_objects: int = 8_000
     """Objects of an epoch."""
     batch_size: int = 64
     """Objects in a batch."""
