@@ -30,7 +30,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         AsyncIterator,
         Callable,
         Coroutine,
+        Generator,
         Iterable,
         Iterator,
     )
@@ -66,6 +67,7 @@ __all__ = [
     "iterate",
     "limit_wait_for_workers",
     "run",
+    "run_ahead",
     "shut_down_with_worker",
     "submit",
     "wait_for_result",
@@ -436,6 +438,74 @@ class CallCanceller:
                 self._is_pending = True
                 return
         call[1]()
+
+
+class _End:
+    """The end of an iteration in another thread, with its error."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+def run_ahead(
+    items: Generator[T, None, None], *, max_ahead: int, stop: Callable[[], None]
+) -> Generator[T, None, None]:
+    """Yield the items of a generator that runs in a thread, up to `max_ahead` items ahead.
+
+    If the iteration ends early, the blocking call of the thread is cancelled, and the thread closes
+    the generator and ends.
+
+    Args:
+        items: The generator; it is closed in its thread.
+        max_ahead: Largest number of items that wait for the caller.
+        stop: Called when the iteration ends, before the wait for the thread.
+    """
+    ready: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
+    slots: queue.SimpleQueue[None] = queue.SimpleQueue()
+    canceller, pid, is_stopped = CallCanceller(), os.getpid(), False
+
+    def produce() -> None:
+        error = None
+        try:
+            with closing(items), canceller:  # `close` is not cancelled
+                for item in items:
+                    ready.put(item)
+                    slots.get()
+                    if is_stopped:
+                        return
+        except BaseException as exc:  # raised in the caller's thread
+            error = exc
+        finally:
+            ready.put(_End(error))
+
+    for _ in range(max_ahead - 1):
+        slots.put(None)
+    # A daemon, because an iteration that is never finished must not keep the process alive.
+    thread = threading.Thread(target=produce, name="aioflux-batches", daemon=True)
+    try:
+        thread.start()
+        while True:
+            try:
+                item = ready.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(item, _End):
+                break
+            slots.put(None)
+            yield item
+            del item
+            if os.getpid() != pid:
+                raise RuntimeError(BEFORE_FORK)
+        if item.error is not None:
+            raise item.error
+    finally:
+        if os.getpid() == pid:  # a forked child does not have the thread
+            is_stopped = True
+            stop()
+            canceller.cancel()
+            slots.put(None)
+            if thread.is_alive():
+                thread.join()
 
 
 def background_loop() -> asyncio.AbstractEventLoop:

@@ -10,12 +10,9 @@ There are no worker processes, so that nothing is pickled or copied between proc
 
 from __future__ import annotations
 
-import os
-import threading
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader
@@ -32,14 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadLoader"]
 
-T = TypeVar("T")
-
 Batches: TypeAlias = "Generator[tuple[list[Any], Callable[[], None]], None, None]"
 """Items of each batch, and a function that marks them as read when they were yielded. Without items
 it only marks, for samples that were skipped or dropped at the end."""
-
-_POLL_SECONDS: Final = 0.5
-"""Interval at which the consumer wakes up to handle signals that did not interrupt its wait."""
 
 
 class ThreadLoader(DataLoader[Any]):
@@ -103,7 +95,8 @@ class ThreadLoader(DataLoader[Any]):
         max_bytes = dataset._source.transfer.max_in_flight_bytes  # noqa: SLF001  same package
         threads = TransformThreads(self.num_threads, max_bytes=max_bytes)
         collated = self._submit_collates(self._batches(threads), threads)
-        with closing(_run_ahead(collated, self._prefetch_batches, threads)) as ready:
+        ahead = _bridge.run_ahead(collated, max_ahead=self._prefetch_batches, stop=threads.stop)
+        with closing(ahead) as ready:
             for result, mark_read in ready:
                 batch = None if result is None else _bridge.wait_for_result(result)
                 mark_read()
@@ -123,9 +116,13 @@ class ThreadLoader(DataLoader[Any]):
     ) -> Generator[tuple[Future[Any] | None, Callable[[], None]], None, None]:
         has_cuda = self.pin_memory and torch.cuda.is_available()
         device = torch.cuda.current_device() if has_cuda else None
-        with closing(batches):
-            for items, mark_read in batches:
-                yield threads.submit(self._collate, items, device) if items else None, mark_read
+        try:
+            with closing(batches):
+                for items, mark_read in batches:
+                    batch = threads.submit(self._collate, items, device) if items else None
+                    yield batch, mark_read
+        finally:
+            threads.join()
 
     def _batches(self, threads: TransformThreads | None) -> Batches:
         dataset: Any = self.dataset
@@ -154,69 +151,3 @@ class ThreadLoader(DataLoader[Any]):
             for number, items in enumerate(batches, 1):
                 yield items, partial(mark_read, min(number * size, end))
         yield [], partial(mark_read, num_indices)
-
-
-class _End(NamedTuple):
-    """The end of an iteration, with its error."""
-
-    error: BaseException | None
-
-
-def _run_ahead(
-    items: Generator[T, None, None], max_ahead: int, threads: TransformThreads
-) -> Generator[T, None, None]:
-    """Yield items of a generator that runs in a thread, up to `max_ahead` items ahead.
-
-    If the iteration ends early, the blocking call of the thread is cancelled, and `threads`, which
-    the generator uses, are stopped.
-    """
-    ready: SimpleQueue[T | _End] = SimpleQueue()
-    slots: SimpleQueue[None] = SimpleQueue()
-    canceller = _bridge.CallCanceller()
-    pid = os.getpid()
-    is_stopped = False
-
-    def run() -> None:
-        error = None
-        try:
-            with closing(items), canceller:  # the clean-up of the generator is not cancelled
-                for item in items:
-                    ready.put(item)
-                    slots.get()
-                    if is_stopped:
-                        return
-        except BaseException as exc:  # raised in the consumer
-            error = exc
-        finally:
-            ready.put(_End(error))
-
-    for _ in range(max_ahead - 1):
-        slots.put(None)
-    # A daemon, because an iteration that is never finished must not keep the process alive.
-    thread = threading.Thread(target=run, name="aioflux-batches", daemon=True)
-    try:
-        thread.start()
-        while not isinstance(item := _get(ready), _End):
-            slots.put(None)
-            yield item
-            del item
-            if os.getpid() != pid:
-                raise RuntimeError(_bridge.BEFORE_FORK)
-        if item.error is not None:
-            raise item.error
-    finally:
-        if os.getpid() == pid:  # a forked child does not have the threads
-            is_stopped = True
-            threads.stop()
-            canceller.cancel()
-            slots.put(None)
-            if thread.is_alive():
-                thread.join()
-            threads.join()
-
-
-def _get(queue: SimpleQueue[T]) -> T:
-    """Return the next item; wake up regularly to run signal handlers."""
-    while True:
-        with suppress(Empty):
-            return queue.get(timeout=_POLL_SECONDS)
