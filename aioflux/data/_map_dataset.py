@@ -58,7 +58,7 @@ class MapDataset(Dataset[Item_co]):
     The objects of a batch are read in parallel. DataLoader workers also prefetch the next batches,
     within the limits of `TransferOptions`, if these batches are predictable: without a shuffle, or
     with an `ObjectSampler`, as in `loader`. Objects are not prefetched if only their keys are
-    known.
+    known. A loader with `num_threads` knows the order, and always prefetches.
 
     Objects of size 0 whose key ends with "/" are left out: web consoles create them to show empty
     directories.

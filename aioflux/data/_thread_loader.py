@@ -83,10 +83,12 @@ class ThreadLoader(DataLoader[Any]):
         If the iteration is left early, reads are cancelled, and the threads end after the
         transforms in progress.
         """
+        has_cuda = self.pin_memory and torch.cuda.is_available()
+        device = torch.cuda.current_device() if has_cuda else None  # other in other threads
         if not self.num_threads:
             with closing(self._batches(None)) as batches:
                 for items, mark_read in batches:
-                    batch = self._collate(items) if items else None
+                    batch = self._collate(items, device) if items else None
                     mark_read()
                     if items:
                         yield batch
@@ -94,7 +96,7 @@ class ThreadLoader(DataLoader[Any]):
         dataset: Any = self.dataset
         max_bytes = dataset._source.transfer.max_in_flight_bytes  # noqa: SLF001  same package
         threads = TransformThreads(self.num_threads, max_bytes=max_bytes)
-        collated = self._submit_collates(self._batches(threads), threads)
+        collated = self._submit_collates(self._batches(threads), threads, device)
         ahead = _bridge.run_ahead(collated, max_ahead=self._prefetch_batches, stop=threads.stop)
         with closing(ahead) as ready:
             for result, mark_read in ready:
@@ -104,7 +106,7 @@ class ThreadLoader(DataLoader[Any]):
                     del result
                     yield batch
 
-    def _collate(self, items: list[Any], device: int | None = None) -> Any:
+    def _collate(self, items: list[Any], device: int | None) -> Any:
         batch = self.collate_fn(items if self.batch_size is not None else items[0])
         if device is None:
             return batch
@@ -112,10 +114,8 @@ class ThreadLoader(DataLoader[Any]):
         return pin_memory(batch)  # type: ignore[no-untyped-call]
 
     def _submit_collates(
-        self, batches: Batches, threads: TransformThreads
+        self, batches: Batches, threads: TransformThreads, device: int | None
     ) -> Generator[tuple[Future[Any] | None, Callable[[], None]], None, None]:
-        has_cuda = self.pin_memory and torch.cuda.is_available()
-        device = torch.cuda.current_device() if has_cuda else None
         try:
             with closing(batches):
                 for items, mark_read in batches:
