@@ -30,7 +30,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux._concurrency.async_iteration import aclosing_inner
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         AsyncIterator,
         Callable,
         Coroutine,
+        Generator,
         Iterable,
         Iterator,
     )
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = [
+    "BEFORE_FORK",
+    "CallCanceller",
     "Feed",
     "ForkSafeLock",
     "OpenContext",
@@ -64,8 +68,10 @@ __all__ = [
     "iterate",
     "limit_wait_for_workers",
     "run",
+    "run_ahead",
     "shut_down_with_worker",
     "submit",
+    "wait_for_result",
 ]
 
 T = TypeVar("T")
@@ -92,7 +98,7 @@ _BUILTIN_ITERABLES: tuple[type, ...] = (
 )
 """Iterables whose iteration runs no code of the caller."""
 
-_BEFORE_FORK = "an object opened before a fork cannot be used after it; open it again"
+BEFORE_FORK = "an object opened before a fork cannot be used after it; open it again"
 
 _parked: list[Any] = []
 """Objects that a forked child has inherited, and must never close or collect."""
@@ -352,9 +358,12 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
         loop = _bridge.loop()
         loop.call_soon_threadsafe(start)
+        canceller: CallCanceller | None = getattr(_of_thread, "canceller", None)
+        if canceller is not None:
+            canceller.start_call(outcome, partial(loop.call_soon_threadsafe, cancel))
         if feed is not None:
             feed.serve(outcome)
-        return _wait_for_result(outcome)
+        return wait_for_result(outcome)
     except BaseException:
         if loop is None:
             coroutine.close()
@@ -365,6 +374,119 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         if _bridge.is_exiting and threading.current_thread().daemon:
             _block_forever()
         raise
+
+
+_of_thread = threading.local()
+"""`canceller`: the canceller of the calls of a thread."""
+
+
+class CallCanceller:
+    """Cancels the blocking calls of one thread from another thread.
+
+        with canceller: ...  # in the thread that makes the calls
+        canceller.cancel()  # in another thread, once
+
+    `cancel` cancels the call in progress, or otherwise the next call. The call raises
+    CancelledError after its clean-up.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._call: tuple[concurrent.futures.Future[Any], Callable[[], object]] | None = None
+        self._is_pending = False
+
+    def __enter__(self) -> None:
+        _of_thread.canceller = self
+
+    def __exit__(self, *_: object) -> None:
+        _of_thread.canceller = None
+
+    def start_call(
+        self, outcome: concurrent.futures.Future[Any], cancel: Callable[[], object]
+    ) -> None:
+        """Register a call of this thread, until its outcome is done."""
+        with self._lock:
+            self._call = outcome, cancel
+            is_pending, self._is_pending = self._is_pending, False
+        if is_pending:
+            cancel()
+
+    def cancel(self) -> None:
+        """Cancel the call in progress, or otherwise the next call."""
+        with self._lock:
+            call = self._call
+            if call is None or call[0].done():
+                self._is_pending = True
+                return
+        call[1]()
+
+
+class _End:
+    """The end of an iteration in another thread, with its error."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+def run_ahead(
+    items: Generator[T, None, None], *, max_ahead: int, stop: Callable[[], None]
+) -> Generator[T, None, None]:
+    """Yield the items of a generator that runs in a thread, up to `max_ahead` items ahead.
+
+    If the iteration ends early, the blocking call of the thread is cancelled, and the thread closes
+    the generator and ends.
+
+    Args:
+        items: The generator; it is closed in its thread.
+        max_ahead: Largest number of items that wait for the caller.
+        stop: Called when the iteration ends, before the wait for the thread.
+    """
+    ready: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
+    slots: queue.SimpleQueue[None] = queue.SimpleQueue()
+    canceller, pid, is_stopped = CallCanceller(), os.getpid(), False
+
+    def produce() -> None:
+        error = None
+        try:
+            with closing(items), canceller:  # `close` is not cancelled
+                for item in items:
+                    ready.put(item)
+                    slots.get()
+                    if is_stopped:
+                        return
+        except BaseException as exc:  # raised in the caller's thread
+            error = exc
+        finally:
+            ready.put(_End(error))
+
+    for _ in range(max_ahead - 1):
+        slots.put(None)
+    # A daemon, because an iteration that is never finished must not keep the process alive.
+    thread = threading.Thread(target=produce, name="aioflux-batches", daemon=True)
+    try:
+        thread.start()
+        while True:
+            try:
+                item = ready.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(item, _End):
+                break
+            slots.put(None)
+            yield item
+            del item
+            if os.getpid() != pid:
+                raise RuntimeError(BEFORE_FORK)
+        if item.error is not None:
+            raise item.error
+    finally:
+        if os.getpid() == pid:  # a forked child does not have the thread
+            is_stopped = True
+            stop()
+            canceller.cancel()
+            slots.put(None)
+            if thread.is_alive():
+                thread.join()
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
@@ -404,7 +526,7 @@ def _block_forever() -> NoReturn:
         threading.Event().wait()
 
 
-def _wait_for_result(outcome: concurrent.futures.Future[T]) -> T:
+def wait_for_result(outcome: concurrent.futures.Future[T]) -> T:
     """Wait for the outcome, and wake up every `_POLL_SECONDS` to run signal handlers.
 
     A signal that arrives just before the thread blocks does not interrupt the wait, and CPython
@@ -557,7 +679,7 @@ def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterat
             yield item  # type: ignore[misc]  # not None if there is one
             del item
             if os.getpid() != pid:
-                raise RuntimeError(_BEFORE_FORK)
+                raise RuntimeError(BEFORE_FORK)
     finally:
         _iterating.discard(iterator)
         _close_dropped(iterator, iterator.aclose, pid)
@@ -634,7 +756,7 @@ class OpenContext(Generic[T]):
             RuntimeError: This process is a forked child of the process that opened the context.
         """
         if os.getpid() != self._pid:
-            raise RuntimeError(_BEFORE_FORK)
+            raise RuntimeError(BEFORE_FORK)
         return self._value
 
     def exit(self, error: BaseException | None = None) -> bool:

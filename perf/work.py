@@ -179,6 +179,8 @@ class Work:
     """Time that the consumer sleeps after each batch."""
     is_whole: bool = False
     """Whether an item is the bytes of an object, as a tensor, or only their number."""
+    is_image: bool = False
+    """Whether an item also has an image, decoded from a JPEG of about 100 KiB."""
     dtype: str = ""
     """Dtype of the tensors of a state: `bf16` or `fp32`, or one of `perf.weights.KINDS`;
     `size_bytes` is then the size of all tensors."""

@@ -78,7 +78,7 @@ class TrainingState:
             scheduler: One learning rate scheduler, or several.
             dataset: An object whose `state_dict` is the progress of this rank: a dataset of
                 `aioflux.data`, or a `StatefulDataLoader` from
-                `aioflux.data.loader(..., resumable=True)`.
+                `aioflux.data.loader(..., resumable=True)`, or a loader with `num_threads`.
             rng: Save the random generators of this process, too: those of random, numpy, torch and
                 all CUDA devices. Generators in the workers of a DataLoader are not saved: random
                 transforms there draw different numbers after a load.

@@ -3,26 +3,34 @@
     share -> objects, prefetched -> records -> shuffle buffer -> transform -> consumer
 
 An item is marked as read just before it is yielded to the consumer. After a resume, samples that
-were only prefetched and records that were still in the shuffle buffer are read again.
+were only prefetched, and records that were still in the shuffle buffer or in a thread that
+transforms, are read again.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux.data._error_policy import worker_errors
 from aioflux.data._records.formats import records_of_sample, stream_records, takes_stream
 from aioflux.data._resume import ALL_RECORDS, RemainingRecords, ShareProgress
 from aioflux.data._shuffle import ShuffleBuffer
-from aioflux.data._transform import apply_transform
+from aioflux.data._transform import (
+    apply_transform,
+    num_sample_bytes,
+    outcomes,
+    transform_sample,
+)
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.data._counters import LoadCounters
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from aioflux.data._resume import Share
     from aioflux.data._sample import Sample
     from aioflux.data._source import Source
+    from aioflux.data._transform import TransformThreads
     from aioflux.sync import Store
 
 __all__ = ["EpochReader", "ReadConfig"]
@@ -95,40 +104,45 @@ class EpochReader:
         self._progress = ShareProgress(progress.num_started, set(progress.skipped))
         self._current: tuple[int, RemainingRecords] | None = None
         self._buffer: ShuffleBuffer[_Record] = ShuffleBuffer(seed=seed)
+        self._transforming: deque[_Record] = deque()
+        """Records that have left the shuffle buffer, and were not yielded."""
 
     @property
     def progress(self) -> ShareProgress:
         """The part of the share that was yielded to the consumer."""
-        partial = dict(self._partial)
-        if self._current is not None:
-            share_index, remaining = self._current
-            partial[share_index] = remaining
-        buffered: dict[int, list[int]] = {}
-        for record in self._buffer:
-            buffered.setdefault(record.share_index, []).append(record.record_index)
-        for share_index, record_indices in buffered.items():
-            remaining = partial.get(share_index, RemainingRecords(None))
-            extra = tuple(sorted({*remaining.extra, *record_indices}))
-            partial[share_index] = RemainingRecords(remaining.first, extra)
-        return ShareProgress(self._progress.num_started, set(self._progress.skipped), partial)
+        return self.snapshot()()
 
-    def items(self) -> Generator[Any, None, None]:
-        """Yield the unread items."""
+    def snapshot(self) -> Callable[[], ShareProgress]:
+        """Return a function that returns the present progress, also later and in another thread."""
+        return partial(
+            _progress_of,
+            self._progress.num_started,
+            set(self._progress.skipped),
+            dict(self._partial),
+            self._current,
+            (*self._buffer, *self._transforming),
+        )
+
+    def items(self, threads: TransformThreads | None = None) -> Generator[Any, None, None]:
+        """Yield the unread items, transformed in threads or inline."""
         has_records = self._config.records is not None
         try:
             with worker_errors():
-                yield from self._record_items() if has_records else self._sample_items()
+                yield from (
+                    self._record_items(threads) if has_records else self._sample_items(threads)
+                )
         finally:
             self._config.counters.update_retries(self._source.num_retries)
 
-    def _sample_items(self) -> Iterator[Any]:
-        with closing(self._samples(self._share_indices)) as samples:
-            for share_index, sample in samples:
-                if sample is None:
-                    self._mark_started(share_index)
-                    continue
+    def _sample_items(self, threads: TransformThreads | None) -> Iterator[Any]:
+        transform = partial(transform_sample, self._config.transform)
+        with (
+            closing(self._samples(self._share_indices)) as samples,
+            closing(outcomes(samples, transform, threads, num_bytes=num_sample_bytes)) as results,
+        ):
+            for (share_index, sample), result in results:
                 try:
-                    item = apply_transform(sample, self._config.transform)
+                    item = result()
                 except Exception as exc:
                     self._config.errors.handle(exc, sample.uri)
                     self._mark_started(share_index)
@@ -136,24 +150,38 @@ class EpochReader:
                 self._mark_started(share_index)
                 yield item
 
-    def _record_items(self) -> Iterator[Any]:
+    def _record_items(self, threads: TransformThreads | None) -> Iterator[Any]:
         """Yield the items of records, in the order of the shuffle buffer."""
+        with (
+            closing(self._shuffled_records()) as records,
+            closing(outcomes(records, self._transform_record, threads)) as results,
+        ):
+            for record, result in results:
+                try:
+                    item = result()
+                except Exception as exc:
+                    self._transforming.popleft()
+                    self._config.errors.handle(exc, record.uri)
+                    continue
+                self._transforming.popleft()
+                yield item
+
+    def _shuffled_records(self) -> Generator[_Record, None, None]:
         with closing(self._records()) as records:
             for record in records:
                 self._buffer.add(record)
                 if len(self._buffer) > self._config.shuffle_buffer:
-                    yield from self._transformed(self._buffer.pop())
+                    yield self._pop_record()
             while len(self._buffer):
-                yield from self._transformed(self._buffer.pop())
+                yield self._pop_record()
 
-    def _transformed(self, record: _Record) -> Iterator[Any]:
-        """Yield the item of a record, or nothing if the record is skipped."""
-        try:
-            item = apply_transform(record.value, self._config.transform, uri=record.uri)
-        except Exception as exc:
-            self._config.errors.handle(exc, record.uri)
-            return
-        yield item
+    def _pop_record(self) -> _Record:
+        record = self._buffer.pop()
+        self._transforming.append(record)
+        return record
+
+    def _transform_record(self, record: _Record) -> Any:
+        return apply_transform(record.value, self._config.transform, uri=record.uri)
 
     def _records(self) -> Generator[_Record, None, None]:
         """Yield the unread records; `_current` is moved past a record before its yield."""
@@ -190,7 +218,8 @@ class EpochReader:
                     yield next_index, meta.uri, self._streamed(store, meta, records)
                     continue
                 share_index, sample = next(samples)
-                if sample is None:
+                if isinstance(sample, StorageError):
+                    self._config.errors.handle(sample, sample.uri)
                     self._mark_started(share_index)
                 else:
                     yield share_index, sample.uri, iter(records_of_sample(records, sample))
@@ -228,16 +257,34 @@ class EpochReader:
 
     def _samples(
         self, share_indices: array[int]
-    ) -> Generator[tuple[int, Sample | None], None, None]:
-        """Yield the share_index and sample of each object; None for a skipped object."""
+    ) -> Generator[tuple[int, Sample | StorageError], None, None]:
+        """Yield the share_index and the sample of each object, or the error of its read."""
         config, counters = self._config, self._config.counters.start_clock()
         listing_indices = array("q", self._share.listing_indices[list(share_indices)].tolist())
         with closing(self._source.read(listing_indices, is_ordered=config.is_ordered)) as samples:
             for count, (position, sample) in enumerate(samples):
                 if count % _UPDATE_RETRIES_EVERY == 0:
                     counters.update_retries(self._source.num_retries)
-                if isinstance(sample, StorageError):
-                    config.errors.handle(sample, sample.uri)
-                    yield share_indices[position], None
-                else:
-                    yield share_indices[position], sample
+                yield share_indices[position], sample
+
+
+def _progress_of(
+    num_started: int,
+    skipped: set[int],
+    partial: dict[int, RemainingRecords],
+    current: tuple[int, RemainingRecords] | None,
+    waiting: Iterable[_Record],
+) -> ShareProgress:
+    """Return the progress of a reader whose `waiting` records were decoded and not yielded."""
+    partial = dict(partial)
+    if current is not None:
+        share_index, remaining = current
+        partial[share_index] = remaining
+    buffered: dict[int, list[int]] = {}
+    for record in waiting:
+        buffered.setdefault(record.share_index, []).append(record.record_index)
+    for share_index, record_indices in buffered.items():
+        remaining = partial.get(share_index, RemainingRecords(None))
+        extra = tuple(sorted({*remaining.extra, *record_indices}))
+        partial[share_index] = RemainingRecords(remaining.first, extra)
+    return ShareProgress(num_started, set(skipped), partial)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from torch.utils.data import IterableDataset as TorchIterableDataset
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from aioflux.data._error_policy import OnError
     from aioflux.data._options import IterableOptions
     from aioflux.data._records.formats import Records
+    from aioflux.data._resume import ShareProgress
     from aioflux.data._sharding import ShardBy, Tail
     from aioflux.data._source import Lister
+    from aioflux.data._transform import TransformThreads
     from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 
 __all__ = ["IterableDataset"]
@@ -192,7 +196,8 @@ class IterableDataset(TorchIterableDataset[Item_co]):
             fetch_config,
         )
         self._planner = EpochPlanner(self._source, self._sharding, has_workers=True)
-        self._current: tuple[EpochPlan, EpochReader] | None = None
+        self._current: tuple[EpochPlan, Callable[[], ShareProgress]] | None = None
+        """Plan of the last iteration, and a function that returns its progress."""
 
     @classmethod
     def from_keys(
@@ -285,24 +290,60 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         """Read the share of this worker, or of the rank if there are no workers."""
         # Plan now: StatefulDataLoader calls `state_dict` before it requests the first item.
         try:
-            plan = self._planner.plan()
+            plan, reader = self._start_epoch()
         except (RuntimeError, ValueError) as exc:
             if get_worker_info() is None:
                 raise
             # An error here would end a persistent worker without reaching the main process.
             return _raise_at_first_item(exc)
+        self._current = plan, lambda: reader.progress
+        return self._items(plan, reader)
+
+    def _start_epoch(self) -> tuple[EpochPlan, EpochReader]:
+        """Plan an iteration, and return its reader."""
+        plan = self._planner.plan()
         self._planner.mark_started()
         # Never change this text or the repr of Reader: resumed epochs depend on the seed.
         seed = f"{self._sharding.seed} {plan.epoch} {plan.reader} {plan.progress.num_started}"
         reader = EpochReader(self._source, plan.share, plan.progress, self._config, seed=seed)
-        self._current = plan, reader
+        return plan, reader
+
+    def _items(
+        self, plan: EpochPlan, reader: EpochReader, threads: TransformThreads | None = None
+    ) -> Generator[Item_co, None, None]:
+        items = reader.items(threads)
         if self._shows_progress and plan.reader.rank == 0:
-            return self._items_with_progress(reader.items(), plan)
-        return reader.items()
+            return self._items_with_progress(items, plan)
+        return items
+
+    def _read_batches(
+        self, threads: TransformThreads | None, batch_size: int | None
+    ) -> Iterator[tuple[list[Item_co], Callable[[], None]]]:
+        """Return an iterator over batches, the last of which may be short, or empty at the end.
+
+        Each has a function that sets the progress of the dataset to the end of the batch.
+        """
+        plan, reader = self._start_epoch()
+        current = self._current = plan, lambda: plan.progress
+
+        def mark_read(progress: Callable[[], ShareProgress]) -> None:
+            nonlocal current
+            if self._current is current:  # no state was loaded since
+                current = self._current = plan, progress
+
+        def batches() -> Iterator[tuple[list[Item_co], Callable[[], None]]]:
+            with closing(self._items(plan, reader, threads)) as items:
+                is_full = True
+                while is_full:
+                    batch = list(islice(items, batch_size or 1))
+                    is_full = len(batch) == (batch_size or 1)
+                    yield batch, partial(mark_read, reader.snapshot())
+
+        return batches()
 
     def _items_with_progress(
         self, items: Generator[Item_co, None, None], plan: EpochPlan
-    ) -> Iterator[Item_co]:
+    ) -> Generator[Item_co, None, None]:
         with closing(items):
             yield from show_progress(
                 items,
@@ -323,8 +364,8 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         """
         if self._current is None:
             return self._planner.state(None, None)
-        plan, reader = self._current
-        return self._planner.state(plan, reader.progress)
+        plan, progress = self._current
+        return self._planner.state(plan, progress())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state in the next iteration, here or in the workers of a DataLoader.

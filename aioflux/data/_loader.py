@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from aioflux.data._map_dataset import MapDataset
 from aioflux.data._sampler import ObjectSampler
+from aioflux.data._thread_loader import ThreadLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ def loader(
     *,
     batch_size: int | None = 1,
     num_workers: int | None = None,
+    num_threads: int | None = None,
     shuffle: bool | None = None,
     seed: int = 0,
     tail: Tail | None = None,
@@ -44,9 +46,9 @@ def loader(
     start_method: str | None = None,
     resumable: bool = False,
 ) -> DataLoader[Any]:
-    """Return a DataLoader for one rank, with seeded and persistent workers.
+    """Return a DataLoader for one rank, with seeded and persistent workers, or with threads.
 
-        batches = loader(dataset, batch_size=64, num_workers=4)
+        batches = loader(dataset, batch_size=64, num_workers=4)  # or num_threads=4
         for epoch in range(3):
             dataset.set_epoch(epoch)  # of a MapDataset: batches.sampler.set_epoch(epoch)
             for batch in batches: ...
@@ -57,6 +59,12 @@ def loader(
         batch_size: Number of items in a batch; None yields single items.
         num_workers: Number of worker processes; 0 reads in this process. By default the number of
             CPUs for this rank, at most 8.
+        num_threads: Number of threads of this process that transform and collate, while an event
+            loop reads; 0 transforms in the consumer's thread. There are no worker processes then:
+            nothing is pickled, limits of `TransferOptions` apply once, and the loader has
+            `state_dict` and `load_state_dict`. Threads run in parallel while the transform has
+            released the GIL, as image decoders, numpy and torch do. The transform must be safe to
+            call in several threads; their random numbers are not seeded.
         shuffle: Whether a `MapDataset` is permuted differently in each epoch; False by default.
         seed: Seed of the shuffle of a `MapDataset`, and of the random numbers in workers, which
             differ between ranks.
@@ -67,24 +75,35 @@ def loader(
         collate_fn: Makes a batch of a list of items. By default torch's `default_collate`, or
             `list` if the dataset has no transform.
         pin_memory: Whether batches are copied to pinned memory; by default if CUDA is available.
-        prefetch_factor: Number of batches that each worker prefetches; 2 by default.
+        prefetch_factor: Number of batches that each worker prefetches, or that threads finish in
+            advance; 2 by default.
         start_method: Start method of workers: "fork", "spawn" or "forkserver"; by default the start
             method of the platform.
         resumable: Whether to return torchdata's `StatefulDataLoader`, which can save its state
-            after any batch and resume from it.
+            after any batch and resume from it. A loader with `num_threads` always can.
 
     Raises:
         ModuleNotFoundError: `resumable` is True, and torchdata is not installed.
-        ValueError: A setting has no effect with this dataset or with `num_workers=0`, or is not
-            valid.
+        ValueError: A setting has no effect with this dataset, with `num_workers=0` or with
+            `num_threads`, or is not valid.
     """
     options = _sampling_options(dataset, shuffle=shuffle, seed=seed, tail=tail)
-    options |= _worker_options(
-        num_workers, prefetch_factor=prefetch_factor, start_method=start_method
-    )
+    if num_threads is None:
+        loader_class = _loader_class(is_resumable=resumable)
+        options |= _worker_options(
+            num_workers, prefetch_factor=prefetch_factor, start_method=start_method
+        )
+    else:
+        loader_class = ThreadLoader
+        if num_workers or start_method is not None:
+            raise ValueError(
+                "num_workers and start_method have no effect with num_threads: leave them out, or "
+                "leave out num_threads"
+            )
+        options |= _thread_options(num_threads, prefetch_factor)
     if collate_fn is None and batch_size is not None and not dataset.has_transform:
         collate_fn = list
-    return _loader_class(is_resumable=resumable)(
+    return loader_class(
         dataset,
         batch_size=batch_size,
         drop_last=drop_last,
@@ -126,8 +145,7 @@ def _worker_options(
     """Return the options for the number, start method and prefetch of workers."""
     if num_workers is None:
         num_workers = _default_num_workers()
-    if prefetch_factor is not None and prefetch_factor < 1:
-        raise ValueError(f"prefetch_factor must be above 0, not {prefetch_factor!r}")
+    _check_prefetch_factor(prefetch_factor)
     if num_workers:
         return {
             "num_workers": num_workers,
@@ -138,6 +156,21 @@ def _worker_options(
     if prefetch_factor is not None or start_method is not None:
         raise ValueError("prefetch_factor and start_method have no effect with num_workers=0")
     return {"num_workers": 0}
+
+
+def _thread_options(num_threads: int, prefetch_factor: int | None) -> dict[str, Any]:
+    """Return the options for the number of threads, and of the batches that they prefetch."""
+    if num_threads < 0:
+        raise ValueError(f"num_threads must be 0 or more, not {num_threads!r}")
+    _check_prefetch_factor(prefetch_factor)
+    if not num_threads and prefetch_factor is not None:
+        raise ValueError("prefetch_factor has no effect with num_threads=0")
+    return {"num_threads": num_threads, "prefetch_batches": prefetch_factor or 2}
+
+
+def _check_prefetch_factor(prefetch_factor: int | None) -> None:
+    if prefetch_factor is not None and prefetch_factor < 1:
+        raise ValueError(f"prefetch_factor must be above 0, not {prefetch_factor!r}")
 
 
 def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:

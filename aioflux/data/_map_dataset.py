@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import closing, suppress
+from functools import partial
+from itertools import islice
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from torch.utils.data import Dataset, get_worker_info
 
@@ -14,13 +16,17 @@ from aioflux.data._options import BATCH_TRANSFER, unknown_option_error
 from aioflux.data._sample import Item, Item_co
 from aioflux.data._source import from_keys, from_manifests, open_source
 from aioflux.data._store_reader import DEFAULT_CACHE_BYTES, FetchConfig
-from aioflux.data._transform import apply_transform, check_pickles
-from aioflux.errors import StorageError
+from aioflux.data._transform import (
+    check_pickles,
+    num_sample_bytes,
+    outcomes,
+    transform_sample,
+)
 
 if TYPE_CHECKING:
     import os
     import ssl
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from typing import Never, SupportsIndex, Unpack
 
     from aioflux._values.meta import ObjectMeta
@@ -32,7 +38,12 @@ if TYPE_CHECKING:
     from aioflux.data._sample import Sample
     from aioflux.data._source import Lister
     from aioflux.data._store_reader import Samples
+    from aioflux.data._transform import TransformThreads
+    from aioflux.errors import StorageError
     from aioflux.options import RetryPolicy, Timeouts, TransferOptions
+
+    _Result: TypeAlias = tuple[tuple[int, Sample | StorageError], Callable[[], Any]]
+    """A sample with its index, and a function that returns its item or raises its error."""
 
 __all__ = ["MapDataset"]
 
@@ -47,7 +58,7 @@ class MapDataset(Dataset[Item_co]):
     The objects of a batch are read in parallel. DataLoader workers also prefetch the next batches,
     within the limits of `TransferOptions`, if these batches are predictable: without a shuffle, or
     with an `ObjectSampler`, as in `loader`. Objects are not prefetched if only their keys are
-    known.
+    known. A loader with `num_threads` knows the order, and always prefetches.
 
     Objects of size 0 whose key ends with "/" are left out: web consoles create them to show empty
     directories.
@@ -212,13 +223,8 @@ class MapDataset(Dataset[Item_co]):
                 of the batch is left.
         """
         listing_indices = [self._listing_index(index) for index in indices]
-        errors = self._errors
-        errors.last_skipped = None
-        with worker_errors():
-            items = list(self._items(listing_indices))
-            if indices and not items and errors.last_skipped is not None:
-                raise errors.last_skipped
-        return items
+        with closing(self._results(listing_indices)) as results:
+            return self._batch(results)
 
     def __iter__(self) -> Iterator[Item_co]:
         """Read all objects in order, with prefetching.
@@ -229,10 +235,33 @@ class MapDataset(Dataset[Item_co]):
         Raises:
             StorageError: An object cannot be read, and `on_error` is "raise".
         """
-        return self._items(range(len(self)))
+        with closing(self._results(range(len(self)))) as results:
+            yield from self._items(results)
 
-    def _items(self, listing_indices: Sequence[int]) -> Iterator[Item_co]:
-        errors, counters = self._errors, self._counters.start_clock()
+    def _batch(self, results: Iterable[_Result]) -> list[Item_co]:
+        """Return the items of a batch; raise the last error if no object is left."""
+        errors = self._errors
+        errors.last_skipped = None
+        with worker_errors():
+            items = list(self._items(results))
+            if not items and errors.last_skipped is not None:
+                raise errors.last_skipped
+        return items
+
+    def _items(self, results: Iterable[_Result]) -> Iterator[Item_co]:
+        for (_, sample), result in results:
+            try:
+                item: Item_co = result()
+            except Exception as exc:
+                self._errors.handle(exc, sample.uri)
+                continue
+            yield item
+
+    def _results(
+        self, listing_indices: Sequence[int], threads: TransformThreads | None = None
+    ) -> Generator[_Result, None, None]:
+        """Yield the samples, with functions that return their items or raise errors."""
+        counters = self._counters.start_clock()
         # Prefetch only in workers: prefetched objects that are never read stay in memory until the
         # process exits. Prefetch only pinned objects: others could change before they are yielded.
         is_prefetched = get_worker_info() is not None and self._source.has_metadata
@@ -240,18 +269,20 @@ class MapDataset(Dataset[Item_co]):
         try:
             # Close the generator: the traceback of an error would keep it and its requests alive.
             with closing(read(listing_indices)) as samples:
-                for _, sample in samples:
-                    if isinstance(sample, StorageError):
-                        errors.handle(sample, sample.uri)
-                        continue
-                    try:
-                        item: Item_co = apply_transform(sample, self._transform)
-                    except Exception as exc:
-                        errors.handle(exc, sample.uri)
-                        continue
-                    yield item
+                transform = partial(transform_sample, self._transform)
+                yield from outcomes(samples, transform, threads, num_bytes=num_sample_bytes)
         finally:
             counters.update_retries(self._source.num_retries)
+
+    def _read_batches(
+        self, threads: TransformThreads | None, listing_indices: Sequence[int], batch_size: int
+    ) -> Iterator[list[Item_co]]:
+        """Yield batches of items, prefetched in order."""
+        with closing(self._results(listing_indices, threads)) as results:
+            for start in range(0, len(listing_indices), batch_size):
+                size = min(batch_size, len(listing_indices) - start)
+                self._counters.update_retries(self._source.num_retries)
+                yield self._batch(islice(results, size))
 
     def _prefetched(self, listing_indices: Sequence[int]) -> Samples:
         prefetcher = None

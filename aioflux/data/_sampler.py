@@ -10,7 +10,7 @@ from aioflux.data._epoch import EpochPlan, EpochPlanner
 from aioflux.data._options import ShardingConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from aioflux.data._map_dataset import MapDataset
     from aioflux.data._resume import ShareProgress
@@ -84,6 +84,26 @@ class ObjectSampler(Sampler[int]):
         plan = self._planner.plan()
         self._current = plan, plan.progress
         return self._indices(plan)
+
+    def _start_epoch(self) -> tuple[list[int], Callable[[int], None]]:
+        """Plan an iteration; return its listing indices, and a function that sets their progress.
+
+        The function is called with the number of indices that were read.
+        """
+        plan = self._planner.plan()
+        self._planner.mark_started()
+        current = self._current = plan, plan.progress
+        share_indices = [index for index, _ in plan.progress.remaining(plan.share)]
+        num_marked = 0
+
+        def mark_read(num_read: int) -> None:
+            nonlocal num_marked
+            if self._current is current:  # no state was loaded since
+                for share_index in share_indices[num_marked:num_read]:
+                    plan.progress.mark_started(share_index)
+                num_marked = num_read
+
+        return plan.share.listing_indices[share_indices].tolist(), mark_read
 
     def _indices(self, plan: EpochPlan) -> Iterator[int]:
         # Not in `__iter__`: with workers, DataLoader creates two iterators and uses the second.

@@ -7,9 +7,12 @@ their number, or a tensor.
 
 from __future__ import annotations
 
+import io
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -28,7 +31,34 @@ def _tensor_of(data: Any) -> torch.Tensor:
 
 def decode(work: Work) -> Callable[[Any], Any]:
     """Return the function that turns the bytes of an object into an item."""
+    if work.is_image:
+        return _size_and_image
     return _tensor_of if work.is_whole else len
+
+
+@cache
+def _jpeg() -> bytes:
+    """Return a JPEG of 500 x 375 pixels and 100 KiB, as large as an average image of ImageNet."""
+    from PIL import Image  # matplotlib depends on it
+
+    rng = np.random.default_rng(0)
+    smooth = rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    pixels = np.asarray(Image.fromarray(smooth).resize((500, 375)), dtype=np.int16)
+    noisy = np.clip(pixels + rng.integers(-26, 27, pixels.shape), 0, 255).astype(np.uint8)
+    encoded = io.BytesIO()
+    Image.fromarray(noisy).save(encoded, "JPEG", quality=92)
+    return encoded.getvalue()
+
+
+def _size_and_image(data: Any) -> tuple[int, torch.Tensor]:
+    """Decode a JPEG and crop the image to 224 x 224, as for a training on ImageNet.
+
+    The objects of the server are no images, so that the same image is decoded for each.
+    """
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(_jpeg())).convert("RGB").crop((138, 75, 362, 299))
+    return len(data), torch.from_numpy(np.array(image))
 
 
 class Datasets:
@@ -36,33 +66,42 @@ class Datasets:
 
     Args:
         make: Builds the dataset of a work.
+        load: Builds the loader of a dataset; by default a DataLoader.
     """
 
-    def __init__(self, make: Callable[[Work], Any]) -> None:
+    def __init__(
+        self, make: Callable[[Work], Any], load: Callable[[Any, Work], Any] | None = None
+    ) -> None:
         self._make = make
+        self._load = load or _loader
         self._datasets: dict[Work, Any] = {}
 
     def prepare(self, work: Work) -> None:
-        """Build the dataset."""
+        """Build the dataset, and the image that is decoded."""
+        if work.is_image:
+            _jpeg()
         self._datasets[work] = self._make(work)
 
     def epoch(self, work: Work) -> tuple[int, float]:
         """Read an epoch of the dataset of a work; build the dataset unless `prepare` did."""
         if work not in self._datasets:
             self.prepare(work)
-        return epoch(self._datasets.pop(work), work)
+        return epoch(self._datasets.pop(work), work, self._load)
 
 
-def epoch(dataset: Any, work: Work) -> tuple[int, float]:
+def epoch(
+    dataset: Any, work: Work, load: Callable[[Any, Work], Any] | None = None
+) -> tuple[int, float]:
     """Load all batches of a dataset; return the bytes, and the time that the consumer waited.
 
     The waiting time includes the start of the workers.
     """
     num_bytes, waited_seconds = 0, 0.0
     begun = time.perf_counter()
-    for batch in _loader(dataset, work):
+    for batch in (load or _loader)(dataset, work):
         waited_seconds += time.perf_counter() - begun
-        num_bytes += batch.numel() if work.is_whole else int(batch.sum())
+        sizes = batch[0] if work.is_image else batch
+        num_bytes += batch.numel() if work.is_whole else int(sizes.sum())
         if work.step_seconds:
             time.sleep(work.step_seconds)
         begun = time.perf_counter()

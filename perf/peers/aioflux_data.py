@@ -1,4 +1,4 @@
-"""aioflux.data: MapDataset and IterableDataset in DataLoader workers, with defaults."""
+"""aioflux.data: MapDataset and IterableDataset in DataLoader workers or threads, with defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aioflux.data import IterableDataset, MapDataset
+from torch.utils.data import DataLoader
+
+from aioflux.data import IterableDataset, MapDataset, loader
 from perf.peers._loading import Datasets, decode, epoch
 from perf.servers._tmpfs import memory_directory
 
@@ -47,7 +49,13 @@ def _stream(work: Work) -> IterableDataset[Any]:
     return IterableDataset(_uri(work), **_options(work))
 
 
-_DATASETS: dict[str, Datasets] = {"load": Datasets(_map), "stream": Datasets(_stream)}
+def _load(dataset: Any, work: Work) -> Any:
+    if work.num_threads:
+        return loader(dataset, batch_size=work.batch_size, num_threads=work.num_threads)
+    return DataLoader(dataset, batch_size=work.batch_size, num_workers=work.num_workers)
+
+
+_DATASETS = {"load": Datasets(_map, _load), "stream": Datasets(_stream, _load)}
 
 
 async def load(work: Work) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""Epochs of iterable datasets, from a cache, and with a consumer that pauses for each batch."""
+"""Epochs of iterable datasets, from a cache, of images, and with a consumer that pauses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perf.scenarios._sets import OURS, Sets, on_one_server
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["GROUP", "SCENARIOS", "CachedEpoch", "Stream", "Wait"]
+__all__ = ["GROUP", "SCENARIOS", "CachedEpoch", "Images", "Stream", "Wait"]
 
 GROUP = "epoch"
 
@@ -80,6 +80,8 @@ class Wait(Epoch):
     """Objects in a batch."""
     step_seconds: float = 0.005
     """Duration of a training step, in which the consumer sleeps."""
+    num_threads: int = 0
+    """Threads of `aioflux.data.loader`; 0 loads through DataLoader."""
     most_waiting: float = 0.05
     """Goal: maximum time that the consumer waits for batches, the first included, as a share of the
     epoch."""
@@ -87,6 +89,7 @@ class Wait(Epoch):
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
         work = self._ours()
+        work = replace(work, num_threads=self.num_threads)
         trained = replace(work, step_seconds=self.step_seconds)
         ours = self._side(trained)
         return on_one_server(
@@ -100,7 +103,7 @@ class Wait(Epoch):
                 ),
                 Match(
                     ours=ours,
-                    theirs=self._side(replace(trained, peer="memory_data")),
+                    theirs=self._side(replace(trained, peer="memory_data", num_threads=0)),
                     label="memory",
                 ),
             ]
@@ -114,6 +117,40 @@ class Wait(Epoch):
         """See base class."""
         # With so few steps, the start of the workers takes most of the time: allow any wait.
         return replace(super().toy(), num_workers=self.num_workers, most_waiting=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images(Epoch):
+    """An epoch of images that are decoded in threads, compared with workers and no threads."""
+
+    operation: ClassVar[str] = "stream"
+    size_bytes: int = 100 * KIB
+    """Size of each object."""
+    num_objects: int = 8_000
+    """Objects of an epoch."""
+    batch_size: int = 64
+    """Objects in a batch."""
+    num_threads: int = 2
+    """Threads of `aioflux.data.loader`."""
+    least_to_workers: float = 1.3
+    """Goal of the ratio to DataLoader with `num_workers` workers."""
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        work = replace(self._ours(), is_image=True)
+        ours = self._side(replace(work, num_workers=0, num_threads=self.num_threads))
+        inline = self._side(replace(work, num_workers=0))
+        return on_one_server(
+            [
+                Match(
+                    ours=ours,
+                    theirs=self._side(work),
+                    label="workers",
+                    at_least=self.least_to_workers,
+                ),
+                Match(ours=ours, theirs=inline, label="inline"),
+            ]
+        )
 
 
 SCENARIOS = (
@@ -156,4 +193,6 @@ SCENARIOS = (
     CachedEpoch(name="epoch-cached"),
     Wait(name="epoch-wait"),
     Wait(name="epoch-wait-inline", num_workers=0),
+    Wait(name="epoch-wait-threads", num_workers=0, num_threads=2),
+    Images(name="epoch-images"),
 )

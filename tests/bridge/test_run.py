@@ -187,6 +187,35 @@ class Steps:
             self.closed = True
 
 
+@pytest.mark.parametrize("is_in_progress", [True, False], ids=["in progress", "next"])
+def test_another_thread_cancels_one_call(is_in_progress: bool) -> None:
+    canceller, cleaned, started = _bridge.CallCanceller(), threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.set()
+
+    def call() -> str:
+        with canceller:
+            with pytest.raises(asyncio.CancelledError):
+                _bridge.run(wait())
+            assert cleaned.is_set() == started.is_set()
+            return _bridge.run(thread_name())
+
+    with ThreadPoolExecutor(1) as threads:
+        if not is_in_progress:
+            canceller.cancel()
+        result = threads.submit(call)
+        if is_in_progress:
+            assert started.wait(60)
+            canceller.cancel()
+        assert result.result() == "aioflux-loop", "only one call is cancelled"
+
+
 def test_leaving_an_iteration_early_closes_it() -> None:
     steps = Steps()
     for step in _bridge.iterate(steps.run()):

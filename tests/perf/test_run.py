@@ -47,6 +47,8 @@ PEERS = {
     "epoch-cached": ("aioflux_data",),
     "epoch-wait": ("aioflux_data",),
     "epoch-wait-inline": ("memory_data",),
+    "epoch-wait-threads": ("aioflux_data",),
+    "epoch-images": ("aioflux_data",),
     "checkpoint-save-76MB": ("gcsfs_checkpoint",),
 }
 """Against whom; each peer somewhere, and few in all. The other epochs differ in their objects."""
