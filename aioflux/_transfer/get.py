@@ -198,7 +198,7 @@ async def _fetch_known(
     if meta.size == 0:
         current = await _head_of(session, key, meta)
         return Fetched(b"", current), current.crc32c, 0
-    buffer = BytesBuffer(meta.size)
+    buffer = session.memory.allocate(meta.size)
     _, expected, actual = await _fill_known(session, key, buffer.view, 0, meta)
     return Fetched(buffer.finish(), meta), expected, actual
 
@@ -214,7 +214,7 @@ async def _fetch_unknown(
     buffers: list[BytesBuffer] = []
 
     def allocate(size: int) -> memoryview:
-        buffers.append(BytesBuffer(size))
+        buffers.append(session.memory.allocate(size))
         return buffers[-1].view
 
     if first is None:
@@ -243,7 +243,7 @@ async def _fetch_unknown(
     if num_read < body.size:
         await _head_checksum(session, key, body)
     checksum = first.crc32c() if session.options.verify else 0
-    buffer = BytesBuffer(body.size)
+    buffer = session.memory.allocate(body.size)
     buffer.view[:num_read] = first.data
     buffers.clear()
     first.drop()
