@@ -318,6 +318,8 @@ def _lead(start: int) -> int:
 
 def _skip_lead(checksum: int, copy: memoryview, lead: int) -> int:
     """Return the crc32c of `copy[lead:]`, from the crc32c of all of it."""
+    if copy.nbytes <= lead:  # a range beyond the end of the object
+        return 0
     # `combine_crc32c` is an exclusive or with the shifted crc32c of the lead: its own inverse.
     return combine_crc32c(crc32c(copy[:lead]), checksum, copy.nbytes - lead)
 
