@@ -300,7 +300,9 @@ class Store:
                 name, not by `ObjectMeta`, raise it.
         """
         name, meta = parse_key(key)
-        fetched = await _get.fetch(self._sessions.current(), name, meta)
+        session = self._sessions.current()
+        fetched = await _get.fetch(session, name, meta)
+        session.memory.offer(fetched.data)
         return fetched.data
 
     async def get_into(

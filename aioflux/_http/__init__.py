@@ -4,6 +4,7 @@ Every service sends requests for object bytes through a pool of `open_pool`. One
 attempt. The caller decides on retries, compares checksums, and maps status codes to errors.
 """
 
+from aioflux._http.body import HashedMemory
 from aioflux._http.codec import Headers, ResponseHead
 from aioflux._http.connect import SocketTracker, certificate_error_text, default_context
 from aioflux._http.connection import Connection, Response, ResponseFuture
@@ -25,6 +26,7 @@ __all__ = [
     "Connection",
     "ConnectionLostError",
     "FixedHeaders",
+    "HashedMemory",
     "Headers",
     "Origin",
     "Pool",

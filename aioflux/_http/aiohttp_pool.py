@@ -15,6 +15,7 @@ from yarl import URL
 from aioflux._http.body import (
     Buffer,
     Destination,
+    HashedMemory,
     StreamedBody,
     as_destination,
     as_views,
@@ -101,6 +102,8 @@ class AiohttpPool:
         check_headers(headers)
         headers = (*fixed.items, *headers)
         encode_head(method, target, headers)
+        if isinstance(into, HashedMemory):
+            into = into.memory
         if isinstance(into, memoryview):
             into = as_destination(into)
         if head_seconds is None:

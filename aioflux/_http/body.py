@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, cast
 
+import google_crc32c
+
 from aioflux._http.codec import ChunkedDecoder
 from aioflux._http.errors import ProtocolError
+from aioflux._values.checksums import address_of, crc32c
 
 __all__ = [
     "MAX_ERROR_BODY_BYTES",
     "Buffer",
     "Destination",
+    "HashedMemory",
     "StreamedBody",
     "as_destination",
     "as_views",
@@ -30,6 +35,60 @@ The function is called once, as soon as the length of the body is known.
 
 MAX_ERROR_BODY_BYTES: Final = 1024 * 1024
 """Maximum size of the body of a response that is not 2xx, in bytes; the rest is dropped."""
+
+
+_PIECE_BYTES: Final = 256 * 1024
+"""Number of received bytes that are added to a checksum at once. Pieces of 64 KiB take 10 % more
+time; larger pieces are not in the cache of every processor."""
+_Piece = ctypes.c_ubyte * _PIECE_BYTES
+
+
+class HashedMemory:
+    """A destination whose crc32c is computed while the body is received.
+
+    Received bytes are still in the processor's cache: the crc32c of 16 MiB takes 0.55 ms in pieces
+    of 256 KiB that were just received, and 1.2 ms after all of them were received.
+
+    A `Connection` calls `start` and `update`. Other receivers only call the object itself, as a
+    function that returns memory, and `crc32c` then reads all of the body.
+
+    Args:
+        memory: Memory, or a function that returns memory for a length in bytes.
+    """
+
+    __slots__ = ("_address", "_body", "_crc32c", "_num_hashed", "memory")
+
+    def __init__(self, memory: memoryview | Callable[[int], memoryview]) -> None:
+        self.memory = as_destination(memory) if isinstance(memory, memoryview) else memory
+        self._body: memoryview | None = None
+
+    def __call__(self, num_bytes: int) -> memoryview:
+        """Return memory for a body."""
+        self._body = None
+        return memory_for(self.memory, num_bytes)
+
+    def start(self, body: memoryview) -> None:
+        """Start a body that will fill the memory `body`. An earlier body is forgotten."""
+        self._body = None
+        if body.nbytes >= _PIECE_BYTES:
+            self._body, self._num_hashed, self._crc32c = body, 0, 0
+            with address_of(body) as self._address:
+                pass  # The address stays valid, because `body` keeps the memory in place.
+
+    def update(self, num_received: int) -> None:
+        """Add the whole pieces of the first `num_received` bytes that were not added yet."""
+        if self._body is None:
+            return
+        while num_received - self._num_hashed >= _PIECE_BYTES:
+            piece = _Piece.from_address(self._address + self._num_hashed)
+            self._crc32c = google_crc32c.extend(self._crc32c, piece)
+            self._num_hashed += _PIECE_BYTES
+
+    def crc32c(self, body: memoryview) -> int:
+        """Return the crc32c of `body`, which is the complete body of the last response."""
+        if self._body is None:
+            return crc32c(body)
+        return crc32c(body[self._num_hashed :], self._crc32c)
 
 
 def as_views(body: Sequence[Buffer] | Buffer | None) -> list[memoryview]:

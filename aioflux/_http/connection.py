@@ -28,6 +28,7 @@ from aioflux._http.body import (
     MAX_ERROR_BODY_BYTES,
     Buffer,
     Destination,
+    HashedMemory,
     StreamedBody,
     check_length,
     memory_for,
@@ -153,6 +154,7 @@ class Connection(asyncio.BufferedProtocol):
         self._future: ResponseFuture | None = None
         self._is_head_request = False
         self._into: Destination | None = None
+        self._hashed: HashedMemory | None = None
         self._max_body_bytes: int | None = None
         self._head_seconds = 0.0
         self._unwritten_head = b""
@@ -194,6 +196,8 @@ class Connection(asyncio.BufferedProtocol):
         """
         self._future = future
         self._is_head_request = is_head
+        if type(into) is HashedMemory:
+            self._hashed, into = into, into.memory
         self._into = into
         self._max_body_bytes = max_body_bytes
         self._head_seconds = head_seconds
@@ -334,6 +338,8 @@ class Connection(asyncio.BufferedProtocol):
         self._has_progressed = True
         if self._destination is not None:
             self._num_received += nbytes
+            if self._hashed is not None:
+                self._hashed.update(min(self._num_received, self._num_expected))
             if self._num_received >= self._num_expected:
                 if self._num_received > self._num_expected and self._bytes_buffer is not None:
                     # Bytes after the response would be read as the beginning of the next response.
@@ -582,6 +588,8 @@ class Connection(asyncio.BufferedProtocol):
                 destination = self._bytes_buffer.recv_view
         else:
             self._body = destination = memory_for(into, num_bytes)
+            if self._hashed is not None:
+                self._hashed.start(destination)
         destination[:num_received] = received
         self._num_received = num_received
         if num_received == num_bytes:
@@ -674,6 +682,7 @@ class Connection(asyncio.BufferedProtocol):
         self._future = None
         self._unwritten_head = b""
         self._into = None
+        self._hashed = None
         self._head = None
         self._body = b""
         self._bytes_buffer = None

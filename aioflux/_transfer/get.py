@@ -36,7 +36,7 @@ from aioflux._transfer.get_small import (
 )
 from aioflux._transfer.range_plan import coalesce_ranges
 from aioflux._transfer.retry import Backoff
-from aioflux._values.checksums import combine_crc32c, crc32c
+from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ async def _fetch_known(
     if meta.size == 0:
         current = await _head_of(session, key, meta)
         return Fetched(b"", current), current.crc32c, 0
-    buffer = BytesBuffer(meta.size)
+    buffer = session.memory.allocate(meta.size)
     _, expected, actual = await _fill_known(session, key, buffer.view, 0, meta)
     return Fetched(buffer.finish(), meta), expected, actual
 
@@ -214,7 +214,7 @@ async def _fetch_unknown(
     buffers: list[BytesBuffer] = []
 
     def allocate(size: int) -> memoryview:
-        buffers.append(BytesBuffer(size))
+        buffers.append(session.memory.allocate(size))
         return buffers[-1].view
 
     if first is None:
@@ -234,21 +234,20 @@ async def _fetch_unknown(
         return Fetched(b"", current), current.crc32c, 0
     num_read = first.data.nbytes
     if num_read == body.size and not _reads_whole_twice(session, body.crc32c):
-        # For 100 KiB, the crc32c of `bytes` takes half the time of the crc32c of a memoryview.
-        data = buffers[-1].finish()
-        actual = crc32c(data) if session.options.verify else 0
-        return Fetched(data, body.meta), body.crc32c, actual
+        actual = first.crc32c() if session.options.verify else 0
+        return Fetched(buffers[-1].finish(), body.meta), body.crc32c, actual
     if may_hold is not None and not may_hold(body.size):
         buffers.clear()
         first.drop()
         raise ExceedsReservationError(body.meta())
     if num_read < body.size:
         await _head_checksum(session, key, body)
-    buffer = BytesBuffer(body.size)
+    checksum = first.crc32c() if session.options.verify else 0
+    buffer = session.memory.allocate(body.size)
     buffer.view[:num_read] = first.data
     buffers.clear()
     first.drop()
-    actual = await _complete(session, key, buffer.view, 0, num_read, body, is_whole=True)
+    actual = await _complete(session, key, buffer.view, 0, num_read, checksum, body, is_whole=True)
     return Fetched(buffer.finish(), body.meta), body.crc32c, actual
 
 
@@ -276,6 +275,7 @@ async def _complete(
     view: memoryview,
     start: int,
     num_read: int,
+    checksum: int,
     body: Body,
     *,
     is_whole: bool,
@@ -284,9 +284,9 @@ async def _complete(
     """Read the bytes after the first range, and return the crc32c of all of `view`.
 
     `view` is for the bytes of the object from `start` on. It already has the `num_read` bytes of
-    the first range, whose response is `body`. With `is_confirmed`, the first range was read twice.
+    the first range, whose crc32c is `checksum` and whose response is `body`. With `is_confirmed`,
+    the first range was read twice.
     """
-    checksum = crc32c(view[:num_read]) if session.options.verify else 0
     twice = reads_twice(session) and not (is_whole and body.crc32c is not None)
     rest_size = view.nbytes - num_read
     pin = Pin(body.generation, body.size)
@@ -380,6 +380,7 @@ async def _fill_unknown(
         view[:length],
         start,
         num_read,
+        first.crc32c() if session.options.verify else 0,
         body,
         is_whole=is_whole,
         is_confirmed=start > 0,
@@ -442,9 +443,8 @@ async def _range_unknown(
 
     first = await read_first_twice(session, key, start=start, end=end, allocate=allocate)
     is_whole = first.data.nbytes == first.body.size
-    data = buffers[-1].finish()
-    actual = crc32c(data) if session.options.verify else 0
-    return data, first.body.crc32c if is_whole else None, actual
+    actual = first.crc32c() if session.options.verify else 0
+    return buffers[-1].finish(), first.body.crc32c if is_whole else None, actual
 
 
 async def fetch_ranges(

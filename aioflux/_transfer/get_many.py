@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import bounded_batches
+from aioflux._http.memory import LEAST_POOLED_BYTES
 from aioflux._transfer.arguments import parse_key
 from aioflux._transfer.get import ExceedsReservationError, fetch, replaced_error
 from aioflux._transfer.get_small import NO_ATTEMPT, Fetched, first_range_bytes
@@ -97,10 +98,20 @@ async def _batches(
     async with aclosing_inner(batches) as inner:
         async for batch in inner:
             yield batch
-            budget.release_yielded(len(batch), sum(map(_num_bytes, batch)))
+            num_bytes = sum(map(_num_bytes, batch))
+            if num_bytes >= len(batch) * LEAST_POOLED_BYTES:
+                _offer(session, batch)
+            budget.release_yielded(len(batch), num_bytes)
             # Each generator on the way to the consumer deletes its reference to the batch before
             # the next batch is made, so that the next batch can reuse the memory.
             del batch
+
+
+def _offer(session: Session, batch: TriedMany) -> None:
+    """Use the memory of large objects again when the consumer has released them."""
+    for result in batch:
+        if isinstance(result, tuple):
+            session.memory.offer(result[1].data)
 
 
 def _num_bytes(result: tuple[str, Fetched] | StorageError) -> int:

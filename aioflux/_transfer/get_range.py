@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._concurrency.fan_out import gather, pair
+from aioflux._http import HashedMemory
 from aioflux._http.memory import new_buffer
 from aioflux._services.base import ReadRequest
 from aioflux._transfer.range_plan import plan_ranges
@@ -72,7 +73,7 @@ async def read_range(session: Session, key: str, view: memoryview, *, start: int
     Raises:
         TransientError: Attempts or time ran out.
     """
-    await _fill(session, key, start, view.nbytes, pin, lambda: view)
+    await _fill(session, key, start, view.nbytes, pin, lambda: view, is_hashed=False)
 
 
 async def _fill(
@@ -82,22 +83,31 @@ async def _fill(
     length: int,
     pin: Pin,
     memory: Callable[[], memoryview],
-) -> None:
+    *,
+    is_hashed: bool,
+) -> HashedMemory | None:
     """Read `length` bytes into `memory()`.
 
     Each attempt calls `memory` after the byte budget has admitted the bytes.
+
+    Returns:
+        The memory with the crc32c of all bytes, if `is_hashed`; None after a resumed read, whose
+        attempts received only parts of the bytes.
     """
     num_done = 0
+    hashed: HashedMemory | None = None
     sizes: set[int] = set()
 
     async def attempt(_: int) -> Body:
-        nonlocal num_done
+        nonlocal num_done, hashed
         target = memory()[num_done:]
+        hashed = HashedMemory(target) if is_hashed and not num_done else None
         try:
             async with session.prefaulter.during(target):
                 request = ReadRequest(key, pin.generation, start + num_done, start + length)
+                into = hashed or target
                 body = await session.spread.run(
-                    target.nbytes, lambda service: service.get(request, into=target)
+                    target.nbytes, lambda service: service.get(request, into=into)
                 )
             if body.size != pin.size:
                 is_certain = body.size in sizes
@@ -112,6 +122,7 @@ async def _fill(
         return body
 
     await session.call(key, attempt, num_bytes=length)
+    return hashed
 
 
 @dataclass(slots=True)
@@ -123,10 +134,16 @@ class FirstRange:
     body: Body
     """Response, with size and metadata of the object. After a resumed read, `body.data` has only
     the bytes of the last attempt."""
+    hashed: HashedMemory | None = None
+    """Destination of all bytes of the range, unless the read was resumed."""
+
+    def crc32c(self) -> int:
+        """Return the crc32c of the range."""
+        return crc32c(self.data) if self.hashed is None else self.hashed.crc32c(self.data)
 
     def drop(self) -> None:
         """Free the bytes, even if other code still references this `FirstRange`."""
-        self.data, self.body.data = memoryview(b""), b""
+        self.data, self.body.data, self.hashed = memoryview(b""), b"", None
 
 
 async def read_first(
@@ -156,6 +173,7 @@ async def read_first(
     memory = memoryview(b"")
     generation = ""
     num_done = 0
+    hashed: HashedMemory | None = None
 
     def place(size: int) -> memoryview:
         nonlocal memory
@@ -163,12 +181,14 @@ async def read_first(
         return memory
 
     async def attempt(_: int) -> Body:
-        nonlocal num_done, generation
+        nonlocal num_done, generation, hashed
         num_kept, num_done = num_done, 0
+        hashed = HashedMemory(place) if session.options.verify and not num_kept else None
         try:
             if not num_kept:
                 generation = ""
-                body = await session.service.get(ReadRequest(key, "", start, end), into=place)
+                request = ReadRequest(key, "", start, end)
+                body = await session.service.get(request, into=hashed or place)
                 expected = max(0, min(end, body.size) - start)
                 _require_bytes(session, key, len(body.data), expected, "")
                 return body
@@ -187,7 +207,7 @@ async def read_first(
         return body
 
     body = await session.call(key, attempt, num_bytes=end - start)
-    return FirstRange(memory, body)
+    return FirstRange(memory, body, hashed)
 
 
 async def read_first_twice(
@@ -211,7 +231,7 @@ async def read_first_twice(
             end=end,
             allocate=lambda size: memoryview(new_buffer(size)),
         )
-        return second.body, crc32c(second.data[lead:])
+        return second.body, _skip_lead(second.crc32c(), second.data, lead)
 
     reading = read_first(session, key, start=start, end=end, allocate=allocate)
     if not reads_twice(session):
@@ -222,7 +242,7 @@ async def read_first_twice(
     is_same = body.generation == copy_body.generation or not first.data
     if body.size != copy_body.size or not is_same:
         raise ReplacedError
-    checksum = crc32c(first.data)
+    checksum = first.crc32c()
     if checksum != copy_checksum:
         await _read_third_time(
             session,
@@ -245,16 +265,22 @@ async def read_checked(
     Raises:
         ChecksumError: Three reads returned three different contents.
     """
-    reading = read_range(session, key, view, start=start, pin=pin)
+    is_hashed = session.options.verify
+    reading = _fill(session, key, start, view.nbytes, pin, lambda: view, is_hashed=is_hashed)
     if not twice:
-        await reading
-        return crc32c(view) if session.options.verify else 0
+        hashed = await reading
+        return _crc32c(hashed, view) if is_hashed else 0
     reading_copy = read_checksum(session, key, start, view.nbytes, pin)
-    _, second = await pair(reading, reading_copy)
-    first = crc32c(view)
+    hashed, second = await pair(reading, reading_copy)
+    first = _crc32c(hashed, view)
     if first == second:
         return first
     return await _read_third_time(session, key, view, start, pin, {first, second})
+
+
+def _crc32c(hashed: HashedMemory | None, view: memoryview) -> int:
+    """Return the crc32c of a range in `view`, from the result of `_fill`."""
+    return crc32c(view) if hashed is None else hashed.crc32c(view)
 
 
 async def confirm(
@@ -284,13 +310,21 @@ async def read_checksum(session: Session, key: str, start: int, length: int, pin
             copies.append(memoryview(new_buffer(lead + length)))
         return copies[0]
 
-    await _fill(session, key, start - lead, lead + length, pin, memory)
-    return crc32c(copies[0][lead:])
+    hashed = await _fill(session, key, start - lead, lead + length, pin, memory, is_hashed=True)
+    return _skip_lead(_crc32c(hashed, copies[0]), copies[0], lead)
 
 
 def _lead(start: int) -> int:
     """Return the number of bytes that a second copy of a range has before the range."""
     return min(start, 1)
+
+
+def _skip_lead(checksum: int, copy: memoryview, lead: int) -> int:
+    """Return the crc32c of `copy[lead:]`, from the crc32c of all of it."""
+    if copy.nbytes <= lead:  # a range beyond the end of the object
+        return 0
+    # `combine_crc32c` is an exclusive or with the shifted crc32c of the lead: its own inverse.
+    return combine_crc32c(crc32c(copy[:lead]), checksum, copy.nbytes - lead)
 
 
 async def _read_third_time(

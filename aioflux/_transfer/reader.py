@@ -224,13 +224,14 @@ class ObjectReader:
         """Cancel the reads of ranges that are no longer needed, and ignore their failures."""
         for index in indexes:
             task = self._ranges.pop(index)
-            task.cancel()
+            if not task.cancel() and not task.cancelled() and task.exception() is None:
+                self._session.memory.offer(task.result())
             self._dropped.add(task)
             task.add_done_callback(self._dropped.discard)
 
     async def _fetch(self, index: int) -> bytes:
         start, end = self._plan[index]
-        buffer = BytesBuffer(end - start)
+        buffer = self._session.memory.allocate(end - start)
         # Later reads of a range must match the bytes that were returned, confirmed or verified.
         is_known = index in self._returned or index in self._confirmed or self._verified
         twice = self._reads_twice() and index not in self._confirmed

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aioflux._concurrency.run_to_completion import run_to_completion, start_task
+from aioflux._http.memory import BytesPool
 from aioflux._services.base import Body
 from aioflux._transfer.counters import Counters
 from aioflux._transfer.deadlines import Deadlines
@@ -66,6 +67,7 @@ class Session:
     budget: RetryBudget = field(init=False)
     deadlines: Deadlines = field(init=False)
     prefaulter: Prefaulter = field(default_factory=Prefaulter)
+    memory: BytesPool = field(init=False)
 
     def __post_init__(self) -> None:
         retry = self.retry
@@ -73,6 +75,7 @@ class Session:
         object.__setattr__(self, "budget", budget)
         deadlines = Deadlines(retry.deadline_seconds, clock=self.clock)
         object.__setattr__(self, "deadlines", deadlines)
+        object.__setattr__(self, "memory", BytesPool(self.options.max_in_flight_bytes))
 
     @property
     def is_inherited(self) -> bool:
@@ -287,6 +290,7 @@ class Session:
                     break  # the pending tasks fail without connections, and log the failure
         self.deadlines.close()
         self.prefaulter.close()
+        self.memory.clear()
         await self.spread.aclose()
 
     def count_bytes(self, key: str, *, num_received: int = 0, num_sent: int = 0) -> None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
+import google_crc32c
 import pytest
 
 from aioflux._http import Headers, ProtocolError
-from aioflux._http.body import StreamedBody, as_destination, as_views, check_length, memory_for
+from aioflux._http.body import (
+    HashedMemory,
+    StreamedBody,
+    as_destination,
+    as_views,
+    check_length,
+    memory_for,
+)
 from aioflux._http.codec import parse_head
 
 
@@ -87,3 +97,26 @@ def test_lines_of_chunked_framing_are_strict(data: bytes, says: str) -> None:
     body = StreamedBody(status=200, chunked=True, into=None, max_body_bytes=None)
     with pytest.raises(ProtocolError, match=says):
         body.feed(data, 0, len(data))
+
+
+@pytest.mark.parametrize("size", [0, 1, 300_000, 2**20 + 1], ids=str)
+def test_the_checksum_of_received_pieces_is_that_of_the_body(size: int) -> None:
+    data = random.Random(1).randbytes(size)
+    memory = memoryview(bytearray(size))
+    hashed = HashedMemory(memory)
+    for content in (bytes(size), data):  # a second response begins again
+        hashed.start(memory)
+        for end in [*range(0, size, 70_000), size]:
+            memory[:end] = content[:end]
+            hashed.update(end)
+    assert hashed.crc32c(memory) == google_crc32c.value(data)
+
+
+def test_a_receiver_that_only_calls_for_memory_leaves_the_checksum_to_the_end() -> None:
+    data = random.Random(2).randbytes(600_000)
+    hashed = HashedMemory(lambda size: memoryview(bytearray(size)))
+    hashed.start(memoryview(bytearray(600_000)))
+    hashed.update(600_000)
+    memory = hashed(len(data))
+    memory[:] = data
+    assert hashed.crc32c(memory) == google_crc32c.value(data)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._http.memory import BytesBuffer
+from aioflux._http.memory import LEAST_POOLED_BYTES, BytesBuffer, BytesPool
 
 
 @given(st.binary(max_size=5000))
@@ -48,3 +49,56 @@ def test_a_view_ends_where_the_object_ends() -> None:
     view = BytesBuffer(10).view
     with pytest.raises(IndexError):
         view[10] = 1
+
+
+SIZE = LEAST_POOLED_BYTES
+
+
+def filled(pool: BytesPool, byte: bytes, size: int = SIZE) -> bytes:
+    buffer = pool.allocate(size)
+    buffer.view[:] = byte * size
+    return buffer.finish()
+
+
+async def test_a_released_result_is_the_memory_of_the_next_one() -> None:
+    pool = BytesPool(4 * SIZE)
+    first = filled(pool, b"a")
+    address, old_hash = id(first), hash(first)
+    pool.offer(first)
+    del first
+    second = filled(pool, b"b")
+    assert id(second) == address
+    assert second == b"b" * SIZE
+    assert hash(second) == hash(b"b" * SIZE) != old_hash
+    pool.clear()
+
+
+@pytest.mark.parametrize("hold", [lambda data: data, memoryview, lambda data: [data]])
+async def test_a_result_that_is_still_referenced_is_not_written_again(hold: Any) -> None:
+    pool = BytesPool(4 * SIZE)
+    first = filled(pool, b"a")
+    pool.offer(first)
+    held = hold(first)
+    del first
+    filled(pool, b"b")
+    assert bytes(held[0] if isinstance(held, list) else held) == b"a" * SIZE
+    pool.clear()
+
+
+async def test_a_pool_holds_objects_of_one_size_up_to_its_limit() -> None:
+    pool = BytesPool(2 * SIZE)
+    for byte in (b"a", b"b", b"c"):
+        pool.offer(byte * SIZE)
+    assert list(pool._offered) == [b"b" * SIZE, b"c" * SIZE]
+    pool.offer(b"d" * (2 * SIZE))
+    assert list(pool._offered) == [b"d" * (2 * SIZE)]
+    pool.clear()
+
+
+async def test_an_idle_pool_releases_its_memory() -> None:
+    pool = BytesPool(2 * SIZE)
+    pool.offer(b"a" * SIZE)
+    pool._on_timer()
+    assert pool._offered  # offered since the timer was started
+    pool._on_timer()
+    assert not pool._offered

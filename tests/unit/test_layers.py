@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, str] = {
     "_values": "errors",
     "options": "_values.stats",
     "_concurrency": "",
-    "_http": "options",
+    "_http": "options _values.checksums",
     "_auth": "errors options _concurrency.single_flight",
     "_services": (
         "errors options _values.* _http _auth.access_token "
