@@ -179,7 +179,7 @@ class FlakyService(Service):
             assert callable(into)
             return into(num_bytes)
 
-        # A function of its own: `into` may compute the checksum of bytes that a fault changes later.
+        # Not `into` itself, which may compute the checksum of bytes that a fault changes later.
         memory = allocate if callable(into) else into
         return await self._run("get", request.key, lambda: self._inner.get(request, into=memory))
 
