@@ -444,6 +444,8 @@ def run_ahead(
     ready: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
     slots: queue.SimpleQueue[None] = queue.SimpleQueue()
     canceller, pid, is_stopped = CallCanceller(), os.getpid(), False
+    # Local names: at the end of the interpreter, the names of modules are None.
+    getpid, is_finalizing = os.getpid, sys.is_finalizing
 
     def produce() -> None:
         error = None
@@ -480,7 +482,8 @@ def run_ahead(
         if item.error is not None:
             raise item.error
     finally:
-        if os.getpid() == pid:  # a forked child does not have the thread
+        # A forked child does not have the thread, and at the end of the interpreter it is frozen.
+        if getpid() == pid and not is_finalizing():
             is_stopped = True
             stop()
             canceller.cancel()

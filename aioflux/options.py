@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -69,7 +70,8 @@ class TransferOptions:
     """Number of event loops that send requests with large bodies; 1 by default, the loop of the
     caller. With more, ranges and parts of 1 MiB and more are spread over the caller's loop and
     `num_loops - 1` threads, which all stores of the process share, so that a store uses several
-    processors. All limits apply to the sum."""
+    processors. All limits apply to the sum. Blocking credentials are called on each loop;
+    asynchronous ones belong to one loop, and are rejected."""
     verify: bool = True
     """Compare the checksums of received and sent bytes; True by default."""
     verify_ranges: Literal["auto", "always", "never"] = "auto"
@@ -230,6 +232,13 @@ ANONYMOUS = "anonymous"
 """Value of `credentials=` for public buckets of `gs://` and public containers of `az://`."""
 
 _ADDRESSINGS = ("auto", "path", "virtual")
+
+
+def is_asynchronous(credentials: Any) -> bool:
+    """Return whether credentials are a coroutine function, or have asynchronous methods."""
+    provider = credentials.credentials if isinstance(credentials, S3Access) else credentials
+    methods = (provider, type(provider).__call__, getattr(provider, "get_token", None))
+    return any(map(inspect.iscoroutinefunction, methods))
 
 
 def carries_secret(credentials: Any) -> bool:

@@ -49,7 +49,7 @@ from aioflux._transfer.zero_copy_writer import ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import REMOTE_SCHEMES, Location, parse_uri
 from aioflux.errors import StorageError
-from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secret
+from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secret, is_asynchronous
 
 if TYPE_CHECKING:
     import ssl
@@ -203,6 +203,11 @@ class Store:
         is_remote = location.scheme in REMOTE_SCHEMES
         if not is_remote and (credentials is not None or endpoint_url is not None):
             raise ValueError(f"{location} accepts neither credentials nor an endpoint_url")
+        if transfer.num_loops > 1 and is_asynchronous(credentials):
+            raise ValueError(
+                f"num_loops={transfer.num_loops} does not work with asynchronous credentials, "
+                "which belong to one event loop: pass blocking ones, or leave num_loops out"
+            )
         self._sessions = Sessions(
             partial(self._open_service, self._config),
             transfer,

@@ -216,7 +216,7 @@ class AWSSource:
         names = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CREDENTIAL_EXPIRATION")
         if self._access.credentials or self._access.profile or any(map(get, names)):
             return None
-        token = get("AWS_SESSION_TOKEN") or get("AWS_SECURITY_TOKEN")
+        token = get("AWS_SECURITY_TOKEN") or get("AWS_SESSION_TOKEN")  # as botocore
         return _as_keys((get("AWS_ACCESS_KEY_ID"), get("AWS_SECRET_ACCESS_KEY"), token))
 
     def _open_session(self) -> Any:

@@ -94,8 +94,11 @@ async def run_on(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[A
     done: asyncio.Future[asyncio.Task[T]] = home.create_future()
     started: list[asyncio.Task[T]] = []
 
+    async def run() -> T:
+        return await work()  # in the task, so that it has the errors of the call, too
+
     def start() -> None:
-        started.append(loop.create_task(work()))
+        started.append(loop.create_task(run()))
         started[0].add_done_callback(finish)
 
     def finish(task: asyncio.Task[T]) -> None:

@@ -69,6 +69,9 @@ class Sessions:
         return session if session is not None else self._open(loop)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Session:
+        for other_loop, other in self.open_sessions():
+            if other_loop.is_closed():
+                other.memory.clear()  # the timer of the memory ended with its loop
         limits = Limits(
             max_in_flight=self._transfer.max_in_flight,
             max_in_flight_bytes=self._transfer.max_in_flight_bytes,
@@ -77,7 +80,7 @@ class Sessions:
         counters = self._counters.add_loop(loop, limits.requests)
         session = Session(
             service,
-            Spread(service, self._open_service, self._num_loops),
+            Spread(service, [self._open_service() for _ in range(self._num_loops - 1)]),
             self._transfer,
             self._retry,
             limits,

@@ -16,7 +16,7 @@ from aioflux._concurrency.loop_threads import loop_threads, run_on
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
     from aioflux._services.base import Service
@@ -34,47 +34,40 @@ class Spread:
 
     Args:
         service: The service on the caller's loop.
-        open_service: Opens another service of the store. Called on the loop that will use it.
-        num_loops: Number of event loops, that of the caller included.
+        others: The services on other loops, opened at the same time, so that they have the same
+            settings.
     """
 
-    def __init__(
-        self, service: Service, open_service: Callable[[], Service], num_loops: int
-    ) -> None:
-        self._home = service
-        self._pid = os.getpid()
-        self._open_service = open_service
-        self._num_loops = num_loops
-        self._services: dict[asyncio.AbstractEventLoop, Service] = {}
-        """The opened services, by their loops. Each loop's thread adds and uses its own."""
-        self._busy_bytes = [0] * num_loops
+    def __init__(self, service: Service, others: Sequence[Service]) -> None:
+        self._services = (service, *others)
+        self._used: set[int] = set()
+        """Numbers of the other services that were used."""
+        self._busy_bytes = [0] * len(self._services)
         """Bytes of the bodies in flight on each loop; the first is the caller's."""
+        self._pid = os.getpid()
 
     async def run(self, num_bytes: int, request: Callable[[Service], Coroutine[Any, Any, T]]) -> T:
         """Run a request with a body of this size on the loop with the fewest bytes in flight."""
-        if self._num_loops == 1 or num_bytes < _LEAST_BYTES:
-            return await request(self._home)
-        number = self._busy_bytes.index(min(self._busy_bytes))
-        self._busy_bytes[number] += num_bytes
+        busy = self._busy_bytes
+        number = busy.index(min(busy)) if num_bytes >= _LEAST_BYTES else 0
+        busy[number] += num_bytes
         try:
+            service = self._services[number]
             if not number:
-                return await request(self._home)
-            loop = loop_threads(self._num_loops - 1)[number - 1]
-            return await run_on(loop, lambda: request(self._service_of(loop)))
+                return await request(service)
+            self._used.add(number)
+            return await run_on(self._loop(number), lambda: request(service))
         finally:
-            self._busy_bytes[number] -= num_bytes
+            busy[number] -= num_bytes
 
-    def _service_of(self, loop: asyncio.AbstractEventLoop) -> Service:
-        service = self._services.get(loop)
-        if service is None:
-            service = self._services[loop] = self._open_service()
-        return service
+    def _loop(self, number: int) -> asyncio.AbstractEventLoop:
+        return loop_threads(len(self._services) - 1)[number - 1]
 
     async def aclose(self) -> None:
         """Close the services of all loops; in a forked child only that of the caller's loop."""
-        services, self._services = self._services, {}
-        if self._pid != os.getpid():
-            services = {}
-        for loop, service in services.items():
-            await run_on(loop, service.aclose)
-        await self._home.aclose()
+        try:
+            if self._pid == os.getpid():
+                for number in self._used:
+                    await run_on(self._loop(number), self._services[number].aclose)
+        finally:
+            await self._services[0].aclose()

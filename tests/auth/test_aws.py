@@ -277,6 +277,19 @@ async def test_keys_of_the_environment_come_before_a_profile_that_is_not_named(
     assert keys == (Keys("w", "s", "") if is_named else Keys("e", "s", "t"))
 
 
+async def test_the_older_name_of_the_session_token_comes_first_as_in_botocore(
+    no_aws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "SECURITY_TOKEN")
+    for name in names:
+        monkeypatch.setenv(f"AWS_{name}", name.lower())
+    found = Session().get_credentials()
+    assert found is not None
+    expected = Keys(found.access_key, found.secret_key, found.token)
+    assert await AWSSource(S3Access()).get() == expected
+    assert expected.token == "security_token"
+
+
 async def test_stores_share_the_event_handlers_of_botocore_and_nothing_else(
     no_aws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,8 @@ from tests.http.pools import MIB
 from tests.http.scripted import Peer, echoing, serving
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.http.authority import Authority
 
 pytestmark = pytest.mark.asyncio
@@ -53,6 +55,15 @@ async def test_stores_share_the_context_of_the_same_authorities(
     assert default_context(str(authority.file)) is not shared
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     assert default_context() is not shared
+
+
+async def test_a_replaced_file_of_authorities_is_read_again(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "later.pem"))
+    assert not default_context().get_ca_certs()
+    (tmp_path / "later.pem").write_bytes(authority.file.read_bytes())
+    assert default_context().get_ca_certs()
 
 
 async def test_an_authority_may_be_passed_as_a_context(make_pool, authority: Authority) -> None:
