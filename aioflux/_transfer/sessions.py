@@ -108,6 +108,8 @@ class Sessions:
         """Close the store and the connections of the running loop. A second call has no effect."""
         self._is_closed = True
         await self.close_current(is_interrupted=is_interrupted)
+        if not self._by_loop:
+            _live.discard(self)  # it has no clean-up left, for which others would wait
 
     def open_sessions(self) -> list[tuple[asyncio.AbstractEventLoop, Session]]:
         """Return the event loops that use the store, each with its session."""

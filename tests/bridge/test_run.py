@@ -381,7 +381,7 @@ def test_an_iteration_in_a_cycle_is_closed_once(
 
 def test_a_dropped_iteration_waits_for_a_limited_time() -> None:
     """The collector may drop one while this thread holds a lock that the loop needs."""
-    gc.collect()  # the limit is the longest of all stores, which other tests have not closed
+    gc.collect()  # the limit is the longest of all stores that are not closed
     cleanup = CleanupTimeouts(interrupted_seconds=0.1, composite_wait_seconds=0.1)
     with sync.open_store("memory://dropped", timeouts=Timeouts(cleanup=cleanup)) as store:
         for key in "abc":
