@@ -38,11 +38,7 @@ def worker_errors() -> Iterator[None]:
 
 
 class ErrorPolicy:
-    """Policy for the error of a sample: raise it, or skip and count the sample (`on_error`).
-
-    Attributes:
-        last_skipped: Error of the last skipped sample; None if no sample was skipped.
-    """
+    """Policy for the error of a sample: raise it, or skip and count the sample (`on_error`)."""
 
     def __init__(self, on_error: OnError, counters: LoadCounters) -> None:
         if not (callable(on_error) or on_error in {"raise", "skip"}):
@@ -52,7 +48,6 @@ class ErrorPolicy:
             )
         self._on_error = on_error
         self._counters = counters
-        self.last_skipped: Exception | None = None
 
     def handle(self, error: Exception, uri: str) -> None:
         """Raise `error`, or count the sample of `uri` as skipped."""
@@ -63,4 +58,3 @@ class ErrorPolicy:
         else:
             _log.warning("skipped %s: %s: %s", uri, type(error).__name__, error)
         self._counters.count_skipped()
-        self.last_skipped = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
@@ -240,20 +241,24 @@ class MapDataset(Dataset[Item_co]):
 
     def _batch(self, results: Iterable[_Result]) -> list[Item_co]:
         """Return the items of a batch; raise the last error if no object is left."""
-        errors = self._errors
-        errors.last_skipped = None
+        last_skipped: deque[Exception] = deque(maxlen=1)
         with worker_errors():
-            items = list(self._items(results))
-            if not items and errors.last_skipped is not None:
-                raise errors.last_skipped
+            items = list(self._items(results, last_skipped))
+            if not items and last_skipped:
+                raise last_skipped.pop()
+        last_skipped.clear()  # the traceback of an error refers to the deque
         return items
 
-    def _items(self, results: Iterable[_Result]) -> Iterator[Item_co]:
+    def _items(
+        self, results: Iterable[_Result], last_skipped: deque[Exception] | None = None
+    ) -> Iterator[Item_co]:
         for (_, sample), result in results:
             try:
                 item: Item_co = result()
             except Exception as exc:
                 self._errors.handle(exc, sample.uri)
+                if last_skipped is not None:
+                    last_skipped.append(exc)
                 continue
             yield item
 

@@ -78,7 +78,7 @@ class ThreadLoader(DataLoader[Any]):
         return self.sampler if isinstance(self.dataset, MapDataset) else self.dataset
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # no iterator of torch
-        """Yield the batches of an epoch, or of the rest of a resumed epoch.
+        """Plan an epoch, or the rest of a resumed epoch, and return an iterator over its batches.
 
         If the iteration is left early, reads are cancelled, and the threads end after the
         transforms in progress.
@@ -86,17 +86,24 @@ class ThreadLoader(DataLoader[Any]):
         has_cuda = self.pin_memory and torch.cuda.is_available()
         device = torch.cuda.current_device() if has_cuda else None  # other in other threads
         if not self.num_threads:
-            with closing(self._batches(None)) as batches:
-                for items, mark_read in batches:
-                    batch = self._collate(items, device) if items else None
-                    mark_read()
-                    if items:
-                        yield batch
-            return
+            return self._collated_inline(self._batches(None), device)
         dataset: Any = self.dataset
         max_bytes = dataset._source.transfer.max_in_flight_bytes  # noqa: SLF001  same package
         threads = TransformThreads(self.num_threads, max_bytes=max_bytes)
-        collated = self._submit_collates(self._batches(threads), threads, device)
+        return self._collated_ahead(self._batches(threads), threads, device)
+
+    def _collated_inline(self, batches: Batches, device: int | None) -> Iterator[Any]:
+        with closing(batches):
+            for items, mark_read in batches:
+                batch = self._collate(items, device) if items else None
+                mark_read()
+                if items:
+                    yield batch
+
+    def _collated_ahead(
+        self, batches: Batches, threads: TransformThreads, device: int | None
+    ) -> Iterator[Any]:
+        collated = self._submit_collates(batches, threads, device)
         ahead = _bridge.run_ahead(collated, max_ahead=self._prefetch_batches, stop=threads.stop)
         with closing(ahead) as ready:
             for result, mark_read in ready:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import aioflux
 from aioflux.data import IterableDataset, MapDataset
+from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +59,34 @@ def test_a_batch_without_some_of_its_objects(bucket: Bucket, tmp_path: Path, way
     left = [sample.key for sample in dataset.__getitems__(range(NUM_OBJECTS))]
     assert left == [key for number, key in enumerate(keys) if number % 3]
     assert dataset.stats.num_skipped == NUM_OBJECTS // 3
+
+
+def test_batches_of_two_threads_raise_their_own_errors(tmp_path: Path) -> None:
+    """A batch without any object raises the error of one of its objects, not of another batch."""
+    keys = [f"{thread}-{number}" for thread in range(2) for number in range(4)]
+    dataset = MapDataset.from_keys(
+        f"file://{tmp_path}", keys, on_error=lambda _error, _uri: time.sleep(0)
+    )
+
+    def wrong_errors(thread: int) -> list[str]:
+        own = keys[4 * thread : 4 * thread + 4]
+        wrong = []
+        for _ in range(10):
+            try:
+                dataset.__getitems__(range(4 * thread, 4 * thread + 4))
+                wrong.append("no error")
+            except NotFoundError as error:
+                if error.uri.rpartition("/")[2] not in own:
+                    wrong.append(error.uri)
+        return wrong
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as executor:
+            assert not any(executor.map(wrong_errors, range(2)))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_names_with_characters_that_are_quoted_in_uris(tmp_path: Path) -> None:
