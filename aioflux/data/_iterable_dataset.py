@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 from aioflux.data._epoch import EpochPlanner
 from aioflux.data._epoch_reader import EpochReader, ReadConfig
 from aioflux.data._error_policy import ErrorPolicy
-from aioflux.data._options import ShardingConfig
+from aioflux.data._options import DATASET_TRANSFER, ShardingConfig
 from aioflux.data._progress import show_progress
 from aioflux.data._sample import Item_co, ItemOfRecord, Record
 from aioflux.data._source import from_keys, from_manifests, open_source
@@ -146,8 +146,8 @@ class IterableDataset(TorchIterableDataset[Item_co]):
             cache: Local directory that stores objects for later epochs and runs; cached objects are
                 not requested again.
             cache_bytes: Largest size of the cache in bytes; 64 GiB by default.
-            transfer: As in `aioflux.open_store`. Limits apply to each DataLoader worker
-                separately.
+            transfer: As in `aioflux.open_store`, but with 256 requests in flight by default.
+                Limits apply to each DataLoader worker separately.
             retry: As in `aioflux.open_store`.
             timeouts: As in `aioflux.open_store`.
             credentials: As in `aioflux.open_store`.
@@ -186,7 +186,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         self._source = open_source(
             uri,
             {
-                "transfer": transfer,
+                "transfer": transfer or DATASET_TRANSFER,
                 "retry": retry,
                 "timeouts": timeouts,
                 "credentials": credentials,

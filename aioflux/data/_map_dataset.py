@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from aioflux.data._batch_prefetch import BatchPrefetcher
 from aioflux.data._error_policy import ErrorPolicy, worker_errors
-from aioflux.data._options import BATCH_TRANSFER, unknown_option_error
+from aioflux.data._options import DATASET_TRANSFER, unknown_option_error
 from aioflux.data._sample import Item, Item_co
 from aioflux.data._source import from_keys, from_manifests, open_source
 from aioflux.data._store_reader import DEFAULT_CACHE_BYTES, FetchConfig
@@ -103,9 +103,8 @@ class MapDataset(Dataset[Item_co]):
             cache: Local directory that stores objects for later epochs and runs; cached objects are
                 not requested again.
             cache_bytes: Largest size of the cache in bytes; 64 GiB by default.
-            transfer: As in `aioflux.open_store`, but with 128 requests in flight by default, so
-                that a batch of 100 objects is read at once. Limits apply to each DataLoader worker
-                separately.
+            transfer: As in `aioflux.open_store`, but with 256 requests in flight by default.
+                Limits apply to each DataLoader worker separately.
             retry: As in `aioflux.open_store`.
             timeouts: As in `aioflux.open_store`.
             credentials: As in `aioflux.open_store`.
@@ -126,7 +125,7 @@ class MapDataset(Dataset[Item_co]):
         self._source = open_source(
             uri,
             {
-                "transfer": transfer or BATCH_TRANSFER,
+                "transfer": transfer or DATASET_TRANSFER,
                 "retry": retry,
                 "timeouts": timeouts,
                 "credentials": credentials,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import aioflux
-from aioflux.data import MapDataset, Sample
+from aioflux.data import IterableDataset, MapDataset, Sample
 from aioflux.testing.gcs_server import Network
 from tests.data.transforms import give_token, key_of, refuse
 
@@ -62,18 +62,19 @@ def test_a_batch_is_fetched_at_once(bucket: Bucket) -> None:
     assert bucket.server.stats.operation("objects.get").peak_in_flight > 1
 
 
-def test_a_batch_of_a_hundred_is_one_round_by_default(bucket: Bucket) -> None:
-    assert in_flight(MapDataset.from_keys(bucket.uri, ["a"])) == 128
-    assert in_flight(MapDataset.from_keys(bucket.uri, ["a"], transfer=None)) == 128
+@pytest.mark.parametrize("kind", [MapDataset, IterableDataset])
+def test_requests_in_flight_hide_the_latency_by_default(bucket: Bucket, kind: Any) -> None:
+    assert in_flight(kind.from_keys(bucket.uri, ["a"])) == 256
+    assert in_flight(kind.from_keys(bucket.uri, ["a"], transfer=None)) == 256
     few = aioflux.TransferOptions(max_in_flight=3)
-    assert in_flight(MapDataset.from_keys(bucket.uri, ["a"], transfer=few)) == 3
+    assert in_flight(kind.from_keys(bucket.uri, ["a"], transfer=few)) == 3
 
 
-def store_of(dataset: MapDataset[Any]) -> Any:
+def store_of(dataset: Any) -> Any:
     return dataset._source._stores[0].reader.store
 
 
-def in_flight(dataset: MapDataset[Sample]) -> Any:
+def in_flight(dataset: Any) -> Any:
     return store_of(dataset).transfer.max_in_flight
 
 
