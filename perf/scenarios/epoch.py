@@ -12,7 +12,7 @@ from perf.scenarios._sets import OURS, Sets, on_one_server
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["GROUP", "SCENARIOS", "CachedEpoch", "Images", "Stream", "Wait"]
+__all__ = ["GROUP", "SCENARIOS", "CachedEpoch", "Images", "OwnWays", "Stream", "Wait"]
 
 GROUP = "epoch"
 
@@ -22,6 +22,28 @@ class Stream(Epoch):
     """One epoch of an iterable dataset, compared with each peer."""
 
     operation: ClassVar[str] = "stream"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnWays(Epoch):
+    """One epoch of our iterable dataset: compared with a map-style one, and without workers."""
+
+    operation: ClassVar[str] = "stream"
+    least_to_map: float = 0.95
+    """Goal of the ratio to a map-style dataset."""
+    least_inline: float = 0.8
+    """Goal of the ratio of an epoch without workers to one with `num_workers` workers."""
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        ours, mapped = self._side(self._ours()), self._side(self._work(OURS, "load"))
+        inline = self._side(replace(self._ours(), num_workers=0))
+        return on_one_server(
+            [
+                Match(ours=ours, theirs=mapped, label="map", at_least=self.least_to_map),
+                Match(ours=inline, theirs=ours, label="workers", at_least=self.least_inline),
+            ]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +212,7 @@ SCENARIOS = (
             Rival(peer="direct", share=0.34),
         ),
     ),
+    OwnWays(name="epoch-own", **SETS["100KiB"]),
     CachedEpoch(name="epoch-cached"),
     Wait(name="epoch-wait"),
     Wait(name="epoch-wait-inline", num_workers=0),
