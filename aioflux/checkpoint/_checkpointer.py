@@ -303,6 +303,24 @@ class Checkpointer:
             raise ValueError(f"deadline_seconds must be above 0, not {deadline_seconds!r}")
         self._signals.install(signals or (signal.SIGTERM,), deadline_seconds)
 
+    def prepare(self, state: Any) -> None:
+        """Plan the saves of a state, and allocate memory for its copy in the background.
+
+        Otherwise the first `save_async` does both. Call this on every rank when the state has all
+        of its tensors: optimizers create theirs in their first step. `close` releases the memory.
+
+        Args:
+            state: The state that will be saved, as for `save_async`.
+
+        Raises:
+            AiofluxError: As for `save_async`.
+        """
+        with self._lock.current:
+            self._require_open()
+            spec, _, is_known = self._agree(0, state)
+            plan = self._planner.plan(spec, is_known=is_known)
+            self._stager.prepare(self._stager.lay_out(plan))
+
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> SaveResult:
         """Save a state and wait until it is committed; see `save_async`."""
         return self.save_async(step, state, metrics).result()
@@ -345,10 +363,7 @@ class Checkpointer:
         return handle
 
     def _save(self, step: int, state: Any, metrics: Mapping[str, float]) -> SaveHandle:
-        if self._is_closed:
-            raise ValueError(f"{self!r} is closed; build another")
-        if self._pid != os.getpid():
-            raise RuntimeError(f"{self!r} was built before a fork; build one in this process")
+        self._require_open()
         started, clock = time.time(), time.perf_counter()
         step = _checked_step(step)
         self._reap()
@@ -383,6 +398,12 @@ class Checkpointer:
             handle.exception()
             raise failure
         return handle
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ValueError(f"{self!r} is closed; build another")
+        if self._pid != os.getpid():
+            raise RuntimeError(f"{self!r} was built before a fork; build one in this process")
 
     @contextmanager
     def _announced(self, step: int, save_id: str) -> Iterator[None]:

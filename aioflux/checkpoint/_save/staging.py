@@ -16,6 +16,7 @@ import os
 import pickle
 import tempfile
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,7 @@ from aioflux.checkpoint._save.items import (
 from aioflux.checkpoint._save.job import StagedState
 from aioflux.checkpoint._save.memory_copy import MemoryCopy, address_of, copy_all
 from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES
+from aioflux.checkpoint._store.mapping import populate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +45,9 @@ __all__ = ["Arena", "ArenaLayout", "Stager"]
 
 _PAGE_BYTES: Final = 2 * 1024 * 1024
 """Size of a huge page. The size of an arena is a multiple of it."""
+
+_STEP_BYTES: Final = 4 * 1024 * 1024
+"""Bytes that are allocated at a time in the background; an earlier save waits for them only."""
 
 _PLAIN_TYPES: Final = (int, float, str, bytes, bool, complex, type(None))
 
@@ -124,6 +129,26 @@ class Arena:
         self._layout: ArenaLayout | None = None
         self._views: list[torch.Tensor | None] = []
         self._is_pinned = False
+        self._populating: Future[None] | None = None
+        self._is_stopped = False
+
+    def start_populating(self) -> None:
+        """Allocate the memory in a thread, until all of it is allocated or `stop_populating`."""
+        executor = ThreadPoolExecutor(1, thread_name_prefix="aioflux-populate")
+        with suppress(RuntimeError):  # the system allows no more threads: the copy allocates
+            self._populating = executor.submit(self._populate)
+        executor.shutdown(wait=False)
+
+    def _populate(self) -> None:
+        for start in range(0, self.size, _STEP_BYTES):
+            if not self._is_stopped:
+                populate(self.view, start, min(start + _STEP_BYTES, self.size))
+
+    def stop_populating(self) -> None:
+        """Wait until the thread no longer uses the memory, for one step at most."""
+        self._is_stopped = True
+        if self._populating is not None:
+            wait([self._populating])
 
     def lay_out(self, layout: ArenaLayout) -> None:
         """Write a layout's gaps, and make a view of each slot, if the layout is new."""
@@ -178,6 +203,7 @@ class Arena:
 
     def close(self) -> None:
         """Release the memory; no view of the arena may be in use."""
+        self.stop_populating()
         if self._is_pinned:
             _cuda().cudaHostUnregister(self._bytes.data_ptr())
         self._views, self._layout = [], None
@@ -243,6 +269,14 @@ class Stager:
         staged_bytes = self.used_bytes + pickled_bytes
         return not staged_bytes or staged_bytes + layout.size <= self.max_staged_bytes
 
+    def prepare(self, layout: ArenaLayout) -> None:
+        """Allocate an arena in the background, unless there is one or it exceeds the limit."""
+        sizes = [arena.size for arena in (*self._free, *self._used.values())]
+        if layout.size > max(sizes, default=0) and self.has_memory_for(layout):
+            arena = self._new_arena(layout)
+            self._free.append(arena)
+            arena.start_populating()
+
     def stage(self, plan: RankSavePlan, layout: ArenaLayout) -> tuple[StagedState, Arena | None]:
         """Copy a state; return the copy and its arena, which is None if there are no tensors.
 
@@ -292,14 +326,18 @@ class Stager:
             arena = min(fitting, key=lambda each: each.size)
             self._free.remove(arena)
         else:
-            for free_arena in list(self._free):
-                self._drop(free_arena)
-            self._num_arenas += 1
-            size = -(-layout.size // _PAGE_BYTES) * _PAGE_BYTES
-            arena = Arena(self._num_arenas, size, is_shared=self.is_shared)
+            arena = self._new_arena(layout)
         self._used[arena.number] = arena
+        arena.stop_populating()
         arena.lay_out(layout)
         return arena
+
+    def _new_arena(self, layout: ArenaLayout) -> Arena:
+        """Return a new arena; close the free ones, which are too small for the layout."""
+        self.close()
+        self._num_arenas += 1
+        size = -(-layout.size // _PAGE_BYTES) * _PAGE_BYTES
+        return Arena(self._num_arenas, size, is_shared=self.is_shared)
 
     def _drop(self, arena: Arena) -> None:
         self._free.remove(arena)

@@ -37,6 +37,12 @@ class Task:
         retry = STUBBORN if self.rank in stubborn else FAST
         self.checkpointer = Checkpointer(uri, retry=retry, timeouts=SLOW, **options)
 
+    def prepare(self) -> int:
+        """Prepare the first save, and return the number of arenas that were allocated so far."""
+        assert self.checkpointer is not None
+        self.checkpointer.prepare(self._state(0))
+        return self.checkpointer._stager._num_arenas
+
     def begin(self, step: int, value: int | None = None, **options: Any) -> None:
         assert self.checkpointer is not None
         state = self._state(step if value is None else value)

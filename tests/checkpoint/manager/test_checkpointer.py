@@ -209,6 +209,44 @@ def test_a_forked_process_builds_one_of_its_own(checkpointer: Checkpointer) -> N
 
 
 @pytest.mark.clouds("gs")
+@pytest.mark.parametrize("staging", ["thread", "process"])
+def test_a_prepared_save_writes_the_same_bytes(server: GCSServer, staging: Any) -> None:
+    with Checkpointer(URI, staging=staging) as checkpointer:
+        checkpointer.prepare(state_of(0))
+        assert keys() == []
+        (arena,) = checkpointer._stager._free
+        handle = checkpointer.save_async(1, state_of(1))
+        assert checkpointer._in_flight[0].arena is arena
+        handle.result()
+        checkpointer.prepare({"a": torch.ones(3_000_000)})  # larger: the first arena is replaced
+        (larger,) = checkpointer._stager._free
+        assert larger is not arena
+        checkpointer.save(2, state_of(2))
+        for step in (1, 2):
+            assert is_state_of(step, checkpointer.load(step))
+    assert checkpointer._stager._free == []
+    with pytest.raises(ValueError, match="is closed"):
+        checkpointer.prepare(state_of(0))
+
+
+@pytest.mark.clouds("gs")
+def test_a_fork_during_the_preparation(checkpointer: Checkpointer) -> None:
+    checkpointer.prepare({"a": torch.ones(30_000_000)})
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            checkpointer.prepare(state_of(1))
+        except RuntimeError:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    checkpointer.save(1, state_of(1))
+    assert is_state_of(1, checkpointer.load())
+
+
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("metrics", [{"loss": "low"}, {"loss": None}])
 def test_metrics_are_numbers(checkpointer: Checkpointer, metrics: Any) -> None:
     with pytest.raises((TypeError, ValueError)):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import mmap
 import pickle
+import sys
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -20,9 +24,10 @@ from aioflux.checkpoint._format.dcp_metadata import (
     pickle_index,
     pickle_metadata,
 )
+from aioflux.checkpoint._save import staging
 from aioflux.checkpoint._save.memory_copy import MemoryCopy, address_of, copy_all
 from aioflux.checkpoint._save.ranks import Ranks
-from aioflux.checkpoint._save.staging import Stager
+from aioflux.checkpoint._save.staging import Arena, Stager
 from aioflux.checkpoint._save.state_spec import CachingPlanner, describe_state
 
 leaves = st.one_of(
@@ -110,6 +115,95 @@ def test_staging_uses_its_memory_again_and_copies_what_changed() -> None:
     assert len(addresses) == 1
     assert stager.used_bytes == 0
     stager.close()
+
+
+def test_prepared_memory_is_used_by_the_first_save_and_released_at_close() -> None:
+    closed: list[int] = []
+    planner = CachingPlanner(Ranks())
+    stager = Stager(1 << 30, on_drop=lambda arena: closed.append(arena.number))
+    plan = resolved(planner, {"a": torch.arange(1_000_000)})
+    layout = stager.lay_out(plan)
+    stager.prepare(layout)
+    stager.prepare(layout)
+    _, first = stager.stage(plan, layout)
+    assert first is not None
+    assert (first.number, closed) == (1, [])
+    stager.prepare(layout)  # its memory is in use, and is large enough for the next save
+    stager.free(first)
+    larger = resolved(planner, {"a": torch.ones(5_000_000)})
+    stager.prepare(stager.lay_out(larger))
+    assert closed == [1]
+    stager.close()
+    assert closed == [1, 2]
+
+
+def test_memory_is_not_prepared_beyond_the_limit_or_without_tensors() -> None:
+    stager = Stager(5 << 20)
+    plan = resolved(CachingPlanner(Ranks()), {"a": torch.ones(1_000_000)})
+    _, arena = stager.stage(plan, stager.lay_out(plan))
+    assert arena is not None
+    larger = resolved(CachingPlanner(Ranks()), {"a": torch.ones(2_000_000)})
+    empty = resolved(CachingPlanner(Ranks()), {"lr": 0.1})
+    for each in (larger, empty):
+        stager.prepare(stager.lay_out(each))
+        assert stager._free == []
+    stager.free(arena)
+    stager.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for resident pages in /proc")
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_prepared_memory_is_allocated_in_the_background(is_shared: bool) -> None:
+    import resource
+
+    def page_faults() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    arena = Arena(1, 64 << 20, is_shared=is_shared)
+    arena.start_populating()
+    assert arena._populating is not None
+    arena._populating.result()
+    before = page_faults()
+    arena.view[:: mmap.PAGESIZE] = bytes(arena.size // mmap.PAGESIZE)
+    assert page_faults() - before < 1000  # of 16,384 pages
+    arena.close()
+
+
+def test_a_save_stops_the_allocation_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_started, may_end = threading.Event(), threading.Event()
+    steps: list[int] = []
+
+    def populate(view: memoryview, start: int, end: int) -> None:
+        steps.append(start)
+        has_started.set()
+        may_end.wait()
+
+    monkeypatch.setattr(staging, "populate", populate)
+    arena = Arena(1, 64 << 20, is_shared=False)
+    arena.start_populating()
+    has_started.wait()
+    stopping = threading.Thread(target=arena.stop_populating)
+    stopping.start()
+    while not arena._is_stopped:
+        time.sleep(0.001)
+    assert stopping.is_alive()  # the thread still uses the memory
+    may_end.set()
+    stopping.join()
+    assert steps == [0]  # of 16
+    arena.close()
+
+
+def test_memory_is_prepared_without_a_thread_if_none_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    arena = Arena(1, 2 << 20, is_shared=False)
+    arena.start_populating()
+    arena.view[0] = 1
+    arena.close()
 
 
 def test_free_memory_is_bounded_too() -> None:

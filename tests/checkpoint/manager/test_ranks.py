@@ -79,6 +79,15 @@ def test_each_rank_writes_its_part_and_reads_it(
     assert len(keys(server, uri)) == 6  # no manifest stays
 
 
+def test_ranks_prepare_together(two: Ranks, uri: str) -> None:
+    two.call("open", uri=uri)
+    assert two.call("prepare") == [1, 1]
+    two.call("save", step=1)
+    assert two.call("prepare") == [1, 1]  # the save has used the memory
+    assert two.call("load") == [[1, True], [1, True]]
+    two.call("close")
+
+
 def test_numbers_for_keys_come_back_on_the_rank_that_alone_has_them(
     two: Ranks, server: GCSServer, uri: str
 ) -> None:

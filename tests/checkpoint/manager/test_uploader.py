@@ -105,6 +105,24 @@ def test_a_save_that_was_staged_outlives_its_trainer(forks: Forks, server: GCSSe
         rank.end()
 
 
+def test_a_trainer_killed_after_a_preparation_leaves_no_process_or_memory(
+    forks: Forks, server: GCSServer
+) -> None:
+    shared = set(Path("/dev/shm").glob("*"))
+    rank = Rank(forks, server, 0, 1, "")
+    try:
+        rank.call("open", uri=URI, staging="process")
+        assert rank.call("prepare") == 1
+        uploader = rank.call("uploader")
+        rank.kill()
+        wait_until(lambda: not is_alive(uploader))
+        assert not [
+            each for each in set(Path("/dev/shm").glob("*")) - shared if "aioflux" in each.name
+        ]
+    finally:
+        rank.end()
+
+
 @pytest.mark.parametrize("when", ["idle", "uploading"])
 def test_an_uploader_that_dies_is_started_again(
     checkpointer: Checkpointer, server: GCSServer, when: str, caplog: pytest.LogCaptureFixture
