@@ -39,6 +39,7 @@ from aioflux._transfer.arguments import (
 )
 from aioflux._transfer.composite_plan import can_compose
 from aioflux._transfer.get_many import fetch_many, try_many
+from aioflux._transfer.get_range import Pin, read_into
 from aioflux._transfer.put import write_request
 from aioflux._transfer.range_plan import MAX_GAP_BYTES
 from aioflux._transfer.reader import ObjectReader
@@ -1019,6 +1020,20 @@ def _warn_of_nothing_stored(uri: str, pid: int) -> None:
 def _source(key: str | ObjectMeta) -> Source:
     name, meta = parse_key(key)
     return Source(key=name, generation=meta.generation if meta else "")
+
+
+async def read_hashed(store: Store, meta: ObjectMeta, view: memoryview, *, start: int) -> int:
+    """Fill `view` with bytes of an object from `start` on, and return their crc32c unverified.
+
+    The crc32c is computed while the bytes are received, and the caller compares it. 0 is returned
+    if `TransferOptions.verify` is off. The bytes must lie within the object.
+
+    Raises:
+        NotFoundError: No object has this key, or it was replaced since `meta` was listed.
+    """
+    session = store._sessions.current()  # noqa: SLF001  not for users
+    pin = Pin(meta.generation, meta.size)
+    return await read_into(session, meta.key, view, start=start, pin=pin)
 
 
 def sessions_of(store: Store) -> Sessions:

@@ -300,7 +300,13 @@ async def _complete(
         if not rest_size:
             return 0
         return await read_into(
-            session, key, view[num_read:], start=start + num_read, pin=pin, twice=twice
+            session,
+            key,
+            view[num_read:],
+            start=start + num_read,
+            pin=pin,
+            twice=twice,
+            is_hashed=is_whole,
         )
 
     try:
@@ -347,6 +353,7 @@ async def _fill_known(
             start=start,
             pin=Pin(meta.generation, meta.size),
             twice=_reads_whole_twice(session, expected),
+            is_hashed=length == meta.size,
         )
 
     if length < meta.size or expected is not None or not _needs_head(session):
@@ -443,7 +450,7 @@ async def _range_unknown(
 
     first = await read_first_twice(session, key, start=start, end=end, allocate=allocate)
     is_whole = first.data.nbytes == first.body.size
-    actual = first.crc32c() if session.options.verify else 0
+    actual = first.crc32c() if session.options.verify and is_whole else 0
     return buffers[-1].finish(), first.body.crc32c if is_whole else None, actual
 
 

@@ -256,16 +256,24 @@ async def read_first_twice(
 
 
 async def read_checked(
-    session: Session, key: str, view: memoryview, *, start: int, pin: Pin, twice: bool
+    session: Session,
+    key: str,
+    view: memoryview,
+    *,
+    start: int,
+    pin: Pin,
+    twice: bool,
+    is_hashed: bool = True,
 ) -> int:
-    """Fill `view` as `read_range`, and return its crc32c; 0 if `TransferOptions.verify` is off.
+    """Fill `view` as `read_range`, and return its crc32c.
 
     With `twice`, the range is read twice at the same time, and the two copies are compared.
+    Otherwise 0 is returned if `is_hashed` is False or `TransferOptions.verify` is off.
 
     Raises:
         ChecksumError: Three reads returned three different contents.
     """
-    is_hashed = session.options.verify
+    is_hashed = session.options.verify and (is_hashed or twice)
     reading = _fill(session, key, start, view.nbytes, pin, lambda: view, is_hashed=is_hashed)
     if not twice:
         hashed = await reading
@@ -351,13 +359,23 @@ async def read_into(
     start: int,
     pin: Pin,
     twice: bool = False,
+    is_hashed: bool = True,
 ) -> int:
-    """Fill `view` in parallel ranges of one generation by `read_checked`, and return its crc32c."""
+    """Fill `view` in parallel ranges of one generation, and return its crc32c.
+
+    See `read_checked` for `twice` and `is_hashed`, and for the cases that return 0.
+    """
     size = session.options.range_size_bytes
     plan = plan_ranges(start, start + view.nbytes, size)
     checksums = await gather(
         read_checked(
-            session, key, view[begin - start : end - start], start=begin, pin=pin, twice=twice
+            session,
+            key,
+            view[begin - start : end - start],
+            start=begin,
+            pin=pin,
+            twice=twice,
+            is_hashed=is_hashed,
         )
         for begin, end in plan
     )

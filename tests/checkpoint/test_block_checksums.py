@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioflux import CheckpointCorruptError, TransferOptions
 from aioflux._values.checksums import crc32c
-from aioflux.checkpoint._format.block_checksums import BlockDigest, checksum_ranges, verify_blocks
+from aioflux.checkpoint._format.block_checksums import (
+    BlockDigest,
+    checksum_ranges,
+    joined_blocks,
+    verify_blocks,
+)
 from aioflux.checkpoint._format.commit import StoredObject
+from aioflux.checkpoint._store.objects import open_checkpoint, read_range, write_object
+
+if TYPE_CHECKING:
+    from aioflux.testing import GCSServer
 
 
 @given(
@@ -52,3 +65,36 @@ def test_the_first_damaged_block_is_found(data: bytes, at: int, first: int) -> N
     assert verify_blocks(stored, start, memoryview(data)[start:]) is None
     found = verify_blocks(stored, start, memoryview(damaged)[start:])
     assert found == (at // 8 if at >= start else None)
+
+
+@given(data=st.binary(min_size=1, max_size=100), first=st.integers(0, 9), last=st.integers(0, 12))
+def test_blocks_are_joined_to_the_checksum_of_a_range(data: bytes, first: int, last: int) -> None:
+    digest = BlockDigest(8)
+    digest.update(memoryview(data))
+    whole, blocks = digest.finish()
+    stored = StoredObject(key="k", size=len(data), crc32c=whole, block_size=8, block_crcs=blocks)
+    start, end = min(8 * first, len(data) // 8 * 8), min(8 * last, len(data))
+    part = data[start : max(start, end)]
+    assert joined_blocks(stored, start, len(part)) == crc32c(part)
+
+
+@pytest.mark.asyncio
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("start", [0, 65_536, 70_000])
+async def test_a_damaged_range_is_read_again(
+    server: GCSServer, start: int, *, verify: bool
+) -> None:
+    """Blocks are verified with the checksum of the received bytes, and without it."""
+    data = random.Random(0).randbytes(1_000_000)
+    into = memoryview(bytearray(len(data) - start))
+    transfer = TransferOptions(verify=verify)
+    async with open_checkpoint("gs://bucket/blocks", transfer=transfer) as store:
+        stored = await write_object(store, "a", [data])
+        server.faults.add("objects.media", flip_at=100_000, times=2)
+        await read_range(store, stored, start=start, into=into)
+        assert into == data[start:]
+        server.faults.add("objects.media", flip_at=100_000)
+        damaged = (start - start % stored.block_size + 100_000) // stored.block_size
+        with pytest.raises(CheckpointCorruptError, match=rf"\[{damaged * stored.block_size}, "):
+            await read_range(store, stored, start=start, into=into)

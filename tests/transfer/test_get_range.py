@@ -11,9 +11,12 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, TransientError
+from aioflux._http import HashedMemory
 from aioflux._services.base import Body, ReadRequest
 from aioflux._transfer.retry import with_retry
+from aioflux._values.checksums import crc32c
 from aioflux.options import MIB
+from aioflux.store import read_hashed
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import PART, ScriptedService, pattern
@@ -100,6 +103,40 @@ async def test_a_guarded_transport_is_trusted(
     assert await read(scripted.store, meta if is_known else "a") == DATA[part]
     ranges = -(-len(DATA[part]) // 1000)
     assert scripted.service.count("get") <= ranges + 1
+
+
+@pytest.mark.parametrize(
+    ("option", "start", "expected"),
+    [("auto", 0, True), ("auto", 100, False), ("never", 100, False), ("always", 100, True)],
+)
+async def test_only_bytes_that_are_compared_are_hashed(
+    scripted: ScriptedService,
+    monkeypatch: pytest.MonkeyPatch,
+    option: Literal["auto", "always", "never"],
+    start: int,
+    *,
+    expected: bool,
+) -> None:
+    meta, get = scripted.put("a", DATA), scripted.service.get
+    hashed = set()
+
+    async def recorded(request: ReadRequest, *, into: Any = None) -> Body:
+        hashed.add(isinstance(into, HashedMemory))
+        return await get(request, into=into)
+
+    monkeypatch.setattr(scripted.service, "get", recorded)
+    store = scripted.new_store(verify_ranges=option)
+    assert await into(store, meta, start, len(DATA)) == DATA[start:]
+    assert hashed == {expected}
+
+
+async def test_a_hashed_range_comes_with_its_checksum(scripted: ScriptedService) -> None:
+    meta, view = scripted.put("a", DATA), memoryview(bytearray(2500))
+    for verify in (True, False):
+        store = scripted.new_store(verify=verify, verify_ranges="never")
+        checksum = await read_hashed(store, meta, view, start=700)
+        assert view == DATA[700:3200]
+        assert checksum == (crc32c(view) if verify else 0)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from aioflux.checkpoint._format.commit import StoredObject
 
-__all__ = ["BlockDigest", "RangeChecksum", "checksum_ranges", "verify_blocks"]
+__all__ = ["BlockDigest", "RangeChecksum", "checksum_ranges", "joined_blocks", "verify_blocks"]
 
 
 class RangeChecksum(NamedTuple):
@@ -79,6 +79,14 @@ def checksum_ranges(view: memoryview, *, offset: int, block_size: int) -> Iterat
         piece = view[start : start + num_in_block]
         yield RangeChecksum(crc32c(piece), piece.nbytes)
         start += piece.nbytes
+
+
+def joined_blocks(stored: StoredObject, start: int, size: int) -> int:
+    """Return the crc32c of `size` bytes of whole blocks from `start` on, from the commit."""
+    block_size = stored.block_size
+    first, num_blocks = start // block_size, -(-size // block_size)
+    crcs = struct.unpack_from(f">{num_blocks}I", stored.block_crcs, 4 * first)
+    return join_crc32c(crcs, block_size, size)
 
 
 def verify_blocks(stored: StoredObject, start: int, view: memoryview) -> int | None:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux._transfer.retry import Backoff
-from aioflux._values.checksums import address_of, combine_crc32c, crc32c
+from aioflux._values.checksums import address_of, combine_crc32c
 from aioflux.errors import NotFoundError, PreconditionFailedError
 from aioflux.options import MIB, TransferOptions
-from aioflux.store import open_store
+from aioflux.store import open_store, read_hashed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -194,10 +194,10 @@ async def read_into_memory(
         ChecksumError: The bytes did not match the checksum of the object in any of four reads.
         PreconditionFailedError: The object was replaced in each attempt of the retry policy.
     """
-    # The store need not verify ranges: the checksum of the whole object is compared here.
+    # Ranges need not be read twice: the checksum of the whole object is compared here.
     transfer = options.get("transfer") or TransferOptions()
-    unverified: StoreOptions = {**options, "transfer": replace(transfer, verify=False)}
-    async with open_store(root, **unverified) as store:
+    read_once: StoreOptions = {**options, "transfer": replace(transfer, verify_ranges="never")}
+    async with open_store(root, **read_once) as store:
         backoff = Backoff(store.retry)
         while True:
             meta = await store.head(key)
@@ -219,17 +219,17 @@ async def read_into_memory(
 async def _read_generation(
     store: Store, root: str, meta: ObjectMeta, options: StoreOptions, kind: type[Memory]
 ) -> Memory:
-    """Read one generation with a store that does not verify, and verify the whole object.
+    """Read one generation with a store that does not verify ranges, and verify the whole object.
 
     If the service reports no crc32c, or it does not match, a store that verifies reads the object.
     """
-    is_hashed = (options.get("transfer") or TransferOptions()).verify
+    is_hashed = store.transfer.verify
     memory = kind(meta.size)
     try:
         with memory.mapped() as view:
             is_valid = False
             if meta.crc32c is not None or not is_hashed:
-                checksum = await _fill(store, meta, memory, view, is_hashed=is_hashed)
+                checksum = await _fill(store, meta, memory, view)
                 is_valid = not is_hashed or checksum == meta.crc32c
             if not is_valid:
                 async with open_store(root, **options) as verifying_store:
@@ -241,31 +241,22 @@ async def _read_generation(
 
 
 async def _fill(
-    store: Store,
-    meta: ObjectMeta,
-    memory: PrivateMemory | MemoryFile,
-    view: memoryview,
-    *,
-    is_hashed: bool,
+    store: Store, meta: ObjectMeta, memory: PrivateMemory | MemoryFile, view: memoryview
 ) -> int:
-    """Read an object into memory range by range, and return its crc32c, or 0 if not `is_hashed`.
+    """Read an object into memory range by range, and return its crc32c; 0 if verify is off.
 
     A thread allocates the memory of each range before its request is sent: on the event loop the
     allocation would take as long as receiving the bytes.
     """
     step = min(store.transfer.range_size_bytes, _RANGE_BYTES)
     plan = [(start, min(start + step, meta.size)) for start in range(0, meta.size, step)]
-
-    async def read(start: int, end: int) -> int:
-        await store.get_into(meta, view[start:end], start=start)
-        return crc32c(view[start:end]) if is_hashed else 0
-
     reads = []
     try:
         populating = _populate_ranges(memory, view, plan)
         async with asyncio.TaskGroup() as group, aclosing(populating) as populated:
             async for start, end in populated:
-                reads.append(group.create_task(read(start, end)))
+                reading = read_hashed(store, meta, view[start:end], start=start)
+                reads.append(group.create_task(reading))
     except BaseExceptionGroup as failed:
         error = failed.exceptions[0]
         raise error from error.__cause__

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from aioflux._values.meta import ObjectMeta
-from aioflux.checkpoint._format.block_checksums import BlockDigest, verify_blocks
+from aioflux.checkpoint._format.block_checksums import BlockDigest, joined_blocks, verify_blocks
 from aioflux.checkpoint._format.commit import StoredObject, plan_block_size
 from aioflux.checkpoint._store.commits import uri_below
 from aioflux.errors import (
@@ -21,7 +21,7 @@ from aioflux.errors import (
     PreconditionFailedError,
 )
 from aioflux.options import TransferOptions
-from aioflux.store import open_store
+from aioflux.store import open_store, read_hashed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
@@ -174,11 +174,18 @@ async def _read_blocks(
     store: Store, stored: StoredObject, meta: ObjectMeta, start: int, into: memoryview
 ) -> None:
     damaged_block = 0
+    transfer, num_read = store.transfer, into.nbytes
+    is_hashed = meta.generation and transfer.verify and transfer.verify_ranges == "never"
     for _ in range(_MAX_READS):
         try:
-            num_read = await store.get_into(
-                meta if meta.generation else meta.key, into, start=start
-            )
+            if is_hashed:
+                checksum = await read_hashed(store, meta, into, start=start)
+                if checksum == joined_blocks(stored, start, into.nbytes):
+                    return
+            else:
+                num_read = await store.get_into(
+                    meta if meta.generation else meta.key, into, start=start
+                )
         except ChecksumError as exc:
             raise CheckpointCorruptError(
                 f"{meta.uri} is damaged: {exc}; load an earlier checkpoint"
