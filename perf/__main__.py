@@ -106,7 +106,7 @@ def play_match(
             pairs = play(
                 match,
                 servers,
-                num_pairs=run.args.pairs,
+                num_pairs=min(run.args.pairs, scenario.max_pairs),
                 has_warm_up=not run.args.toy,
                 limit_seconds=run.args.limit_seconds,
                 keep=keep,
@@ -241,10 +241,10 @@ def listing() -> str:
             f"{match.name} >= {match.at_least:g}x" if match.at_least is not None else match.name
             for match in scenario.played()
         ]
-        lines.append(f"{scenario.name:<16} {', '.join(dict.fromkeys(rivals))}")
-        lines.append(f"{'':<16} {scenario.parameters_in_words()}")
+        lines.append(f"{scenario.name:<24} {', '.join(dict.fromkeys(rivals))}")
+        lines.append(f"{'':<24} {scenario.parameters_in_words()}")
     lines += ["", "groups that run only if you name the group or one of its scenarios:"]
-    lines += [f"{group:<16} {', '.join(names)}" for group, names in GROUPS.items()]
+    lines += [f"{group:<24} {', '.join(names)}" for group, names in GROUPS.items()]
     return "\n".join(lines)
 
 

@@ -26,18 +26,20 @@ HEADINGS = (
     "goal",
     "met",
     "CPU us/object, ours / peer",
+    "CPU ratio (spread)",
     "server CPU us, ours / peer",
     "peak MiB, ours / peer",
 )
 _SHORT = (
-    ("scenario", 28),
+    ("scenario", 34),
     ("against", 16),
     ("ours/s", 9),
     ("peer/s", 9),
     ("ratio (spread)", 19),
-    ("goal", 12),
+    ("goal", 18),
     ("met", 6),
     ("CPU us", 17),
+    ("CPU ratio", 18),
     ("server us", 15),
     ("peak MiB", 13),
 )
@@ -83,19 +85,20 @@ def cells(row: Row) -> tuple[str, ...]:
     verdict = {True: "met", False: "MISSED", None: "?" if row.goal else "-"}[row.is_met]
     name = f"{row.scenario} ({row.case})" if row.case else row.scenario
     if row.figure:
-        return (name, row.peer, "-", "-", row.figure, row.goal, verdict, "-", "-", "-")
+        return (name, row.peer, "-", "-", row.figure, row.goal, verdict, "-", "-", "-", "-")
     if row.held_bytes is not None:
         held = f"{row.held_bytes / MIB:,.0f} MiB"
-        return (name, row.peer, "-", "-", held, row.goal, verdict, "-", "-", "-")
+        return (name, row.peer, "-", "-", held, row.goal, verdict, "-", "-", "-", "-")
     return (
         name,
         row.peer,
         _rate(row.ours, row),
         _rate(row.theirs, row),
-        _ratio(row),
+        _ratio(row.ratio, row.spread),
         row.goal or "-",
         verdict,
         _both(row, lambda median: _time(median.cpu_us)),
+        _ratio(row.cpu_ratio, row.cpu_spread),
         _both(row, lambda median: _time(median.server_cpu_us)),
         _both(row, lambda median: f"{median.peak_bytes / MIB:,.0f}"),
     )
@@ -146,10 +149,10 @@ def _rate(median: Median | None, row: Row) -> str:
     return f"{median.rate:,.0f}"
 
 
-def _ratio(row: Row) -> str:
-    if row.ratio is None or row.spread is None:
+def _ratio(ratio: float | None, spread: tuple[float, float] | None) -> str:
+    if ratio is None or spread is None:
         return "-"
-    return f"{row.ratio:.2f}x ({row.spread[0]:.2f}..{row.spread[1]:.2f})"
+    return f"{ratio:.2f}x ({spread[0]:.2f}..{spread[1]:.2f})"
 
 
 def _time(microseconds: float) -> str:
