@@ -225,7 +225,7 @@ def _rivals(
         unverified: Goals of both against obstore, without verification.
         raw_cpu: Goal of the CPU time against `raw`, without verification.
         share: Share of our objects that obstore moves.
-        in_flight: Requests in flight of obstore.
+        in_flight: Requests in flight of obstore and wrk.
     """
     least, cpu = unverified or (None, None)
     common = Rival(peer="obstore_crc32c", share=share, in_flight=in_flight)
@@ -234,7 +234,7 @@ def _rivals(
         Rival(peer=_UNVERIFIED, cpu_at_most=crc32c_at_most),
         replace(common, peer="obstore", ours=_UNVERIFIED, at_least=least, cpu_at_most=cpu),
         Rival(peer="raw", ours=_UNVERIFIED, cpu_at_most=raw_cpu),
-        Rival(peer="wrk"),
+        Rival(peer="wrk", in_flight=in_flight),
     )
 
 
@@ -246,24 +246,24 @@ SCENARIOS = (
     _Get(
         name="ratio-get-1KiB",
         size_bytes=KIB,
-        num_objects=30_000,
+        num_objects=20_000,
         rivals=_rivals(verified=(3.0, 0.25), crc32c_at_most=_PLAIN, share=0.3),
     ),
     _Get(
         name="ratio-get-100KiB",
-        num_objects=12_000,
+        num_objects=8_000,
         rivals=_rivals(verified=(1.8, 0.45), crc32c_at_most=_PLAIN, share=0.7),
     ),
     _Get(
         name="ratio-get-1MiB",
         size_bytes=MIB,
-        num_objects=2_000,
+        num_objects=1_200,
         rivals=_rivals(verified=(1.5, 0.5), crc32c_at_most=_PLAIN),
     ),
     _Get(
         name="ratio-get-16MiB",
         size_bytes=16 * MIB,
-        num_objects=120,
+        num_objects=80,
         num_keys=16,
         rivals=_rivals(
             verified=(1.5, 0.55), crc32c_at_most=_PLAIN, unverified=(1.2, 0.8), in_flight=8
@@ -271,21 +271,21 @@ SCENARIOS = (
     ),
     _Get(
         name="ratio-get-100KiB-tls",
-        num_objects=6_000,
+        num_objects=4_000,
         is_tls=True,
         rivals=_rivals(verified=(1.3, 0.6), crc32c_at_most=_TLS, share=0.8),
     ),
     _Get(
         name="ratio-get-1MiB-tls",
         size_bytes=MIB,
-        num_objects=1_000,
+        num_objects=700,
         is_tls=True,
         rivals=_rivals(verified=(1.1, 1.0), crc32c_at_most=_TLS),
     ),
     _Get(
         name="ratio-get-16MiB-tls",
         size_bytes=16 * MIB,
-        num_objects=64,
+        num_objects=40,
         num_keys=16,
         is_tls=True,
         rivals=_rivals(

@@ -12,10 +12,10 @@ import pytest
 from obstore.store import GCSStore
 
 import aioflux
+from perf._meter import _num_requests
 from perf.peers.google import open_bucket
 from perf.servers import BUCKET, Server, ServerSpec, contents, open_server
 from perf.servers._nginx import missing
-from perf._meter import _num_requests
 from perf.work import Work, set_key, set_prefix
 
 if TYPE_CHECKING:
