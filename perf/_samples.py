@@ -171,7 +171,9 @@ def judge(scenario: str, size_bytes: int, match: Match, pairs: Sequence[Pair]) -
     cpu_ratios = [ours.cpu_us / theirs.cpu_us for ours, theirs in whole if theirs.cpu_us]
     ours = median_of(_results(pair.ours for pair in counted))
     theirs = median_of(_results(pair.theirs for pair in counted))
-    memory_ratio = ours.peak_bytes / theirs.peak_bytes if ours and theirs else None
+    memory_ratio = None
+    if ours and theirs and theirs.peak_bytes:
+        memory_ratio = ours.peak_bytes / theirs.peak_bytes
     ratio, cpu_ratio = _median(ratios), _median(cpu_ratios)
     kept = [
         found is not None and (found >= goal if is_least else found <= goal)

@@ -30,6 +30,8 @@ ROW = Row(
     theirs=SLOWER,
     ratio=2.0,
     spread=(1.5, 2.25),
+    cpu_ratio=0.5,
+    cpu_spread=(0.4, 0.625),
     goal=">= 2.5x",
     is_met=False,
 )
@@ -66,6 +68,7 @@ def test_row_reports_everything_of_both_sides() -> None:
         "goal": ">= 2.5x",
         "met": "MISSED",
         "CPU us/object, ours / peer": "56 / 113",
+        "CPU ratio (spread)": "0.50x (0.40..0.62)",
         "server CPU us, ours / peer": "8 / 8",
         "peak MiB, ours / peer": "90 / 45",
     }
@@ -95,7 +98,7 @@ def test_memory_is_reported_instead_of_a_ratio() -> None:
         is_met=True,
     )
     held = ("get-into (memory above idle)", "-", "-", "-", "1,056 MiB", "<= 1,056 MiB", "met")
-    assert cells(row) == (*held, "-", "-", "-")
+    assert cells(row) == (*held, "-", "-", "-", "-")
 
 
 def test_failed_peer_is_a_row_with_its_error() -> None:

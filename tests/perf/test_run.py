@@ -50,6 +50,12 @@ PEERS = {
     "epoch-wait-threads": ("aioflux_data",),
     "epoch-images": ("aioflux_data",),
     "checkpoint-save-76MB": ("gcsfs_checkpoint",),
+    "ratio-get-1KiB": ("obstore_crc32c", "raw"),
+    "ratio-get-1GiB-tls": ("obstore_ranges",),
+    "ratio-load-1GiB-tls": ("obstore_ranges",),
+    "ratio-save-async-first": ("memory_copy",),
+    "opening-tls": ("obstore",),
+    "gets-1M": ("aioflux",),
 }
 """Against whom; each peer somewhere, and few in all. The other epochs differ in their objects."""
 ON_NGINX = {
@@ -59,6 +65,8 @@ ON_NGINX = {
     "put-1GiB": ("obstore",),
     "list-10k": ("obstore",),
     "checkpoint-load-76MB": ("google_checkpoint",),
+    "ratio-get-16MiB-tls": ("obstore", "raw"),
+    "list-10M": ("aioflux", "aioflux_map"),
 }
 
 
