@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from perf._samples import Median, Pair, Row
     from perf.scenarios import Match, Scenario
 
-__all__ = ["HEADINGS", "cells", "lines_of", "markdown", "terminal_heading", "terminal_row"]
+__all__ = [
+    "HEADINGS",
+    "cells",
+    "lines_of",
+    "markdown",
+    "record_of",
+    "terminal_heading",
+    "terminal_row",
+]
 
 HEADINGS = (
     "scenario",
@@ -44,6 +52,11 @@ _SHORT = (
     ("peak MiB", 13),
 )
 """Headings on a terminal, each with the width of its column."""
+_RECORDED = (
+    *("scenario", "case", "match", "side", "pair", "is_warm_up"),
+    *("result", "error", "server_notes", "time"),
+)
+"""Fields of a sample that are kept in a result of record."""
 _NUM_LEFT = 2
 """Number of left-aligned columns of text; the other columns are right-aligned numbers."""
 
@@ -78,6 +91,18 @@ def lines_of(
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         yield json.dumps({**line, **circumstances})
+
+
+def record_of(
+    lines: Sequence[str], command: str, circumstances: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the JSON lines of a run in short: its command and machine, then figures of samples.
+
+    The commit has the parameters of the samples.
+    """
+    yield json.dumps({"command": command, **circumstances})
+    for line in map(json.loads, lines):
+        yield json.dumps({name: line[name] for name in _RECORDED})
 
 
 def cells(row: Row) -> tuple[str, ...]:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from perf import _machine, _plot
-from perf._report import HEADINGS, cells, lines_of, markdown, terminal_heading, terminal_row
+from perf._report import (
+    HEADINGS,
+    cells,
+    lines_of,
+    markdown,
+    record_of,
+    terminal_heading,
+    terminal_row,
+)
 from perf._samples import MIB, Median, Pair, Result, Row, Sample
 from perf.scenarios import SCENARIOS
 
@@ -168,6 +176,16 @@ def test_json_line_of_each_sample_says_all_that_is_known() -> None:
     assert (theirs["result"], theirs["error"]) == (None, "no")
     assert {"versions", "machine", "commit", "is_dirty", "time", "server_notes"} <= set(ours)
     assert {"aioflux", "python", "obstore", "uvloop", "nginx", "OpenSSL"} <= set(ours["versions"])
+
+
+def test_record_has_the_figures_of_each_sample_and_the_machine_once() -> None:
+    (match, *_) = SCENARIOS["get-1KiB"].matches()
+    full = list(lines_of(SCENARIOS["get-1KiB"], match, pair(match, 1), [], {"commit": "abc"}))
+    first, *samples = map(json.loads, record_of(full, "python -m perf", {"commit": "abc"}))
+    assert first == {"command": "python -m perf", "commit": "abc"}
+    whole = [json.loads(line) for line in full]
+    assert [sample["result"] for sample in samples] == [line["result"] for line in whole]
+    assert not any({"work", "parameters", "commit"} & set(sample) for sample in samples)
 
 
 def test_summary_names_machine_python_and_peers() -> None:

@@ -130,6 +130,18 @@ def test_peer_that_cannot_run_is_a_row_and_the_run_goes_on(
     assert "! nosuch failed 1 of 1 times: ModuleNotFoundError" in capsys.readouterr().out
 
 
+def test_results_of_record_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf.__main__.RESULTS", tmp_path / "results")
+    for name in ("sync", "get-1KiB"):
+        arguments = (name, "--server", "embedded", "--peers", "aioflux", "obstore")
+        run(tmp_path / name, *arguments, "--keep", "all")
+    lines = (tmp_path / "results" / "all.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert ["command" in line for line in found].count(True) == 2
+    assert {line.get("scenario") for line in found} == {None, "sync", "get-1KiB"}
+    assert (tmp_path / "results" / "all.md").read_text().count("| scenario |") == 2
+
+
 def test_server_that_does_not_start_is_a_row_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
