@@ -90,9 +90,9 @@ async def steady(move: Callable[[Work], Awaitable[int]], work: Work) -> int:
     return num_bytes
 
 
-def resident_bytes(field: str) -> int:
-    """Return VmRSS or VmHWM of this process."""
-    found = re.search(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+def resident_bytes(field: str, pid: int | str = "self") -> int:
+    """Return VmRSS or VmHWM of a process, by default of this one."""
+    found = re.search(rf"{field}:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
