@@ -20,6 +20,7 @@ from perf._report import (
     terminal_row,
 )
 from perf._samples import MIB, Median, Pair, Result, Row, Sample
+from perf.ratios import tables
 from perf.scenarios import SCENARIOS
 
 if TYPE_CHECKING:
@@ -186,6 +187,23 @@ def test_record_has_the_figures_of_each_sample_and_the_machine_once() -> None:
     whole = [json.loads(line) for line in full]
     assert [sample["result"] for sample in samples] == [line["result"] for line in whole]
     assert not any({"work", "parameters", "commit"} & set(sample) for sample in samples)
+
+
+def test_tables_of_the_ratios_are_made_from_their_record() -> None:
+    lines: list[str] = []
+    for name in ("ratio-get-1KiB", "ratio-put-1GiB"):
+        for match in SCENARIOS[name].matches()[:2]:
+            one = pair(match, 1)
+            lines += lines_of(SCENARIOS[name], match, one, [], {})
+    first, *samples = map(json.loads, record_of(lines, "python -m perf ratios", {}))
+    assert len(samples) == 6
+    reads, others = tables([first, *samples]).split("\n\n")
+    assert [row.split(" | ")[0] for row in reads.splitlines()[2:]] == ["| `ratio-get-1KiB`"]
+    assert "| obstore_crc32c | aioflux_unverified |" in reads
+    assert ">= 3x, CPU <= 0.25x MISSED" in reads
+    (row,) = others.splitlines()[2:]
+    assert row.startswith("| `ratio-put-1GiB` | obstore | ")
+    assert ">= 1.2x, memory <= 1x" in row
 
 
 def test_summary_names_machine_python_and_peers() -> None:
