@@ -119,7 +119,7 @@ def play_match(
                 servers,
                 num_pairs=min(run.args.pairs, scenario.max_pairs),
                 has_warm_up=not run.args.toy,
-                limit_seconds=run.args.limit_seconds,
+                limit_seconds=max(run.args.limit_seconds, scenario.min_limit_seconds),
                 keep=keep,
             )
         except (OSError, RuntimeError) as exc:

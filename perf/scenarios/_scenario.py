@@ -180,6 +180,11 @@ class Scenario(ABC):
         """Maximum number of pairs; fewer are enough for samples of many seconds."""
         return math.inf
 
+    @property
+    def min_limit_seconds(self) -> float:
+        """Minimum of the time limit of a sample, for samples of many seconds."""
+        return 0.0
+
     def scaled(self, factor: float) -> Self:
         """Return the scenario with `factor` times the objects, if it has several."""
         count = getattr(self, "num_objects", None)

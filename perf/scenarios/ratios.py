@@ -6,6 +6,7 @@ crc32c over the bytes that it returned, and without (`unverified`) against obsto
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ __all__ = ["GROUP", "SCENARIOS"]
 
 GROUP = "ratios"
 _UNVERIFIED = "aioflux_unverified"
+_LARGE_PAIRS = 3
+"""Maximum number of pairs of an object of 1 GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +75,20 @@ class _Get(_Named, GetMany):
 class _GetOne(_Named, GetOne):
     """Read of one large object."""
 
+    @property
+    def max_pairs(self) -> float:
+        """See base class."""
+        return _LARGE_PAIRS
+
 
 @dataclass(frozen=True, kw_only=True)
 class _PutOne(_Named, PutOne):
     """Write of one large object."""
+
+    @property
+    def max_pairs(self) -> float:
+        """See base class."""
+        return _LARGE_PAIRS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +97,11 @@ class _Load(LoadState):
 
     is_tls: bool = False
     """Whether the server uses TLS 1.3."""
+
+    @property
+    def max_pairs(self) -> float:
+        """See base class."""
+        return _LARGE_PAIRS if self.size_bytes >= 1024 * MIB else math.inf
 
     def _cases(self, dtype: str) -> Sequence[Match]:
         return super()._cases(dtype)[: len(self.unlimited)]
@@ -123,7 +141,7 @@ class _Opening(_Named, ManyObjects):
 
     size_bytes: int = KIB
     """Size of the object."""
-    num_objects: int = 100
+    num_objects: int = 40
     """Clients."""
     in_flight: int = 1
     """Requests at the same time, always 1."""
@@ -154,6 +172,11 @@ class _Growth(_Named):
     def max_pairs(self) -> float:
         """See base class."""
         return 1
+
+    @property
+    def min_limit_seconds(self) -> float:
+        """See base class."""
+        return 300.0
 
     def _grown(self, work: Work, server: ServerSpec, case: str = "") -> Match:
         count = max(1, work.num_objects // 10)
