@@ -181,8 +181,10 @@ def _ratio(ratio: float | None, spread: tuple[float, float] | None) -> str:
 
 
 def _time(microseconds: float) -> str:
-    """Return microseconds as text, in thousands from 100,000 on."""
-    return f"{microseconds / 1e3:,.0f}k" if microseconds >= 1e5 else f"{microseconds:,.0f}"
+    """Return microseconds as text: with a decimal below 10, in thousands from 100,000 on."""
+    if microseconds >= 1e5:
+        return f"{microseconds / 1e3:,.0f}k"
+    return f"{microseconds:.1f}" if 0 < microseconds < 10 else f"{microseconds:,.0f}"
 
 
 def _both(row: Row, word: Callable[[Median], str]) -> str:

@@ -107,7 +107,7 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> str:
         rows[name] = [
             judge(name, scenario.displayed_bytes, match, pairs)
             for match, pairs in zip(matches, played, strict=True)
-            if pairs
+            if any(not pair.is_warm_up for pair in pairs)
         ]
         every_pair = [pair for pairs in played for pair in pairs]
         if every_pair:

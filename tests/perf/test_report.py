@@ -78,7 +78,7 @@ def test_row_reports_everything_of_both_sides() -> None:
         "met": "MISSED",
         "CPU us/object, ours / peer": "56 / 113",
         "CPU ratio (spread)": "0.50x (0.40..0.62)",
-        "server CPU us, ours / peer": "8 / 8",
+        "server CPU us, ours / peer": "7.8 / 8.2",
         "peak MiB, ours / peer": "90 / 45",
     }
 
