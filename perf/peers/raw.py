@@ -73,6 +73,8 @@ class _Connection(asyncio.BufferedProtocol):
 async def get_many(work: Work) -> int:
     """Read every key and return the bytes received."""
     at, loop = urlsplit(work.url), asyncio.get_running_loop()
+    assert at.hostname is not None
+    assert at.port is not None
     opened = [
         await loop.create_connection(_Connection, at.hostname, at.port, ssl=ssl_context(work))
         for _ in range(work.in_flight)
