@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from perf import _machine, _plot, peers
 from perf._pairs import play
-from perf._report import lines_of, markdown, terminal_heading, terminal_row
+from perf._report import lines_of, markdown, record_of, terminal_heading, terminal_row
 from perf._samples import judge, judge_memory, judge_promise, unplayed
 from perf.access import KINDS, SCHEMES
 from perf.scenarios import GROUPS, SCENARIOS
@@ -34,9 +34,20 @@ if TYPE_CHECKING:
     from perf.scenarios import Match, Scenario
     from perf.servers import Server, ServerSpec
 
-__all__ = ["Run", "chosen_matches", "chosen_scenarios", "listing", "main", "parser", "play_match"]
+__all__ = [
+    "Run",
+    "chosen_matches",
+    "chosen_scenarios",
+    "keep",
+    "listing",
+    "main",
+    "parser",
+    "play_match",
+]
 
 OUT = Path("perf/out")
+RESULTS = Path("perf/results")
+"""Directory of the results of record, which are committed."""
 
 
 @dataclass
@@ -106,9 +117,9 @@ def play_match(
             pairs = play(
                 match,
                 servers,
-                num_pairs=run.args.pairs,
+                num_pairs=min(run.args.pairs, scenario.max_pairs),
                 has_warm_up=not run.args.toy,
-                limit_seconds=run.args.limit_seconds,
+                limit_seconds=max(run.args.limit_seconds, scenario.min_limit_seconds),
                 keep=keep,
             )
         except (OSError, RuntimeError) as exc:
@@ -229,8 +240,22 @@ def parser() -> argparse.ArgumentParser:
         "--limit-seconds", type=_above_zero, default=30.0, help="time limit of one sample"
     )
     found.add_argument("--out", type=Path, default=OUT, help="directory of the output files")
+    found.add_argument(
+        "--keep", metavar="NAME", help=f"append the table and the samples to {RESULTS}/NAME"
+    )
     found.add_argument("--list", action="store_true", help="list the scenarios and exit")
     return found
+
+
+def keep(run: Run, table: str, command: str) -> None:
+    """Append the table and the figures of all samples to the results of record."""
+    RESULTS.mkdir(exist_ok=True)
+    samples = run.target(".jsonl")
+    lines = samples.read_text().splitlines() if samples.exists() else []
+    with (RESULTS / f"{run.args.keep}.jsonl").open("a") as log:
+        log.writelines(f"{line}\n" for line in record_of(lines, command, run.circumstances))
+    with (RESULTS / f"{run.args.keep}.md").open("a") as tables:
+        tables.write(f"{table}\n")
 
 
 def listing() -> str:
@@ -241,10 +266,10 @@ def listing() -> str:
             f"{match.name} >= {match.at_least:g}x" if match.at_least is not None else match.name
             for match in scenario.played()
         ]
-        lines.append(f"{scenario.name:<16} {', '.join(dict.fromkeys(rivals))}")
-        lines.append(f"{'':<16} {scenario.parameters_in_words()}")
+        lines.append(f"{scenario.name:<24} {', '.join(dict.fromkeys(rivals))}")
+        lines.append(f"{'':<24} {scenario.parameters_in_words()}")
     lines += ["", "groups that run only if you name the group or one of its scenarios:"]
-    lines += [f"{group:<16} {', '.join(names)}" for group, names in GROUPS.items()]
+    lines += [f"{group:<24} {', '.join(names)}" for group, names in GROUPS.items()]
     return "\n".join(lines)
 
 
@@ -283,6 +308,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = shlex.join(["python", "-m", "perf", *arguments])
         text = markdown(run.rows, command=command, about=f"{about}.", notes=run.notes)
         run.target(".md").write_text(text)
+        if args.keep:
+            keep(run, text, command)
         print(f"{time.monotonic() - begun:.0f} s; samples, table and plots: {args.out}/{name}*")
     return int(run.has_failed)
 

@@ -186,7 +186,7 @@ def play(
     match: Match,
     servers: Callable[[ServerSpec], Server],
     *,
-    num_pairs: int,
+    num_pairs: float,
     has_warm_up: bool = True,
     limit_seconds: float,
     keep: Callable[[Pair], None],
@@ -206,7 +206,7 @@ def play(
     ours = addressed(match.ours.work, servers(match.ours.server))
     theirs = addressed(match.theirs.work, servers(match.theirs.server))
     pairs: list[Pair] = []
-    for index in range(num_pairs + has_warm_up):
+    for index in range(int(num_pairs) + has_warm_up):
         is_warm_up = has_warm_up and index == 0
         works = (warm_up_work(ours), warm_up_work(theirs)) if is_warm_up else (ours, theirs)
         first, second = asyncio.run(play_pair(*works, limit_seconds, command))

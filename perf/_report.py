@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from perf._samples import Median, Pair, Row
     from perf.scenarios import Match, Scenario
 
-__all__ = ["HEADINGS", "cells", "lines_of", "markdown", "terminal_heading", "terminal_row"]
+__all__ = [
+    "HEADINGS",
+    "cells",
+    "lines_of",
+    "markdown",
+    "record_of",
+    "terminal_heading",
+    "terminal_row",
+]
 
 HEADINGS = (
     "scenario",
@@ -26,22 +34,29 @@ HEADINGS = (
     "goal",
     "met",
     "CPU us/object, ours / peer",
+    "CPU ratio (spread)",
     "server CPU us, ours / peer",
     "peak MiB, ours / peer",
 )
 _SHORT = (
-    ("scenario", 28),
+    ("scenario", 34),
     ("against", 16),
     ("ours/s", 9),
     ("peer/s", 9),
     ("ratio (spread)", 19),
-    ("goal", 12),
+    ("goal", 18),
     ("met", 6),
     ("CPU us", 17),
+    ("CPU ratio", 18),
     ("server us", 15),
     ("peak MiB", 13),
 )
 """Headings on a terminal, each with the width of its column."""
+_RECORDED = (
+    *("scenario", "case", "match", "side", "pair", "is_warm_up"),
+    *("result", "error", "server_notes", "time"),
+)
+"""Fields of a sample that are kept in a result of record."""
 _NUM_LEFT = 2
 """Number of left-aligned columns of text; the other columns are right-aligned numbers."""
 
@@ -78,24 +93,37 @@ def lines_of(
         yield json.dumps({**line, **circumstances})
 
 
+def record_of(
+    lines: Sequence[str], command: str, circumstances: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the JSON lines of a run in short: its command and machine, then figures of samples.
+
+    The commit has the parameters of the samples.
+    """
+    yield json.dumps({"command": command, **circumstances})
+    for line in map(json.loads, lines):
+        yield json.dumps({name: line[name] for name in _RECORDED})
+
+
 def cells(row: Row) -> tuple[str, ...]:
     """Return the text of each cell of a row, in the order of `HEADINGS`."""
     verdict = {True: "met", False: "MISSED", None: "?" if row.goal else "-"}[row.is_met]
     name = f"{row.scenario} ({row.case})" if row.case else row.scenario
     if row.figure:
-        return (name, row.peer, "-", "-", row.figure, row.goal, verdict, "-", "-", "-")
+        return (name, row.peer, "-", "-", row.figure, row.goal, verdict, "-", "-", "-", "-")
     if row.held_bytes is not None:
         held = f"{row.held_bytes / MIB:,.0f} MiB"
-        return (name, row.peer, "-", "-", held, row.goal, verdict, "-", "-", "-")
+        return (name, row.peer, "-", "-", held, row.goal, verdict, "-", "-", "-", "-")
     return (
         name,
         row.peer,
         _rate(row.ours, row),
         _rate(row.theirs, row),
-        _ratio(row),
+        _ratio(row.ratio, row.spread),
         row.goal or "-",
         verdict,
         _both(row, lambda median: _time(median.cpu_us)),
+        _ratio(row.cpu_ratio, row.cpu_spread),
         _both(row, lambda median: _time(median.server_cpu_us)),
         _both(row, lambda median: f"{median.peak_bytes / MIB:,.0f}"),
     )
@@ -146,15 +174,17 @@ def _rate(median: Median | None, row: Row) -> str:
     return f"{median.rate:,.0f}"
 
 
-def _ratio(row: Row) -> str:
-    if row.ratio is None or row.spread is None:
+def _ratio(ratio: float | None, spread: tuple[float, float] | None) -> str:
+    if ratio is None or spread is None:
         return "-"
-    return f"{row.ratio:.2f}x ({row.spread[0]:.2f}..{row.spread[1]:.2f})"
+    return f"{ratio:.2f}x ({spread[0]:.2f}..{spread[1]:.2f})"
 
 
 def _time(microseconds: float) -> str:
-    """Return microseconds as text, in thousands from 100,000 on."""
-    return f"{microseconds / 1e3:,.0f}k" if microseconds >= 1e5 else f"{microseconds:,.0f}"
+    """Return microseconds as text: with a decimal below 10, in thousands from 100,000 on."""
+    if microseconds >= 1e5:
+        return f"{microseconds / 1e3:,.0f}k"
+    return f"{microseconds:.1f}" if 0 < microseconds < 10 else f"{microseconds:,.0f}"
 
 
 def _both(row: Row, word: Callable[[Median], str]) -> str:

@@ -44,6 +44,7 @@ class Result:
     idle_bytes: int
     peak_bytes: int
     num_requests: int = 0
+    num_faults: int = 0
     waited_seconds: float = 0.0
     stored_bytes: int = 0
 
@@ -56,6 +57,11 @@ class Result:
     def rate(self) -> float:
         """Objects per second."""
         return self.num_objects / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU time of an object, in microseconds."""
+        return 1e6 * self.cpu_seconds / self.num_objects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +119,10 @@ class Row:
     """Median over the pairs."""
     spread: tuple[float, float] | None = None
     """Smallest and largest ratio of a pair."""
+    cpu_ratio: float | None = None
+    """CPU time of an object divided by that of the other side: the median over the pairs."""
+    cpu_spread: tuple[float, float] | None = None
+    """Smallest and largest of these ratios."""
     held_bytes: int | None = None
     """Maximum memory, in the row of a memory goal."""
     figure: str = ""
@@ -136,9 +146,7 @@ def median_of(results: Sequence[Result]) -> Median | None:
         return None
     return Median(
         rate=statistics.median(result.rate for result in results),
-        cpu_us=statistics.median(
-            1e6 * result.cpu_seconds / result.num_objects for result in results
-        ),
+        cpu_us=statistics.median(result.cpu_us for result in results),
         server_cpu_us=statistics.median(
             1e6 * result.server_cpu_seconds / result.num_objects for result in results
         ),
@@ -149,8 +157,8 @@ def median_of(results: Sequence[Result]) -> Median | None:
 def judge(scenario: str, size_bytes: int, match: Match, pairs: Sequence[Pair]) -> Row:
     """Return the row of a match: ratios of the complete pairs, and all failures.
 
-    A goal is met if the median ratio reaches it and no sample of aioflux failed. Without a complete
-    pair, `is_met` is None.
+    The goals are met if all of the median ratios reach them and no sample of aioflux failed.
+    Without a complete pair, `is_met` is None.
     """
     counted = [pair for pair in pairs if not pair.is_warm_up]
     whole = [
@@ -159,14 +167,28 @@ def judge(scenario: str, size_bytes: int, match: Match, pairs: Sequence[Pair]) -
         if pair.ours.result is not None and pair.theirs.result is not None
     ]
     ratios = [ratio_of(ours, theirs, match.cap_per_second) for ours, theirs in whole]
-    ratio = statistics.median(ratios) if ratios else None
-    is_met = None
-    if match.at_least is not None:
-        if any(pair.ours.error for pair in pairs):
-            is_met = False
-        elif ratio is not None:
-            is_met = ratio >= match.at_least
+    # The CPU time of a memory copy or of a short sample can be 0.
+    cpu_ratios = [ours.cpu_us / theirs.cpu_us for ours, theirs in whole if theirs.cpu_us]
+    ours = median_of(_results(pair.ours for pair in counted))
     theirs = median_of(_results(pair.theirs for pair in counted))
+    memory_ratio = None
+    if ours and theirs and theirs.peak_bytes:
+        memory_ratio = ours.peak_bytes / theirs.peak_bytes
+    ratio, cpu_ratio = _median(ratios), _median(cpu_ratios)
+    kept = [
+        found is not None and (found >= goal if is_least else found <= goal)
+        for found, goal, is_least in (
+            (ratio, match.at_least, True),
+            (cpu_ratio, match.cpu_at_most, False),
+            (memory_ratio, match.memory_at_most, False),
+        )
+        if goal is not None
+    ]
+    is_met = None
+    if kept and any(pair.ours.error for pair in pairs):
+        is_met = False
+    elif kept and ratio is not None:
+        is_met = all(kept)
     if theirs is not None:
         theirs = replace(theirs, rate=min(theirs.rate, match.cap_per_second))
     return Row(
@@ -174,10 +196,12 @@ def judge(scenario: str, size_bytes: int, match: Match, pairs: Sequence[Pair]) -
         case=match.case,
         peer=match.name,
         size_bytes=size_bytes,
-        ours=median_of(_results(pair.ours for pair in counted)),
+        ours=ours,
         theirs=theirs,
         ratio=ratio,
-        spread=(min(ratios), max(ratios)) if ratios else None,
+        spread=_spread(ratios),
+        cpu_ratio=cpu_ratio,
+        cpu_spread=_spread(cpu_ratios),
         goal=_goal(match),
         is_met=is_met,
         error=_errors(match, pairs),
@@ -232,6 +256,7 @@ def judge_promise(scenario: str, promise: Promise, pairs: Iterable[Pair]) -> Row
         "stored": [result.stored_bytes / result.num_bytes for result in results],
         "read": [result.stored_bytes / result.num_bytes for result in results],
         "objects/s": [result.rate for result in results],
+        "ms": [1e3 / result.rate for result in results],
     }
     values = figures[promise.figure]
     value = None
@@ -258,7 +283,20 @@ def _figure(name: str, value: float) -> str:
 
 
 def _goal(match: Match) -> str:
-    return "" if match.at_least is None else f">= {match.at_least:g}x"
+    goals = (
+        ("", ">=", match.at_least),
+        ("CPU ", "<=", match.cpu_at_most),
+        ("memory ", "<=", match.memory_at_most),
+    )
+    return ", ".join(f"{word}{sign} {goal:g}x" for word, sign, goal in goals if goal is not None)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float] | None:
+    return (min(values), max(values)) if values else None
 
 
 def _results(samples: Iterable[Sample]) -> list[Result]:

@@ -28,7 +28,7 @@ _SHAPES = ((_WIDTH,), (_WIDTH, _WIDTH), (_WIDTH,), (_WIDTH, 4 * _WIDTH), (4 * _W
 _PAGE_BYTES = 4096
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # and the small state that opens the connections
 def state_of(dtype: str, size_bytes: int) -> dict[str, torch.Tensor]:
     """Return a state whose tensors have `size_bytes` in all; all of their memory is written.
 

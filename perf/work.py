@@ -15,17 +15,13 @@ import importlib
 import json
 import os
 import random
-import re
-import resource
 import signal
 import sys
-import time
-import urllib.request
 from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from perf._meter import METER, resident_bytes, steady
 from perf.access import ACCOUNT, sign_in
 
 if TYPE_CHECKING:
@@ -69,7 +65,9 @@ BLOCKING = frozenset(
         "aioflux_data",
         "aioflux_checkpoint",
         "aioflux_dcp",
+        "aioflux_first_save",
         "aioflux_lines",
+        "aioflux_map",
         "aioflux_nebula",
         "aioflux_torch_save",
         "aioflux_sync",
@@ -107,6 +105,8 @@ WARM_UP_BYTES = MIB
 """Size of the object that is used in the warm-up instead of a larger one."""
 MAX_WARM_UP_OBJECTS = 128
 """Maximum number of objects of a warm-up."""
+OPENING_BYTES = 256 * MIB
+"""Maximum size of the objects that are moved before the measured part."""
 
 
 def set_prefix(size_bytes: int, count: int) -> str:
@@ -145,7 +145,7 @@ class Work:
     or `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`;
     `compress`, `decompress`, `save_compressed`, `save_plain`, `load_compressed` or `load_plain`;
     `first_get`; `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`;
-    `lines` or `lines_loader`."""
+    `lines` or `lines_loader`. Or `open_get`: its `get_many`, by a new client for each object."""
     url: str
     """Root url of the server, `http://` or `https://`."""
     ca_file: str = ""
@@ -188,6 +188,8 @@ class Work:
     """Url of the server's page with its number of requests; empty if it has none."""
     server_pids: tuple[int, ...] = ()
     """Processes of the server, whose CPU time is measured too."""
+    has_opening: bool = False
+    """Whether the measured part includes opening and closing the client."""
 
     @property
     def prefix(self) -> str:
@@ -213,12 +215,26 @@ class Work:
     def warm_up(self) -> Work:
         """Return the work of the warm-up: one object for each request in flight, or a small object.
 
-        The measured part opens a new client, so that a longer warm-up would have no effect.
+        It imports the modules. The operation opens another client.
         """
         if self.size_bytes > WARM_UP_BYTES:
             return replace(self, size_bytes=WARM_UP_BYTES, num_objects=1, num_keys=1)
         count = min(self.in_flight, self.num_objects, MAX_WARM_UP_OBJECTS)
         return replace(self, num_objects=count)
+
+    def opening(self) -> Work:
+        """Return the work that opens the connections of a client, before the measured part.
+
+        One object for each request in flight, with `OPENING_BYTES` at most; or a small state; or
+        one object of a range for each request in flight.
+        """
+        if self.dtype:
+            return replace(self, size_bytes=min(self.size_bytes, WARM_UP_BYTES))
+        if self.num_objects == 1:
+            size = min(self.size_bytes, self.in_flight * self.range_size_bytes)
+            return replace(self, size_bytes=size)
+        most = max(1, OPENING_BYTES // self.size_bytes)
+        return replace(self, num_objects=min(self.in_flight, self.num_objects, most))
 
 
 @cache
@@ -226,7 +242,7 @@ def _random_bytes() -> bytes:
     return random.Random(0).randbytes(MIB)  # noqa: S311  no secret
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # and the object that opens the connections
 def body_of(size_bytes: int) -> bytes:
     """Return `size_bytes` random bytes: one MiB, repeated.
 
@@ -242,6 +258,7 @@ def prepare(work: Work) -> None:
     It runs before the measured part. A peer that needs another input has its own `prepare`.
     """
     if work.operation.startswith("put"):
+        work.opening().body()
         work.body()
     elif work.operation == "save_state":
         importlib.import_module("perf.states").state_of(work.dtype, work.size_bytes)
@@ -251,37 +268,18 @@ def prepare(work: Work) -> None:
 
 async def bounded(one: Callable[[str], Awaitable[int]], work: Work) -> int:
     """Return the sum of `await one(key)` over all keys, with `in_flight` concurrent calls."""
-    keys = work.each_key()
 
-    async def worker() -> int:
+    async def worker(keys: Iterator[str]) -> int:
         total = 0
         for key in keys:
             total += await one(key)
         return total
 
-    return sum(await asyncio.gather(*(worker() for _ in range(work.in_flight))))
+    async def move(work: Work) -> int:
+        keys = work.each_key()
+        return sum(await asyncio.gather(*(worker(keys) for _ in range(work.in_flight))))
 
-
-def resident_bytes(field: str) -> int:
-    """Return VmRSS or VmHWM of this process."""
-    found = re.search(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
-
-
-def own_cpu_seconds() -> float:
-    """Return the CPU time of this process and of its children that have exited."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
-
-
-def cpu_seconds_of(pids: tuple[int, ...]) -> float:
-    """Return the CPU time of other processes, from /proc, with a resolution of 0.01 s."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return float(ticks / os.sysconf("SC_CLK_TCK"))
+    return await steady(move, work)
 
 
 def _checked(work: Work, num_bytes: int) -> int:
@@ -306,46 +304,35 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
 
     Returns:
         `seconds`; `cpu_seconds`, with children that have exited; `server_cpu_seconds`;
-        `num_objects` and `num_bytes` moved; `num_requests` that the server received, if it counts
-        them; `waited_seconds` of the consumer of batches; `stored_bytes` of compressed tensors;
-        `idle_bytes`, the resident memory before the measured part, with the body to write;
-        `peak_bytes`, the maximum resident memory of the measured part, without children.
+        `num_objects` and `num_bytes` moved; `num_faults`, the page faults; `num_requests` that the
+        server received, if it counts them; `waited_seconds` of the consumer of batches;
+        `stored_bytes` of compressed tensors; `idle_bytes`, the resident memory before the client
+        is opened, with the body to write; `peak_bytes`, the maximum resident memory of the measured
+        part, without children.
     """
     sign_in(work)
     adapter = importlib.import_module(f"perf.peers.{work.peer}")
-    operation = getattr(adapter, work.operation)
+    operation = _operation(adapter, work)
     with asyncio.Runner(loop_factory=_loop_factory(work.peer)) as runner:
         if work.peer not in TIMED:
-            warm_up = work.warm_up()
+            warm_up = replace(work.warm_up(), has_opening=True)
             moved = runner.run(_coroutine(operation, warm_up))
             _checked(warm_up, moved[0] if isinstance(moved, tuple) else moved)
         gc.collect()
         wait()
         # After `wait`: of the two contenders that started together, only one has a large body.
         getattr(adapter, "prepare", prepare)(work)
-        # Reset VmHWM, the maximum resident size. ru_maxrss of getrusage cannot be reset, and starts
-        # with the value of the parent process.
-        Path("/proc/self/clear_refs").write_text("5")
         idle_bytes = resident_bytes("VmRSS")
-        server_begun, cpu_begun = cpu_seconds_of(work.server_pids), own_cpu_seconds()
-        num_requests = _num_requests(work)
-        begun = time.perf_counter()
+        METER.begin(work)  # and again by an operation that opens a client
         moved = runner.run(_coroutine(operation, work))
-        seconds = time.perf_counter() - begun
-        cpu_seconds = own_cpu_seconds() - cpu_begun
-        server_cpu_seconds = cpu_seconds_of(work.server_pids) - server_begun
-        # The second request for the counter is counted, too.
-        num_requests = max(0, _num_requests(work) - num_requests - 1)
-        peak_bytes = resident_bytes("VmHWM")
+        METER.end(work)
+    figures, peak_bytes = METER.figures()
     getattr(adapter, "finish", _nothing)(work)
     told = OperationResult(*moved) if isinstance(moved, tuple) else OperationResult(moved)
     return {
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "server_cpu_seconds": server_cpu_seconds,
+        **asdict(figures),
         "num_objects": _checked(work, told.num_bytes),
         "num_bytes": told.num_bytes,
-        "num_requests": num_requests,
         "waited_seconds": told.waited_seconds,
         "stored_bytes": told.stored_bytes,
         "idle_bytes": idle_bytes,
@@ -354,22 +341,25 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
     }
 
 
+def _operation(adapter: Any, work: Work) -> Callable[[Work], Awaitable[Moved]]:
+    if work.operation == "open_get":
+        return partial(_open_get, adapter.get_many)
+    operation: Callable[[Work], Awaitable[Moved]] = getattr(adapter, work.operation)
+    return operation
+
+
+async def _open_get(get_many: Callable[[Work], Awaitable[int]], work: Work) -> int:
+    """Read each object with a client of its own, one after the other."""
+    one = replace(work, num_objects=1, has_opening=True)
+    return sum([await get_many(one) for _ in range(work.num_objects)])
+
+
 def _nothing(_: Work) -> None:
     """Default of a peer's `finish`, which runs after the measurement: do nothing."""
 
 
 async def _coroutine(operation: Callable[[Work], Awaitable[Moved]], work: Work) -> Moved:
     return await operation(work)
-
-
-def _num_requests(work: Work) -> int:
-    """Return the number of requests that the server received, with this one; 0 if unknown."""
-    if not work.counter:
-        return 0
-    with urllib.request.urlopen(work.counter) as answer:  # noqa: S310  http to our own server
-        found = re.search(rb"requests\s+\d+ \d+ (\d+)", answer.read())
-    assert found is not None
-    return int(found[1])
 
 
 def _loop_factory(peer: str) -> Callable[[], asyncio.AbstractEventLoop] | None:

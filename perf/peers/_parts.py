@@ -6,6 +6,8 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
+from perf._meter import steady
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
@@ -68,16 +70,19 @@ async def fill(
     Returns:
         The bytes of all objects.
     """
-    total = 0
 
     async def worker(key: str, todo: Iterator[tuple[int, int]], view: memoryview) -> int:
         return sum([await read(key, start, end, view[start:end]) for start, end in todo])
 
-    for key, view in zip(work.each_key(), memory_of(work, again=again), strict=False):
-        todo = iter(ranges(work))
-        workers = (worker(key, todo, view) for _ in range(work.in_flight))
-        total += sum(await asyncio.gather(*workers))
-    return total
+    async def move(work: Work) -> int:
+        total = 0
+        for key, view in zip(work.each_key(), memory_of(work, again=again), strict=False):
+            todo = iter(ranges(work))
+            workers = (worker(key, todo, view) for _ in range(work.in_flight))
+            total += sum(await asyncio.gather(*workers))
+        return total
+
+    return await steady(move, work)
 
 
 def put_into(view: memoryview, data: Buffer) -> int:

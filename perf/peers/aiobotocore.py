@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiobotocore.config import AioConfig  # type: ignore[import-not-found, import-untyped]
 from aiobotocore.session import get_session  # type: ignore[import-not-found, import-untyped]
 
+from perf._meter import steady
 from perf.peers._parts import fill, part_size_bytes, put_into
 from perf.work import bounded
 
@@ -71,11 +72,15 @@ async def put_many(work: Work) -> int:
 
 async def put_one(work: Work) -> int:
     """Write one object after the other in parallel parts and return the bytes sent."""
-    data, step, total = memoryview(work.body()), part_size_bytes(work), 0
     async with _open(work) as client:
-        for key in work.each_key():
-            total += await _put_parts(client, work, f"put/{key}", data, step)
-    return total
+
+        async def write(work: Work) -> int:
+            data, step, total = memoryview(work.body()), part_size_bytes(work), 0
+            for key in work.each_key():
+                total += await _put_parts(client, work, f"put/{key}", data, step)
+            return total
+
+        return await steady(write, work)
 
 
 async def _put_parts(client: Any, work: Work, key: str, data: memoryview, step: int) -> int:

@@ -9,6 +9,7 @@ from google.auth.credentials import AnonymousCredentials
 import aioflux
 from aioflux._services.gcs import list_page as gcs_list
 from aioflux._values.listing import Listing
+from perf._meter import steady
 from perf.pages import pages
 from perf.peers._fresh import first_gets
 from perf.peers._parts import part_size_bytes, ssl_context
@@ -43,6 +44,7 @@ def _open(work: Work) -> aioflux.Store:
             part_size_bytes=part_size,
             max_buffered_bytes=4 * part_size,
             num_loops=work.num_threads or 1,
+            verify=work.peer != "aioflux_unverified",
             # Azure has no checksum of whole blobs. Read ranges once, as over TLS, which Azurite
             # does not use here.
             verify_ranges="never" if work.scheme == "az" else "auto",
@@ -53,23 +55,35 @@ def _open(work: Work) -> aioflux.Store:
 async def get_many(work: Work) -> int:
     """Read every key and return the bytes received."""
     async with _open(work) as store:
-        total = 0
-        async for _, data in store.get_many(work.each_key(), ordered=False):
-            total += len(data)
-        return total
+
+        async def read(work: Work) -> int:
+            total = 0
+            async for _, data in store.get_many(work.each_key(), ordered=False):
+                total += len(data)
+            return total
+
+        return await steady(read, work)
 
 
 async def get_one(work: Work) -> int:
     """Read one object after the other, each in ranges, and return the bytes received."""
     async with _open(work) as store:
-        return sum([len(await store.get(key)) for key in work.each_key()])
+
+        async def read(work: Work) -> int:
+            return sum([len(await store.get(key)) for key in work.each_key()])
+
+        return await steady(read, work)
 
 
 async def get_into(work: Work) -> int:
     """Read one object after the other into the same memory and return the bytes received."""
-    buffer = bytearray(work.size_bytes)
     async with _open(work) as store:
-        return sum([await store.get_into(key, buffer) for key in work.each_key()])
+
+        async def read(work: Work) -> int:
+            buffer = bytearray(work.size_bytes)
+            return sum([await store.get_into(key, buffer) for key in work.each_key()])
+
+        return await steady(read, work)
 
 
 async def list_all(work: Work) -> int:
@@ -94,17 +108,23 @@ async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
     body = work.body()
     async with _open(work) as store:
-        pairs = ((f"put/{key}", body) for key in work.each_key())
-        return sum([meta.size async for meta in store.put_many(pairs)])
+
+        async def write(work: Work) -> int:
+            pairs = ((f"put/{key}", body) for key in work.each_key())
+            return sum([meta.size async for meta in store.put_many(pairs)])
+
+        return await steady(write, work)
 
 
 async def put_one(work: Work) -> int:
     """Write one object after the other in parallel parts and return the bytes sent."""
-    body, total = work.body(), 0
     async with _open(work) as store:
-        for key in work.each_key():
-            total += (await store.put(f"put/{key}", body)).size
-    return total
+
+        async def write(work: Work) -> int:
+            body = work.body()
+            return sum([(await store.put(f"put/{key}", body)).size for key in work.each_key()])
+
+        return await steady(write, work)
 
 
 async def first_get(work: Work) -> int:

@@ -8,6 +8,7 @@ from google.auth.credentials import AnonymousCredentials
 
 import aioflux
 from aioflux import sync
+from perf._meter import steady
 from perf.peers._fresh import first_gets
 from perf.peers._parts import ssl_context
 
@@ -40,28 +41,44 @@ def _open(work: Work) -> sync.Store:
 async def get_many(work: Work) -> int:
     """Read every key and return the bytes received."""
     with _open(work) as store:
-        return sum(len(data) for _, data in store.get_many(work.each_key(), ordered=False))
+
+        async def read(work: Work) -> int:
+            return sum(len(data) for _, data in store.get_many(work.each_key(), ordered=False))
+
+        return await steady(read, work)
 
 
 async def get_one(work: Work) -> int:
     """Read one object after the other, each in ranges, and return the bytes received."""
     with _open(work) as store:
-        return sum(len(store.get(key)) for key in work.each_key())
+
+        async def read(work: Work) -> int:
+            return sum(len(store.get(key)) for key in work.each_key())
+
+        return await steady(read, work)
 
 
 async def get_into(work: Work) -> int:
     """Read one object after the other into the same memory and return the bytes received."""
-    buffer = bytearray(work.size_bytes)
     with _open(work) as store:
-        return sum(store.get_into(key, buffer) for key in work.each_key())
+
+        async def read(work: Work) -> int:
+            buffer = bytearray(work.size_bytes)
+            return sum(store.get_into(key, buffer) for key in work.each_key())
+
+        return await steady(read, work)
 
 
 async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
     body = work.body()
     with _open(work) as store:
-        pairs = ((f"put/{key}", body) for key in work.each_key())
-        return sum(meta.size for meta in store.put_many(pairs))
+
+        async def write(work: Work) -> int:
+            pairs = ((f"put/{key}", body) for key in work.each_key())
+            return sum(meta.size for meta in store.put_many(pairs))
+
+        return await steady(write, work)
 
 
 async def first_get(work: Work) -> int:

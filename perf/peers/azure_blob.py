@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from azure.storage.blob.aio import BlobServiceClient
 
+from perf._meter import steady
 from perf.access import connection_string
 from perf.peers._parts import part_size_bytes
 from perf.work import bounded
@@ -44,12 +45,16 @@ async def get_many(work: Work) -> int:
 
 async def get_one(work: Work) -> int:
     """Read one object after the other, each in ranges, and return the bytes received."""
-    total = 0
     async with _open(work) as container:
-        for key in work.each_key():
-            stream = await container.download_blob(key, max_concurrency=work.in_flight)
-            total += len(await stream.readall())
-    return total
+
+        async def read(work: Work) -> int:
+            total = 0
+            for key in work.each_key():
+                stream = await container.download_blob(key, max_concurrency=work.in_flight)
+                total += len(await stream.readall())
+            return total
+
+        return await steady(read, work)
 
 
 async def put_many(work: Work) -> int:
@@ -66,11 +71,15 @@ async def put_many(work: Work) -> int:
 
 async def put_one(work: Work) -> int:
     """Write one object after the other in parallel blocks and return the bytes sent."""
-    data, total = work.body(), 0
     async with _open(work) as container:
-        for key in work.each_key():
-            await container.upload_blob(
-                f"put/{key}", data, overwrite=True, max_concurrency=work.in_flight
-            )
-            total += len(data)
-    return total
+
+        async def write(work: Work) -> int:
+            data, total = work.body(), 0
+            for key in work.each_key():
+                await container.upload_blob(
+                    f"put/{key}", data, overwrite=True, max_concurrency=work.in_flight
+                )
+                total += len(data)
+            return total
+
+        return await steady(write, work)

@@ -10,6 +10,7 @@ import boto3  # type: ignore[import-untyped]
 from boto3.s3.transfer import TransferConfig  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
 
+from perf._meter import steady
 from perf.peers._parts import part_size_bytes
 
 if TYPE_CHECKING:
@@ -31,9 +32,13 @@ def _open(work: Work) -> Any:
     return boto3.client("s3", endpoint_url=work.url, config=config)
 
 
-def _in_threads(one: Callable[[str], int], work: Work) -> int:
+async def _in_threads(one: Callable[[str], int], work: Work) -> int:
     with ThreadPoolExecutor(min(work.in_flight, _MAX_THREADS)) as pool:
-        return sum(pool.map(one, work.each_key()))
+
+        async def move(work: Work) -> int:
+            return sum(pool.map(one, work.each_key()))
+
+        return await steady(move, work)
 
 
 def _transfers(work: Work) -> Any:
@@ -47,17 +52,22 @@ async def get_many(work: Work) -> int:
     def one(key: str) -> int:
         return len(client.get_object(Bucket=work.bucket, Key=key)["Body"].read())
 
-    return _in_threads(one, work)
+    return await _in_threads(one, work)
 
 
 async def get_one(work: Work) -> int:
     """Read one object after the other, in ranges, and return the bytes received."""
-    client, total = _open(work), 0
-    for key in work.each_key():
-        target = io.BytesIO()
-        client.download_fileobj(work.bucket, key, target, Config=_transfers(work))
-        total += target.tell()
-    return total
+    client = _open(work)
+
+    async def read(work: Work) -> int:
+        total = 0
+        for key in work.each_key():
+            target = io.BytesIO()
+            client.download_fileobj(work.bucket, key, target, Config=_transfers(work))
+            total += target.tell()
+        return total
+
+    return await steady(read, work)
 
 
 async def put_many(work: Work) -> int:
@@ -68,14 +78,19 @@ async def put_many(work: Work) -> int:
         client.put_object(Bucket=work.bucket, Key=f"put/{key}", Body=data)
         return len(data)
 
-    return _in_threads(one, work)
+    return await _in_threads(one, work)
 
 
 async def put_one(work: Work) -> int:
     """Write one object after the other in parallel parts and return the bytes sent."""
-    client, data, total = _open(work), work.body(), 0
-    for key in work.each_key():
-        source = io.BytesIO(data)
-        client.upload_fileobj(source, work.bucket, f"put/{key}", Config=_transfers(work))
-        total += len(data)
-    return total
+    client = _open(work)
+
+    async def write(work: Work) -> int:
+        data, total = work.body(), 0
+        for key in work.each_key():
+            source = io.BytesIO(data)
+            client.upload_fileobj(source, work.bucket, f"put/{key}", Config=_transfers(work))
+            total += len(data)
+        return total
+
+    return await steady(write, work)

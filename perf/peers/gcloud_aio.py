@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from gcloud.aio.storage import Storage
 
+from perf._meter import steady
 from perf.peers._parts import fill, put_into, ssl_context
 from perf.work import bounded
 
@@ -73,15 +74,19 @@ async def put_many(work: Work) -> int:
 
 async def put_one(work: Work) -> int:
     """Write one object after the other by a resumable upload and return the bytes sent."""
-    body, total = work.body(), 0
     async with _open(work) as storage:
-        for key in work.each_key():
-            answer = await storage.upload(
-                work.bucket,
-                f"put/{key}",
-                io.BytesIO(body),
-                force_resumable_upload=True,
-                timeout=_TIMEOUT,
-            )
-            total += int(answer["size"])
-    return total
+
+        async def write(work: Work) -> int:
+            body, total = work.body(), 0
+            for key in work.each_key():
+                answer = await storage.upload(
+                    work.bucket,
+                    f"put/{key}",
+                    io.BytesIO(body),
+                    force_resumable_upload=True,
+                    timeout=_TIMEOUT,
+                )
+                total += int(answer["size"])
+            return total
+
+        return await steady(write, work)

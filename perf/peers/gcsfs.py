@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from perf._meter import steady
 from perf.peers._fresh import first_gets
 from perf.peers._parts import fill, put_into, ssl_context
 from perf.work import bounded
@@ -110,14 +111,18 @@ async def put_many(work: Work) -> int:
 
 async def put_one(work: Work) -> int:
     """Write one object after the other by a resumable upload and return the bytes sent."""
-    body, total = work.body(), 0
     async with _open(work) as filesystem:
-        for key in work.each_key():
-            await filesystem._pipe_file(  # noqa: SLF001
-                f"{work.bucket}/put/{key}", body, chunksize=work.range_size_bytes
-            )
-            total += len(body)
-    return total
+
+        async def write(work: Work) -> int:
+            body, total = work.body(), 0
+            for key in work.each_key():
+                await filesystem._pipe_file(  # noqa: SLF001
+                    f"{work.bucket}/put/{key}", body, chunksize=work.range_size_bytes
+                )
+                total += len(body)
+            return total
+
+        return await steady(write, work)
 
 
 async def first_get(work: Work) -> int:

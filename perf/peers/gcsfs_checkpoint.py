@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from perf._meter import steady
 from perf.states import num_bytes_of, state_of, touch
 from perf.work import state_key
 
@@ -30,15 +31,25 @@ def _open(work: Work) -> Any:
 
 async def save_state(work: Work) -> int:
     """Save a state and return the bytes of its tensors."""
-    state = state_of(work.dtype, work.size_bytes)
-    path = f"{work.bucket}/put/{state_key(work.dtype, work.size_bytes)}"
-    with _open(work).open(path, "wb") as file:
-        torch.save(state, file)
-    return num_bytes_of(state)
+    filesystem = _open(work)
+
+    async def save(work: Work) -> int:
+        state = state_of(work.dtype, work.size_bytes)
+        path = f"{work.bucket}/put/{state_key(work.dtype, work.size_bytes)}"
+        with filesystem.open(path, "wb") as file:
+            torch.save(state, file)
+        return num_bytes_of(state)
+
+    return await steady(save, work)
 
 
 async def load_state(work: Work) -> int:
     """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
-    path = f"{work.bucket}/{state_key(work.dtype, work.size_bytes)}"
-    with _open(work).open(path, "rb") as file:
-        return touch(torch.load(file, weights_only=True))
+    filesystem = _open(work)
+
+    async def load(work: Work) -> int:
+        path = f"{work.bucket}/{state_key(work.dtype, work.size_bytes)}"
+        with filesystem.open(path, "rb") as file:
+            return touch(torch.load(file, weights_only=True))
+
+    return await steady(load, work)

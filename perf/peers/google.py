@@ -11,6 +11,7 @@ import requests.adapters
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage  # type: ignore[import-untyped]
 
+from perf._meter import steady
 from perf.pages import pages
 from perf.peers._fresh import first_gets
 from perf.peers._parts import put_into, ranges
@@ -57,28 +58,40 @@ async def get_many(work: Work) -> int:
     """Read every key and return the bytes received."""
     bucket = open_bucket(work)
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        bodies = threads.map(lambda key: bucket.blob(key).download_as_bytes(), work.each_key())
-        return sum(len(body) for body in bodies)
+
+        async def read(work: Work) -> int:
+            bodies = threads.map(lambda key: bucket.blob(key).download_as_bytes(), work.each_key())
+            return sum(len(body) for body in bodies)
+
+        return await steady(read, work)
 
 
 async def get_one(work: Work) -> int:
     """Read one object after the other, each in one request, and return the bytes received."""
     bucket = open_bucket(work)
-    return sum(len(bucket.blob(key).download_as_bytes()) for key in work.each_key())
+
+    async def read(work: Work) -> int:
+        return sum(len(bucket.blob(key).download_as_bytes()) for key in work.each_key())
+
+    return await steady(read, work)
 
 
 async def get_into(work: Work) -> int:
     """Read one object after the other into the same memory and return the bytes received."""
-    bucket, view, total = open_bucket(work), memoryview(bytearray(work.size_bytes)), 0
+    bucket, view = open_bucket(work), memoryview(bytearray(work.size_bytes))
     with ThreadPoolExecutor(NUM_THREADS) as threads:
 
         def read(key: str, start: int, end: int) -> int:
             data = bucket.blob(key).download_as_bytes(start=start, end=end - 1)
             return put_into(view[start:end], data)
 
-        for key in work.each_key():
-            total += sum(threads.map(lambda span, key=key: read(key, *span), ranges(work)))
-    return total
+        async def move(work: Work) -> int:
+            total = 0
+            for key in work.each_key():
+                total += sum(threads.map(lambda span, key=key: read(key, *span), ranges(work)))
+            return total
+
+        return await steady(move, work)
 
 
 async def list_all(work: Work) -> int:
@@ -108,17 +121,26 @@ async def put_many(work: Work) -> int:
         return len(body)
 
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        return sum(threads.map(one, work.each_key()))
+
+        async def write(work: Work) -> int:
+            return sum(threads.map(one, work.each_key()))
+
+        return await steady(write, work)
 
 
 async def put_one(work: Work) -> int:
     """Write one object after the other by a resumable upload and return the bytes sent."""
-    bucket, body, total = open_bucket(work), io.BytesIO(work.body()), 0
-    for key in work.each_key():
-        blob = bucket.blob(f"put/{key}", chunk_size=work.range_size_bytes)
-        blob.upload_from_file(body, rewind=True, size=work.size_bytes)
-        total += blob.size
-    return total
+    bucket = open_bucket(work)
+
+    async def write(work: Work) -> int:
+        body, total = io.BytesIO(work.body()), 0
+        for key in work.each_key():
+            blob = bucket.blob(f"put/{key}", chunk_size=work.range_size_bytes)
+            blob.upload_from_file(body, rewind=True, size=work.size_bytes)
+            total += blob.size
+        return total
+
+    return await steady(write, work)
 
 
 async def first_get(work: Work) -> int:

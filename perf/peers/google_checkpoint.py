@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from perf._meter import steady
 from perf.peers.google import open_bucket
 from perf.states import num_bytes_of, state_of, touch
 from perf.work import state_key
@@ -16,16 +17,26 @@ if TYPE_CHECKING:
 
 async def save_state(work: Work) -> int:
     """Save a state and return the bytes of its tensors."""
-    state = state_of(work.dtype, work.size_bytes)
-    blob = open_bucket(work).blob(f"put/{state_key(work.dtype, work.size_bytes)}")
-    # torch.save flushes at the end; without `ignore_flush`, BlobWriter raises an error.
-    with blob.open("wb", ignore_flush=True) as file:
-        torch.save(state, file)
-    return num_bytes_of(state)
+    bucket = open_bucket(work)
+
+    async def save(work: Work) -> int:
+        state = state_of(work.dtype, work.size_bytes)
+        blob = bucket.blob(f"put/{state_key(work.dtype, work.size_bytes)}")
+        # torch.save flushes at the end; without `ignore_flush`, BlobWriter raises an error.
+        with blob.open("wb", ignore_flush=True) as file:
+            torch.save(state, file)
+        return num_bytes_of(state)
+
+    return await steady(save, work)
 
 
 async def load_state(work: Work) -> int:
     """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
-    blob = open_bucket(work).blob(state_key(work.dtype, work.size_bytes))
-    with blob.open("rb") as file:
-        return touch(torch.load(file, weights_only=True))
+    bucket = open_bucket(work)
+
+    async def load(work: Work) -> int:
+        blob = bucket.blob(state_key(work.dtype, work.size_bytes))
+        with blob.open("rb") as file:
+            return touch(torch.load(file, weights_only=True))
+
+    return await steady(load, work)

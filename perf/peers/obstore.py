@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import obstore
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from perf._meter import steady
 from perf.access import ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, REGION, SECRET_KEY
 from perf.peers._fresh import first_gets
 from perf.peers._parts import fill, memory_of, part_size_bytes, put_into
@@ -82,14 +83,19 @@ async def get_one(work: Work) -> int:
 
     One stream for the whole object was faster over loopback than concurrent ranges.
     """
-    store, total = open_store(work), 0
-    for key, view in zip(work.each_key(), memory_of(work, again=False), strict=False):
-        response, at = await store.get_async(key), 0
-        async for piece in response.stream(min_chunk_size=_PIECE_BYTES):
-            # Raises an error if the object is larger than the memory.
-            at += put_into(view[at : at + len(piece)], piece)
-        total += at
-    return total
+    store = open_store(work)
+
+    async def read(work: Work) -> int:
+        total = 0
+        for key, view in zip(work.each_key(), memory_of(work, again=False), strict=False):
+            response, at = await store.get_async(key), 0
+            async for piece in response.stream(min_chunk_size=_PIECE_BYTES):
+                # Raises an error if the object is larger than the memory.
+                at += put_into(view[at : at + len(piece)], piece)
+            total += at
+        return total
+
+    return await steady(read, work)
 
 
 async def get_into(work: Work) -> int:
@@ -122,17 +128,22 @@ async def put_many(work: Work) -> int:
 
 async def put_one(work: Work) -> int:
     """Write one object after the other in parallel parts and return the bytes sent."""
-    store, body, total = open_store(work), work.body(), 0
-    for key in work.each_key():
-        await store.put_async(
-            f"put/{key}",
-            body,
-            use_multipart=True,
-            chunk_size=part_size_bytes(work),
-            max_concurrency=work.in_flight,
-        )
-        total += len(body)
-    return total
+    store = open_store(work)
+
+    async def write(work: Work) -> int:
+        body, total = work.body(), 0
+        for key in work.each_key():
+            await store.put_async(
+                f"put/{key}",
+                body,
+                use_multipart=True,
+                chunk_size=part_size_bytes(work),
+                max_concurrency=work.in_flight,
+            )
+            total += len(body)
+        return total
+
+    return await steady(write, work)
 
 
 async def first_get(work: Work) -> int:

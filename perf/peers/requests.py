@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import requests
 import requests.adapters
 
+from perf._meter import steady
 from perf.peers._parts import memory_of, ranges
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from perf.work import Work
 
 NUM_THREADS = 16
@@ -38,21 +41,21 @@ async def get_many(work: Work) -> int:
             response.raise_for_status()
             return len(response.content)
 
-        return sum(threads.map(one, work.each_key()))
+        return await _in_threads(threads, one, work)
 
 
 async def get_one(work: Work) -> int:
     """Read one object after the other, in ranges, each into memory of its own."""
-    return _read(work, again=False)
+    return await _read(work, again=False)
 
 
 async def get_into(work: Work) -> int:
     """Read one object after the other into the same memory, in ranges."""
-    return _read(work, again=True)
+    return await _read(work, again=True)
 
 
-def _read(work: Work, *, again: bool) -> int:
-    root, total = f"{work.url}/{work.bucket}/", 0
+async def _read(work: Work, *, again: bool) -> int:
+    root = f"{work.url}/{work.bucket}/"
     with _open(work) as session, ThreadPoolExecutor(NUM_THREADS) as threads:
 
         def read(key: str, view: memoryview, start: int, end: int) -> int:
@@ -64,10 +67,14 @@ def _read(work: Work, *, again: bool) -> int:
                     at += count
             return at - start
 
-        for key, view in zip(work.each_key(), memory_of(work, again=again), strict=False):
-            one = partial(read, key, view)
-            total += sum(threads.map(lambda span, one=one: one(*span), ranges(work)))
-    return total
+        async def move(work: Work) -> int:
+            total = 0
+            for key, view in zip(work.each_key(), memory_of(work, again=again), strict=False):
+                one = partial(read, key, view)
+                total += sum(threads.map(lambda span, one=one: one(*span), ranges(work)))
+            return total
+
+        return await steady(move, work)
 
 
 async def put_many(work: Work) -> int:
@@ -79,4 +86,11 @@ async def put_many(work: Work) -> int:
             session.put(root + key, data=body).raise_for_status()
             return len(body)
 
+        return await _in_threads(threads, one, work)
+
+
+async def _in_threads(threads: ThreadPoolExecutor, one: Callable[[str], int], work: Work) -> int:
+    async def move(work: Work) -> int:
         return sum(threads.map(one, work.each_key()))
+
+    return await steady(move, work)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import s3fs  # type: ignore[import-not-found, import-untyped]
 
+from perf._meter import steady
 from perf.peers._parts import fill, put_into
 from perf.work import bounded
 
@@ -71,10 +72,14 @@ async def put_many(work: Work) -> int:
 
 async def put_one(work: Work) -> int:
     """Write one object after the other in parallel parts and return the bytes sent."""
-    data, total = work.body(), 0
     async with _open(work) as filesystem:
-        for key in work.each_key():
-            path = f"{work.bucket}/put/{key}"
-            await filesystem._pipe_file(path, data, chunksize=work.range_size_bytes)  # noqa: SLF001
-            total += len(data)
-    return total
+
+        async def write(work: Work) -> int:
+            data, size, total = work.body(), work.range_size_bytes, 0
+            for key in work.each_key():
+                path = f"{work.bucket}/put/{key}"
+                await filesystem._pipe_file(path, data, chunksize=size)  # noqa: SLF001
+                total += len(data)
+            return total
+
+        return await steady(write, work)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from s3torchconnector import S3Checkpoint  # type: ignore[import-not-found, import-untyped]
 
+from perf._meter import steady
 from perf.peers._s3torchconnector import options
 from perf.states import num_bytes_of, state_of, touch
 from perf.work import state_key
@@ -17,15 +18,23 @@ if TYPE_CHECKING:
 
 async def save_state(work: Work) -> int:
     """Save a state and return the bytes of its tensors."""
-    state = state_of(work.dtype, work.size_bytes)
-    uri = work.uri(f"put/{state_key(work.dtype, work.size_bytes)}")
-    with S3Checkpoint(**options(work)).writer(uri) as file:
-        torch.save(state, file)
-    return num_bytes_of(state)
+    checkpoint = S3Checkpoint(**options(work))
+
+    async def save(work: Work) -> int:
+        state = state_of(work.dtype, work.size_bytes)
+        with checkpoint.writer(work.uri(f"put/{state_key(work.dtype, work.size_bytes)}")) as file:
+            torch.save(state, file)
+        return num_bytes_of(state)
+
+    return await steady(save, work)
 
 
 async def load_state(work: Work) -> int:
     """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
-    uri = work.uri(state_key(work.dtype, work.size_bytes))
-    with S3Checkpoint(**options(work)).reader(uri) as file:
-        return touch(torch.load(file, weights_only=True))
+    checkpoint = S3Checkpoint(**options(work))
+
+    async def load(work: Work) -> int:
+        with checkpoint.reader(work.uri(state_key(work.dtype, work.size_bytes))) as file:
+            return touch(torch.load(file, weights_only=True))
+
+    return await steady(load, work)

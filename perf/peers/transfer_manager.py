@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from google.cloud.storage import transfer_manager  # type: ignore[import-untyped]
 
+from perf._meter import steady
 from perf.peers._parts import part_size_bytes
 from perf.peers.google import NUM_THREADS, open_bucket
 from perf.work import MIB, body_of
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
     from perf.work import Work
 
+_SMALL = {
+    "worker_type": transfer_manager.THREAD,
+    "max_workers": NUM_THREADS,
+    "raise_exception": True,
+}
+"""Options for many small objects."""
 NUM_UPLOADS = 8
 """Threads that write one object: its default, which was the fastest value."""
 
@@ -53,7 +60,7 @@ class _Source:
         os.close(self._descriptor)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # and the object that opens the connections
 def _source(size_bytes: int) -> _Source:
     return _Source(size_bytes)
 
@@ -69,11 +76,13 @@ def prepare(work: Work) -> None:
 async def get_many(work: Work) -> int:
     """Read every key and return the bytes received."""
     bucket = open_bucket(work)
-    pairs = [(bucket.blob(key), io.BytesIO()) for key in work.each_key()]
-    transfer_manager.download_many(
-        pairs, worker_type=transfer_manager.THREAD, max_workers=NUM_THREADS, raise_exception=True
-    )
-    return sum(body.getbuffer().nbytes for _, body in pairs)
+
+    async def read(work: Work) -> int:
+        pairs = [(bucket.blob(key), io.BytesIO()) for key in work.each_key()]
+        transfer_manager.download_many(pairs, **_SMALL)
+        return sum(body.getbuffer().nbytes for _, body in pairs)
+
+    return await steady(read, work)
 
 
 async def get_one(work: Work) -> int:
@@ -84,40 +93,52 @@ async def get_one(work: Work) -> int:
     if work.ca_file:
         # Each of its processes builds a client, whose CA file can be set only in the environment.
         os.environ["REQUESTS_CA_BUNDLE"] = work.ca_file
-    bucket, total = open_bucket(work), 0
-    with _file() as path:
-        for key in work.each_key():
-            transfer_manager.download_chunks_concurrently(
-                bucket.blob(key),
-                path,
-                chunk_size=work.range_size_bytes,
-                worker_type=transfer_manager.PROCESS,
-                max_workers=os.cpu_count() or 1,
-            )
-            total += path.stat().st_size
-    return total
+    bucket = open_bucket(work)
+
+    async def read(work: Work) -> int:
+        total = 0
+        with _file() as path:
+            for key in work.each_key():
+                transfer_manager.download_chunks_concurrently(
+                    bucket.blob(key),
+                    path,
+                    chunk_size=work.range_size_bytes,
+                    worker_type=transfer_manager.PROCESS,
+                    max_workers=os.cpu_count() or 1,
+                )
+                total += path.stat().st_size
+        return total
+
+    return await steady(read, work)
 
 
 async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
     bucket, body = open_bucket(work), work.body()
-    pairs = [(io.BytesIO(body), bucket.blob(f"put/{key}")) for key in work.each_key()]
-    transfer_manager.upload_many(
-        pairs, worker_type=transfer_manager.THREAD, max_workers=NUM_THREADS, raise_exception=True
-    )
-    return sum(int(blob.size) for _, blob in pairs)
+
+    async def write(work: Work) -> int:
+        pairs = [(io.BytesIO(body), bucket.blob(f"put/{key}")) for key in work.each_key()]
+        transfer_manager.upload_many(pairs, **_SMALL)
+        return sum(int(blob.size) for _, blob in pairs)
+
+    return await steady(write, work)
 
 
 async def put_one(work: Work) -> int:
     """Write one object after the other in parts, from a file, and return the bytes sent."""
-    bucket, source, total = open_bucket(work), _source(work.size_bytes), 0
-    for key in work.each_key():
-        transfer_manager.upload_chunks_concurrently(
-            source.path,
-            bucket.blob(f"put/{key}"),
-            chunk_size=part_size_bytes(work),
-            worker_type=transfer_manager.THREAD,
-            max_workers=NUM_UPLOADS,
-        )
-        total += source.path.stat().st_size
-    return total
+    bucket = open_bucket(work)
+
+    async def write(work: Work) -> int:
+        source, total = _source(work.size_bytes), 0
+        for key in work.each_key():
+            transfer_manager.upload_chunks_concurrently(
+                source.path,
+                bucket.blob(f"put/{key}"),
+                chunk_size=part_size_bytes(work),
+                worker_type=transfer_manager.THREAD,
+                max_workers=NUM_UPLOADS,
+            )
+            total += source.path.stat().st_size
+        return total
+
+    return await steady(write, work)

@@ -20,6 +20,7 @@ from perf.scenarios import (
     paced,
     put_many,
     put_one,
+    ratios,
     startup,
     sync_facade,
 )
@@ -31,6 +32,7 @@ _GROUPS = (
     *(listing, loader, epoch),
     *(checkpoint_save, checkpoint_load, checkpoint_async, compression, dcp),
     clouds,
+    ratios,
 )
 _MODULES = (
     *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, startup, faults),

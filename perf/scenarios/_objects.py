@@ -45,7 +45,7 @@ class ManyObjects(_RivalMatches):
             size_bytes=self.size_bytes,
             num_objects=rival.num_objects(self.num_objects),
             num_keys=self.num_keys,
-            in_flight=self.in_flight,
+            in_flight=rival.in_flight or self.in_flight,
         )
 
 

@@ -38,6 +38,7 @@ SHARES = {
     "gcsfs": 0.1,
     "google": 0.06,
     "obstore": 0.5,
+    "obstore_crc32c": 0.5,
     "requests": 0.06,
     "transfer_manager": 0.03,
 }
@@ -56,8 +57,16 @@ class Rival:
     """Module below `perf.peers`."""
     at_least: float | None = None
     """Goal: the rate of aioflux divided by the rate of the peer; None without a goal."""
+    cpu_at_most: float | None = None
+    """Goal: the CPU time of aioflux for an object divided by that of the peer; None without."""
+    memory_at_most: float | None = None
+    """Goal: the peak of resident memory of aioflux divided by that of the peer; None without."""
     share: float | None = None
     """Share of our objects that the peer moves; None is the share in `SHARES`, or 1."""
+    in_flight: int | None = None
+    """Requests in flight of the peer; None is the number of the scenario."""
+    ours: str = ""
+    """Peer of aioflux that it is compared with; empty is that of the scenario."""
 
     def num_objects(self, ours: int) -> int:
         """Return the number of objects that the peer moves if aioflux moves `ours`."""
@@ -86,6 +95,10 @@ class Match:
     """Label of the other side; empty is the name of its peer."""
     at_least: float | None = None
     """Goal of the ratio; None without a goal."""
+    cpu_at_most: float | None = None
+    """Goal of the ratio of the CPU times of an object; None without a goal."""
+    memory_at_most: float | None = None
+    """Goal of the ratio of the peaks of resident memory; None without a goal."""
     cap_per_second: float = math.inf
     """Objects per second that no client can exceed here. The ratio is our rate divided by the lower
     one of this cap and the rate of the other side."""
@@ -110,10 +123,11 @@ class MemoryGoal:
 class Promise:
     """A goal of aioflux that does not depend on a peer."""
 
-    figure: Literal["requests", "waiting", "stored", "read", "objects/s"]
+    figure: Literal["requests", "waiting", "stored", "read", "objects/s", "ms"]
     """`requests`: maximum number of requests that the server received in a sample. The others are
     medians. `waiting`: share of the time in which the consumer waited. `stored`: stored bytes as a
-    share of the tensors' bytes. `read`: bytes read, as such a share. `objects/s`: the rate."""
+    share of the tensors' bytes. `read`: bytes read, as such a share. `objects/s`: the rate. `ms`:
+    milliseconds for an object."""
     at_most: float = math.inf
     """Maximum, inclusive."""
     at_least: float = 0.0
@@ -160,6 +174,16 @@ class Scenario(ABC):
     def is_by_name_only(self) -> bool:
         """Whether the scenario runs only if the command line names it, because it takes long."""
         return False
+
+    @property
+    def max_pairs(self) -> float:
+        """Maximum number of pairs; fewer are enough for samples of many seconds."""
+        return math.inf
+
+    @property
+    def min_limit_seconds(self) -> float:
+        """Minimum of the time limit of a sample, for samples of many seconds."""
+        return 0.0
 
     def scaled(self, factor: float) -> Self:
         """Return the scenario with `factor` times the objects, if it has several."""
@@ -220,15 +244,25 @@ def matches_against(
         case: Case of the scenario.
     """
     return tuple(
-        Match(case=case, ours=side(ours), theirs=side(rival), at_least=rival.at_least)
+        Match(
+            case=case,
+            ours=side(replace(ours, peer=rival.ours or ours.peer)),
+            theirs=side(rival),
+            at_least=rival.at_least,
+            cpu_at_most=rival.cpu_at_most,
+            memory_at_most=rival.memory_at_most,
+        )
         for rival in rivals
     )
 
 
 def ready_objects(work: Work) -> tuple[tuple[int, int], ...]:
-    """Return the objects that reads need on the server, with the object of the warm-up."""
-    own = ((work.size_bytes, work.num_keys),)
-    return own if work.size_bytes <= WARM_UP_BYTES else (*own, (WARM_UP_BYTES, 1))
+    """Return the objects that reads need on the server, with those before the measured part."""
+    first = work.opening()
+    wanted = {first.size_bytes: first.num_keys, work.size_bytes: work.num_keys}
+    if work.size_bytes > WARM_UP_BYTES:
+        wanted.setdefault(WARM_UP_BYTES, 1)
+    return tuple(wanted.items())
 
 
 def _typed(name: str, value: Any) -> str:

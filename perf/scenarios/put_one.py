@@ -22,6 +22,8 @@ class PutOne(OneObject):
     """Size of a part."""
     in_flight: int = 4
     """Maximum number of parts in flight."""
+    is_tls: bool = False
+    """Whether the server uses TLS 1.3."""
     limit_bytes: int = 256 * MIB
     """Limit of the memory in addition to the caller's bytes."""
 
@@ -36,7 +38,8 @@ class PutOne(OneObject):
     def _side(self, rival: Rival) -> Side:
         work = self._work(rival, "put_one", self.part_size_bytes)
         # The server stores the old object, the parts and the new object at the same time.
-        return Side(work=work, server=ServerSpec(written_bytes=3 * self.size_bytes + 64 * MIB))
+        room = 3 * self.size_bytes + 64 * MIB
+        return Side(work=work, server=ServerSpec(tls=self.is_tls, written_bytes=room))
 
 
 SCENARIOS = (

@@ -31,6 +31,7 @@ import asyncio, os, subprocess, sys, time, types
 from pathlib import Path
 
 from perf import work as runner
+from perf._meter import steady as steady_part
 
 MIB = 1 << 20
 
@@ -71,12 +72,23 @@ async def hungry(work):
     held[::4096] = bytes(len(held) // 4096)
     return work.size_bytes * work.num_objects
 
+async def opened(work):
+    async def move(work):
+        held = bytearray((4 if work.num_objects > work.in_flight else 128) * MIB)
+        held[::4096] = bytes(len(held) // 4096)
+        await asyncio.sleep(0.05 if work.num_objects > work.in_flight else 1)
+        return work.size_bytes * work.num_objects
+
+    num_bytes = await steady_part(move, work)
+    await asyncio.sleep(1)
+    return num_bytes
+
 async def busy(work):
     if work.num_objects > work.in_flight:
         subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"])
     return work.size_bytes * work.num_objects
 
-for name in ("steady", "short", "endless", "asleep", "killed", "late", "hungry", "busy"):
+for name in ("steady", "short", "endless", "asleep", "killed", "late", "hungry", "opened", "busy"):
     module = types.ModuleType(f"perf.peers.{name}")
     module.get_many = globals()[name]
     sys.modules[module.__name__] = module
@@ -159,6 +171,14 @@ def test_peak_is_that_of_the_measured_part_alone(tmp_path: Path) -> None:
     grown = pair.ours.result.peak_bytes - pair.ours.result.idle_bytes
     # 64 MiB then, and 256 MiB in the warm-up.
     assert 60 << 20 <= grown <= 80 << 20
+
+
+def test_opening_and_closing_are_not_measured(tmp_path: Path) -> None:
+    (pair,) = played(tmp_path, "opened", "steady")
+    assert pair.ours.result is not None
+    assert 0.05 <= pair.ours.result.seconds < 1
+    assert pair.ours.result.peak_bytes - pair.ours.result.idle_bytes < 64 << 20
+    assert pair.ours.result.num_faults > 0
 
 
 def test_cpu_time_of_children_is_the_contenders(tmp_path: Path) -> None:

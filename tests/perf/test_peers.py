@@ -28,12 +28,16 @@ SMALL, LARGE = 1000, 7 * MIB + 3
 READS = {"get_many", "get_one", "get_into"}
 OPERATIONS = {
     "aioflux": READS | {"put_many", "put_one"},
+    "aioflux_unverified": {"get_many", "get_one"},
     "aioflux_sync": READS | {"put_many"},
     "aiohttp": READS | {"put_many"},
     "gcloud_aio": READS | {"put_many", "put_one"},
     "gcsfs": READS | {"put_many", "put_one"},
     "google": READS | {"put_many", "put_one"},
     "obstore": READS | {"put_many", "put_one"},
+    "obstore_crc32c": {"get_many"},
+    "obstore_ranges": {"get_one"},
+    "raw": {"get_many"},
     "requests": READS | {"put_many"},
     "transfer_manager": {"get_many", "get_one", "put_many", "put_one"},
     "wrk": {"get_many"},
@@ -141,8 +145,26 @@ def test_each_operation_moves_all_bytes_and_finds_out_when_some_are_missing(
 
 @PEERS
 def test_each_peer_reads_over_tls(peer: str, secure: Server) -> None:
-    [told] = do([work(secure, peer, "get_many")])
+    operation = "get_many" if "get_many" in OPERATIONS[peer] else "get_one"
+    [told] = do([work(secure, peer, operation)])
     assert "error" not in told, told
+
+
+@pytest.mark.parametrize("peer", ["aioflux", "obstore", "google"])
+def test_a_client_is_opened_for_each_object(peer: str, plain: Server) -> None:
+    many = work(plain, peer, "get_many")
+    opened, steady = do([replace(many, operation="open_get"), many])
+    assert "error" not in opened, opened
+    assert opened["num_objects"] == steady["num_objects"] == many.num_objects
+    assert opened["cpu_seconds"] > steady["cpu_seconds"]
+
+
+def test_requests_before_the_measured_part_do_not_count(plain: Server) -> None:
+    if not plain.counter:
+        pytest.skip("the server counts no requests")
+    many = replace(work(plain, "aioflux", "get_many"), counter=plain.counter)
+    [told] = do([many])
+    assert told["num_requests"] == many.num_objects
 
 
 def test_processes_of_a_peer_trust_the_server(secure: Server) -> None:

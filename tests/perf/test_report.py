@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from perf import _machine, _plot
-from perf._report import HEADINGS, cells, lines_of, markdown, terminal_heading, terminal_row
+from perf._report import (
+    HEADINGS,
+    cells,
+    lines_of,
+    markdown,
+    record_of,
+    terminal_heading,
+    terminal_row,
+)
 from perf._samples import MIB, Median, Pair, Result, Row, Sample
+from perf.ratios import tables
 from perf.scenarios import SCENARIOS
 
 if TYPE_CHECKING:
@@ -30,6 +39,8 @@ ROW = Row(
     theirs=SLOWER,
     ratio=2.0,
     spread=(1.5, 2.25),
+    cpu_ratio=0.5,
+    cpu_spread=(0.4, 0.625),
     goal=">= 2.5x",
     is_met=False,
 )
@@ -66,7 +77,8 @@ def test_row_reports_everything_of_both_sides() -> None:
         "goal": ">= 2.5x",
         "met": "MISSED",
         "CPU us/object, ours / peer": "56 / 113",
-        "server CPU us, ours / peer": "8 / 8",
+        "CPU ratio (spread)": "0.50x (0.40..0.62)",
+        "server CPU us, ours / peer": "7.8 / 8.2",
         "peak MiB, ours / peer": "90 / 45",
     }
 
@@ -95,7 +107,7 @@ def test_memory_is_reported_instead_of_a_ratio() -> None:
         is_met=True,
     )
     held = ("get-into (memory above idle)", "-", "-", "-", "1,056 MiB", "<= 1,056 MiB", "met")
-    assert cells(row) == (*held, "-", "-", "-")
+    assert cells(row) == (*held, "-", "-", "-", "-")
 
 
 def test_failed_peer_is_a_row_with_its_error() -> None:
@@ -165,6 +177,33 @@ def test_json_line_of_each_sample_says_all_that_is_known() -> None:
     assert (theirs["result"], theirs["error"]) == (None, "no")
     assert {"versions", "machine", "commit", "is_dirty", "time", "server_notes"} <= set(ours)
     assert {"aioflux", "python", "obstore", "uvloop", "nginx", "OpenSSL"} <= set(ours["versions"])
+
+
+def test_record_has_the_figures_of_each_sample_and_the_machine_once() -> None:
+    (match, *_) = SCENARIOS["get-1KiB"].matches()
+    full = list(lines_of(SCENARIOS["get-1KiB"], match, pair(match, 1), [], {"commit": "abc"}))
+    first, *samples = map(json.loads, record_of(full, "python -m perf", {"commit": "abc"}))
+    assert first == {"command": "python -m perf", "commit": "abc"}
+    whole = [json.loads(line) for line in full]
+    assert [sample["result"] for sample in samples] == [line["result"] for line in whole]
+    assert not any({"work", "parameters", "commit"} & set(sample) for sample in samples)
+
+
+def test_tables_of_the_ratios_are_made_from_their_record() -> None:
+    lines: list[str] = []
+    for name in ("ratio-get-1KiB", "ratio-put-1GiB"):
+        for match in SCENARIOS[name].matches()[:2]:
+            one = pair(match, 1)
+            lines += lines_of(SCENARIOS[name], match, one, [], {})
+    first, *samples = map(json.loads, record_of(lines, "python -m perf ratios", {}))
+    assert len(samples) == 6
+    reads, others = tables([first, *samples]).split("\n\n")
+    assert [row.split(" | ")[0] for row in reads.splitlines()[2:]] == ["| `ratio-get-1KiB`"]
+    assert "| obstore_crc32c | aioflux_unverified |" in reads
+    assert ">= 3x, CPU <= 0.25x MISSED" in reads
+    (row,) = others.splitlines()[2:]
+    assert row.startswith("| `ratio-put-1GiB` | obstore | ")
+    assert ">= 1.2x, memory <= 1x" in row
 
 
 def test_summary_names_machine_python_and_peers() -> None:

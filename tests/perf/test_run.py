@@ -50,6 +50,12 @@ PEERS = {
     "epoch-wait-threads": ("aioflux_data",),
     "epoch-images": ("aioflux_data",),
     "checkpoint-save-76MB": ("gcsfs_checkpoint",),
+    "ratio-get-1KiB": ("obstore_crc32c", "raw"),
+    "ratio-get-1GiB-tls": ("obstore_ranges",),
+    "ratio-load-1GiB-tls": ("obstore_ranges",),
+    "ratio-save-async-first": ("memory_copy",),
+    "opening-tls": ("obstore",),
+    "gets-1M": ("aioflux",),
 }
 """Against whom; each peer somewhere, and few in all. The other epochs differ in their objects."""
 ON_NGINX = {
@@ -59,6 +65,8 @@ ON_NGINX = {
     "put-1GiB": ("obstore",),
     "list-10k": ("obstore",),
     "checkpoint-load-76MB": ("google_checkpoint",),
+    "ratio-get-16MiB-tls": ("obstore", "raw"),
+    "list-10M": ("aioflux", "aioflux_map"),
 }
 
 
@@ -120,6 +128,18 @@ def test_peer_that_cannot_run_is_a_row_and_the_run_goes_on(
     assert [bool(line["error"]) for line in lines] == [False, True, False, False]
     assert "No module named 'perf.peers.nosuch'" in table
     assert "! nosuch failed 1 of 1 times: ModuleNotFoundError" in capsys.readouterr().out
+
+
+def test_results_of_record_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf.__main__.RESULTS", tmp_path / "results")
+    for name in ("sync", "get-1KiB"):
+        arguments = (name, "--server", "embedded", "--peers", "aioflux", "obstore")
+        run(tmp_path / name, *arguments, "--keep", "all")
+    lines = (tmp_path / "results" / "all.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert ["command" in line for line in found].count(True) == 2
+    assert {line.get("scenario") for line in found} == {None, "sync", "get-1KiB"}
+    assert (tmp_path / "results" / "all.md").read_text().count("| scenario |") == 2
 
 
 def test_server_that_does_not_start_is_a_row_too(

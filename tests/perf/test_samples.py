@@ -108,6 +108,42 @@ def test_ratio_of_takes_the_cap_into_account() -> None:
     assert ratio_of(result(30), result(60), 30.0) == pytest.approx(1.0)
 
 
+def beside(*cpu: tuple[float, float], peaks: tuple[int, int] = (1, 1)) -> list[Pair]:
+    return [
+        Pair(
+            index=index,
+            is_warm_up=False,
+            ours=sample(result(20, cpu=ours, peak=peaks[0]), "aioflux"),
+            theirs=sample(result(10, cpu=theirs, peak=peaks[1]), "slow"),
+        )
+        for index, (ours, theirs) in enumerate(cpu)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("at_least", "cpu_at_most", "expected"),
+    [(None, 0.5, True), (None, 0.49, False), (2.0, 0.5, True), (2.1, 0.5, False)],
+)
+def test_cpu_time_is_a_goal_too(at_least: float | None, cpu_at_most: float, expected: bool) -> None:
+    limited = replace(match(at_least), cpu_at_most=cpu_at_most)
+    row = judge("s", 0, limited, beside((1, 4), (2, 4), (4, 4)))
+    assert row.cpu_ratio == pytest.approx(0.5)
+    assert row.cpu_spread == pytest.approx((0.25, 1.0))
+    assert row.is_met is expected
+    assert row.goal.endswith(f"CPU <= {cpu_at_most:g}x")
+
+
+@pytest.mark.parametrize(("peaks", "expected"), [((10, 10), True), ((11, 10), False)])
+def test_memory_is_a_goal_too(peaks: tuple[int, int], expected: bool) -> None:
+    limited = replace(match(), memory_at_most=1.0)
+    assert judge("s", 0, limited, beside((1, 1), peaks=peaks)).is_met is expected
+
+
+def test_peer_without_cpu_time_has_no_cpu_ratio() -> None:
+    row = judge("s", 0, replace(match(), cpu_at_most=1.0), beside((1, 0)))
+    assert (row.cpu_ratio, row.is_met) == (None, False)
+
+
 def test_peer_that_fails_leaves_the_goal_open_and_says_why() -> None:
     row = judge("s", 0, match(2.0), pairs((10, "ImportError: no"), (10, "ImportError: no")))
     assert (row.ratio, row.spread, row.is_met) == (None, None, None)
@@ -206,6 +242,8 @@ def told(rate: float, **figures: float) -> Pair:
         (Promise(figure="objects/s", at_least=10), [told(10), told(12), told(4)], "10", True),
         (Promise(figure="objects/s", at_least=11), [told(10), told(12), told(4)], "10", False),
         (Promise(figure="objects/s", at_least=11), [], "-", None),
+        (Promise(figure="ms", at_most=60), [told(20), told(10), told(40)], "50", True),
+        (Promise(figure="ms", at_most=40), [told(20), told(10), told(40)], "50", False),
     ],
     ids=[
         "most is kept",
@@ -215,6 +253,8 @@ def told(rate: float, **figures: float) -> Pair:
         "least is kept",
         "least is broken",
         "none",
+        "milliseconds are kept",
+        "milliseconds are broken",
     ],
 )
 def test_promise_is_about_ours_alone(

@@ -12,10 +12,11 @@ import pytest
 from obstore.store import GCSStore
 
 import aioflux
+from perf._meter import _num_requests
 from perf.peers.google import open_bucket
 from perf.servers import BUCKET, Server, ServerSpec, contents, open_server
 from perf.servers._nginx import missing
-from perf.work import Work, _num_requests, set_key, set_prefix
+from perf.work import Work, set_key, set_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from perf.scenarios import GROUPS, SCENARIOS, Promise, Rival, Scenario
 from perf.scenarios.get_many import GetMany
 from perf.scenarios.latency import Latency
 from perf.servers import ServerSpec
-from perf.work import MAX_WARM_UP_OBJECTS, WARM_UP_BYTES, Work
+from perf.work import MAX_WARM_UP_OBJECTS, OPENING_BYTES, WARM_UP_BYTES, Work
 
 NAMES = (
     "get-1KiB",
@@ -49,6 +49,12 @@ LONG = (
     *("s3-get-100KiB", "s3-get-1MiB", "s3-map-100KiB", "s3-map-1MiB", "s3-lines-0", "s3-lines-4"),
     *("s3-save-1GiB", "s3-load-1GiB", "s3-dcp-save", "s3-dcp-load"),
     *("az-get-1MiB", "az-get-256MiB", "az-put-256MiB", "nebula-1GiB"),
+    *("ratio-get-1KiB", "ratio-get-100KiB", "ratio-get-1MiB", "ratio-get-16MiB"),
+    *("ratio-get-100KiB-tls", "ratio-get-1MiB-tls", "ratio-get-16MiB-tls"),
+    *("ratio-get-1GiB", "ratio-get-1GiB-tls", "ratio-load-1GiB", "ratio-load-1GiB-tls"),
+    *("ratio-put-1GiB", "ratio-put-1GiB-tls", "ratio-load-298MB", "ratio-save-298MB"),
+    *("ratio-save-async", "ratio-save-async-first", "opening", "opening-tls"),
+    *("gets-1M", "list-10M"),
 )
 THREADS = {"dataflux x4": 3, "dataflux x8": 3, "dataflux x16": 3}
 
@@ -111,12 +117,66 @@ def test_a_group_stands_for_its_scenarios() -> None:
         ("dcp-load-1", {"gcsfs_dcp": 3}),
         ("dcp-save-4", {"gcsfs_dcp": 4}),
         ("dcp-load-4", {"gcsfs_dcp": 3}),
+        ("ratio-get-1KiB", {"obstore_crc32c": 3}),
+        ("ratio-get-100KiB", {"obstore_crc32c": 1.8}),
+        ("ratio-get-1MiB", {"obstore_crc32c": 1.5}),
+        ("ratio-get-16MiB", {"obstore_crc32c": 1.5, "obstore": 1.2}),
+        ("ratio-get-100KiB-tls", {"obstore_crc32c": 1.3}),
+        ("ratio-get-1MiB-tls", {"obstore_crc32c": 1.1}),
+        ("ratio-get-16MiB-tls", {"obstore_crc32c": 1.05, "obstore": 1.1}),
+        ("ratio-get-1GiB", {"obstore_ranges": 1.2}),
+        ("ratio-load-1GiB-tls", {"obstore_ranges": 1.2}),
+        ("ratio-put-1GiB-tls", {"obstore": 1.2}),
+        ("ratio-load-298MB", {"gcsfs_checkpoint": 4}),
+        ("ratio-save-298MB", {"gcsfs_checkpoint": 4, "google_checkpoint": 4}),
+        ("ratio-save-async", {"memory_copy": 0.67}),
+        ("gets-1M", {"100,000 objects": 0.9}),
+        ("list-10M", {"1,000,000 objects": 0.9}),
     ],
 )
 def test_scenario_promises(name: str, goals: dict[str, float]) -> None:
     matches = [match for match in SCENARIOS[name].matches() if not match.case.endswith("link")]
     found = {match.name: match.at_least for match in matches if match.at_least is not None}
     assert found == goals
+
+
+@pytest.mark.parametrize(
+    ("name", "goals"),
+    [
+        ("ratio-get-1KiB", {"obstore_crc32c": 0.25, "aioflux_unverified": 1.2}),
+        ("ratio-get-100KiB", {"obstore_crc32c": 0.45, "aioflux_unverified": 1.2}),
+        ("ratio-get-1MiB", {"obstore_crc32c": 0.5, "aioflux_unverified": 1.2}),
+        ("ratio-get-16MiB", {"obstore_crc32c": 0.55, "aioflux_unverified": 1.2, "obstore": 0.8}),
+        ("ratio-get-100KiB-tls", {"obstore_crc32c": 0.6, "aioflux_unverified": 1.06}),
+        ("ratio-get-1MiB-tls", {"obstore_crc32c": 1.0, "aioflux_unverified": 1.06}),
+        (
+            "ratio-get-16MiB-tls",
+            {"obstore_crc32c": 1.0, "aioflux_unverified": 1.06, "obstore": 0.95, "raw": 1.1},
+        ),
+    ],
+)
+def test_reads_limit_the_cpu_time(name: str, goals: dict[str, float]) -> None:
+    matches = SCENARIOS[name].matches()
+    found = {match.name: match.cpu_at_most for match in matches if match.cpu_at_most is not None}
+    assert found == goals
+    for match in matches:
+        is_unverified = match.name in {"obstore", "raw"}
+        assert match.case == ("unverified" if is_unverified else "")
+        assert match.ours.work.peer == ("aioflux_unverified" if is_unverified else "aioflux")
+
+
+def test_uploads_limit_the_memory() -> None:
+    for name in ("ratio-put-1GiB", "ratio-put-1GiB-tls"):
+        assert [match.memory_at_most for match in SCENARIOS[name].matches()] == [1.0]
+
+
+def test_growth_is_measured_once_and_against_a_tenth() -> None:
+    for name in ("gets-1M", "list-10M"):
+        assert SCENARIOS[name].max_pairs == 1
+        assert SCENARIOS[name].min_limit_seconds > 60
+        for match in SCENARIOS[name].matches():
+            assert match.ours.work.num_objects == 10 * match.theirs.work.num_objects
+            assert match.ours.work.peer == match.theirs.work.peer
 
 
 @pytest.mark.parametrize("name", ["checkpoint-save-298MB", "checkpoint-load-298MB"])
@@ -167,6 +227,7 @@ def test_figures_of_ours_alone_are_promised() -> None:
         "compression-master": (Promise(figure="stored", at_most=0.35),),
         "compression-adam": (Promise(figure="stored", at_most=0.85),),
         "dcp-reshard-4-3": (Promise(figure="read", at_most=1.05),),
+        "ratio-save-async-first": (Promise(figure="ms", at_most=60),),
     }
 
 
@@ -209,7 +270,7 @@ def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> 
                         assert (work.size_bytes, work.num_objects) in turn.server.lines
                 continue
             if turn.work.operation == "load_state":
-                for work in (turn.work, turn.work.warm_up()):
+                for work in (turn.work, turn.work.warm_up(), turn.work.opening()):
                     assert (work.dtype, work.size_bytes) in turn.server.states
                 continue
             ready = {
@@ -220,7 +281,7 @@ def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> 
                     if work.is_set:
                         assert (work.size_bytes, work.num_objects) in turn.server.sets
                     else:
-                        assert set(work.each_key()) <= ready
+                        assert set(work.each_key()) | set(work.opening().each_key()) <= ready
 
 
 def test_a_scenario_of_sets_has_one_server() -> None:
@@ -383,12 +444,23 @@ def test_warm_up_is_small() -> None:
     assert (large.warm_up().size_bytes, large.warm_up().num_objects) == (WARM_UP_BYTES, 1)
 
 
+def test_opening_uses_each_connection_once() -> None:
+    work = SCENARIOS["get-1KiB"].matches()[0].ours.work
+    assert work.opening() == replace(work, num_objects=work.in_flight)
+    large = SCENARIOS["ratio-get-16MiB"].matches()[0].ours.work
+    assert large.opening().num_objects * large.size_bytes == OPENING_BYTES
+    one = SCENARIOS["object-1GiB"].matches()[0].ours.work
+    assert one.opening().size_bytes == one.in_flight * one.range_size_bytes < one.size_bytes
+    state = SCENARIOS["checkpoint-load-76MB"].matches()[0].ours.work
+    assert state.opening() == replace(state, size_bytes=WARM_UP_BYTES)
+
+
 def test_only_what_nginx_cannot_do_asks_for_the_embedded_server() -> None:
     kinds = {
         name: {turn.server.kind for match in one.matches() for turn in (match.ours, match.theirs)}
         for name, one in SCENARIOS.items()
     }
     embedded = {name for name, kind in kinds.items() if kind != {ServerSpec().kind}}
-    kept = ("dcp-", "checkpoint-async-", "nebula-", "s3-dcp-", "s3-lines-")
+    kept = ("dcp-", "checkpoint-async-", "ratio-save-async", "nebula-", "s3-dcp-", "s3-lines-")
     stored = {name for name in SCENARIOS if name.startswith(kept)}
     assert embedded == {"paced", "faults", "compression-bf16", "compression-fp32"} | stored

@@ -1,0 +1,131 @@
+"""`python -m perf.ratios FILE ...`: the tables of the group `ratios`, from JSON lines of its runs.
+
+The files are results of record (`perf/results/NAME.jsonl`) or output files. If a scenario was run
+several times, all of its pairs count. Prints tables in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perf._report import HEADINGS, cells
+from perf._samples import Pair, Result, Sample, judge, judge_promise
+from perf.scenarios import GROUPS, SCENARIOS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from perf._samples import Row
+    from perf.scenarios import Match, Side
+
+__all__ = ["pairs_of", "reads_table", "table", "tables"]
+
+_COMMAND = HEADINGS.index("scenario")
+_LEFT_OUT = frozenset({_COMMAND, HEADINGS.index("server CPU us, ours / peer")})
+
+
+def pairs_of(lines: Iterable[Mapping[str, Any]], matches: Sequence[Match]) -> list[list[Pair]]:
+    """Return the complete pairs of each match from the JSON lines of its scenario."""
+    sides: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    found: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+    for line in lines:
+        key = (line["case"], line["match"], line["pair"])
+        sides[key][line["side"]] = line
+        if len(sides[key]) == 2:
+            both = sides.pop(key)
+            match = next((m for m in matches if (m.case, m.name) == key[:2]), None)
+            if match is not None:
+                found[key[:2]].append(
+                    Pair(
+                        index=line["pair"],
+                        is_warm_up=line["is_warm_up"],
+                        ours=_sample(match.ours, both["ours"]),
+                        theirs=_sample(match.theirs, both["theirs"]),
+                    )
+                )
+    return [found[match.case, match.name] for match in matches]
+
+
+def _sample(side: Side, line: Mapping[str, Any]) -> Sample:
+    result = Result.from_json(line["result"]) if line["result"] else None
+    return Sample(work=side.work, result=result, error=line["error"])
+
+
+def reads_table(rows: Mapping[str, Sequence[Row]]) -> str:
+    """Return the table of reads of many objects: a row for each scenario, a column for each peer.
+
+    Each cell has the ratio of rates with its spread and the ratio of CPU times, then their goals.
+    """
+    peers = list(dict.fromkeys(row.peer for each in rows.values() for row in each))
+    lines = [_line(("command", "objects/s, CPU us", *peers))]
+    lines.append(_line(["---"] * (2 + len(peers))))
+    for name, each in rows.items():
+        found = {row.peer: row for row in each}
+        ours = next((row.ours for row in each if row.ours), None)
+        first = f"{ours.rate:,.0f}, {ours.cpu_us:,.0f}" if ours else "-"
+        lines.append(_line((f"`{name}`", first, *(_both(found.get(peer)) for peer in peers))))
+    return "\n".join(lines)
+
+
+def _both(row: Row | None) -> str:
+    if row is None or row.ratio is None or row.spread is None:
+        return "-"
+    text = f"{row.ratio:.2f}x ({row.spread[0]:.2f}..{row.spread[1]:.2f})"
+    if row.cpu_ratio is not None:
+        text += f", CPU {row.cpu_ratio:.2f}x"
+    return f"{text}; {row.goal} {'met' if row.is_met else 'MISSED'}" if row.goal else text
+
+
+def table(rows: Mapping[str, Sequence[Row]]) -> str:
+    """Return the table of the other scenarios, with a row for each match and each other goal."""
+    head = [name for at, name in enumerate(HEADINGS) if at not in _LEFT_OUT]
+    lines = [_line(("command", *head)), _line(["---"] * (1 + len(head)))]
+    for name, each in rows.items():
+        for row in each:
+            words = [word for at, word in enumerate(cells(row)) if at not in _LEFT_OUT]
+            command = f"`{name}` ({row.case})" if row.case else f"`{name}`"
+            lines.append(_line((command, *words)))
+    return "\n".join(lines)
+
+
+def _line(words: Iterable[str]) -> str:
+    return f"| {' | '.join(words)} |"
+
+
+def tables(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return both tables from the JSON lines of runs."""
+    rows: dict[str, list[Row]] = {}
+    for name in GROUPS["ratios"]:
+        scenario = SCENARIOS[name]
+        matches = scenario.matches()
+        own = [line for line in lines if line.get("scenario") == name]
+        played = pairs_of(own, matches)
+        rows[name] = [
+            judge(name, scenario.displayed_bytes, match, pairs)
+            for match, pairs in zip(matches, played, strict=True)
+            if any(not pair.is_warm_up for pair in pairs)
+        ]
+        every_pair = [pair for pairs in played for pair in pairs]
+        if every_pair:
+            rows[name] += [judge_promise(name, each, every_pair) for each in scenario.promises()]
+    is_read = {name: len(SCENARIOS[name].rivals) > 2 for name in rows}
+    reads = {name: each for name, each in rows.items() if each and is_read[name]}
+    others = {name: each for name, each in rows.items() if each and not is_read[name]}
+    return f"{reads_table(reads)}\n\n{table(others)}"
+
+
+def main() -> None:
+    """Parse the command line and print the tables."""
+    parser = argparse.ArgumentParser(prog="perf.ratios", description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of runs")
+    args = parser.parse_args()
+    lines = [json.loads(line) for file in args.files for line in file.read_text().splitlines()]
+    print(tables(lines))
+
+
+if __name__ == "__main__":
+    main()
