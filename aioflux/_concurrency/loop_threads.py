@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import socket
+import sys
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,6 +44,7 @@ class _LoopThreads:
 _threads = _LoopThreads()
 _inherited: list[_LoopThreads] = []
 """Loops that a forked child has inherited, and must never close or collect."""
+_first_pid = os.getpid()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -129,4 +132,19 @@ def _stop() -> None:
     _threads.loops.clear()
 
 
+def _replace_lookup_threads() -> None:
+    """Start the threads of libuv for name lookups again, at the end of a forked child.
+
+    libuv joins the threads at the end of a process. A forked child does not have those of its
+    parent, and would end with SIGSEGV or SIGABRT.
+    """
+    if os.getpid() == _first_pid or "uvloop" not in sys.modules:
+        return
+    loop = new_loop()
+    # Without a socket type, uvloop parses no address itself.
+    loop.run_until_complete(loop.getaddrinfo("127.0.0.1", 0, flags=socket.AI_NUMERICHOST))
+    loop.close()
+
+
+atexit.register(_replace_lookup_threads)
 atexit.register(_stop)
