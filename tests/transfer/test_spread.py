@@ -158,6 +158,31 @@ async def test_an_exit_in_a_task_does_not_stop_the_loop() -> None:
     assert await run_on(loop, work) == 7
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_the_first_threads_of_a_forked_child_share_its_loops() -> None:
+    script = """
+import os, sys, threading
+from aioflux._concurrency.loop_threads import loop_threads
+parent = loop_threads(2)
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+sys.setswitchinterval(1e-6)
+found, barrier = [], threading.Barrier(8)
+def start():
+    barrier.wait()
+    found.append(loop_threads(2))
+threads = [threading.Thread(target=start) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+names = [each.name for each in threading.enumerate() if each.name.startswith("aioflux")]
+os._exit(0 if found == [found[0]] * 8 and found[0] != parent and len(names) == 2 else 1)
+"""
+    run = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
+    assert run.returncode == 0
+
+
 FORK = """
 import asyncio, os, sys
 import aioflux
