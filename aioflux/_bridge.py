@@ -36,8 +36,9 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import BufferedIterator
+from aioflux._concurrency.fork_safe_lock import ForkSafeLock
 from aioflux._concurrency.loop_threads import new_loop, run_until_stopped
-from aioflux._transfer.sessions import live_sessions, longest_cleanup_of_all
+from aioflux._transfer.sessions import copied, live_sessions, longest_cleanup_of_all
 from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
@@ -223,9 +224,9 @@ def shut_down() -> None:
     """Wait for running work, close all sessions and stop the loop, at the end of the process."""
     _current_bridge().wait_for_started()
     _bridge.is_exiting = True
-    for context in list(_open_contexts):
+    for context in copied(lambda: iter(_open_contexts)):
         context.abandon()
-    if iterators := list(_iterating):
+    if iterators := copied(lambda: iter(_iterating)):
         run(_close_all(iterators))
     _bridge.wait_for_cancelled()
     for sessions in live_sessions():
@@ -406,17 +407,20 @@ class CallCanceller:
     ) -> None:
         """Register a call of this thread, until its outcome is done."""
         with self._lock:
-            self._call = outcome, cancel
             is_pending, self._is_pending = self._is_pending, False
+            if is_pending and self._call is not None and self._call[0].done():
+                # The cancel may have been too late for the previous call.
+                is_pending = not isinstance(self._call[0].exception(), asyncio.CancelledError)
+            self._call = outcome, cancel
         if is_pending:
             cancel()
 
     def cancel(self) -> None:
         """Cancel the call in progress, or otherwise the next call."""
         with self._lock:
-            call = self._call
+            self._is_pending, call = True, self._call
             if call is None or call[0].done():
-                self._is_pending = True
+                self._call = None
                 return
         call[1]()
 
@@ -549,26 +553,6 @@ async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
         return True, await anext(iterator)
     except StopAsyncIteration:
         return False, None
-
-
-class ForkSafeLock:
-    """A lock for the threads of one process. A forked child starts with a free lock.
-
-        with lock.current:
-
-    `current` returns a `threading.Lock`, whose `with` is safe against Ctrl-C. A Python method
-    around it could be interrupted between the acquisition and the block, or before the release.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._pid = threading.Lock(), os.getpid()
-
-    @property
-    def current(self) -> threading.Lock:
-        """The lock; a new one in a forked child."""
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        return self._lock
 
 
 class Feed(BufferedIterator[T]):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.loops import body_threads, num_loops
 from tests.servers import process_state
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tests.servers.moto import Moto
     from tests.servers.rclone import Rclone
     from tests.servers.seaweedfs import SeaweedFS
+
+__all__ = ["body_threads", "num_loops"]
 
 # A shell starts background jobs with SIGINT ignored. The processes that tests start would inherit
 # that, and Ctrl-C could not be tested.

@@ -13,11 +13,13 @@ import functools
 import importlib.util
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aioflux._auth.access_token import CALL_SECONDS, NOT_READY, NotReady, call_provider
 from aioflux._auth.sigv4 import Keys
+from aioflux._concurrency.fork_safe_lock import ForkSafeLock
 from aioflux._concurrency.single_flight import SingleFlight
 from aioflux.errors import CredentialsError, TransientError
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from aioflux.options import S3Access
 
 __all__ = ["NOT_READY", "AWSSource", "Settings"]
+
+T = TypeVar("T")
 
 _RENEW_SECONDS: Final = 15 * 60
 """Time between the renewal of keys and their expiry, in seconds; the same as in botocore."""
@@ -40,6 +44,7 @@ _HOW_TO_SIGN_IN: Final = (
     "AWS_PROFILE, or pass credentials=; for a public bucket pass "
     "credentials=aioflux.S3Access(anonymous=True)"
 )
+_lock: Final = ForkSafeLock()  # of sessions of the caller, which are not thread-safe
 _TRANSIENT_ERRORS: Final = frozenset(
     {
         "ConnectTimeoutError",
@@ -127,7 +132,7 @@ class AWSSource:
         )
         if is_given and self._session is None and not _has_profiles():
             return _settings_of_environment()
-        return await asyncio.to_thread(self._find_settings)
+        return await asyncio.to_thread(self._with_lock, self._find_settings)
 
     def get_nowait(self) -> Keys | NotReady | None:
         """Return the keys; None if the source is anonymous, `NOT_READY` if `get` must be called."""
@@ -193,7 +198,9 @@ class AWSSource:
         self._check_at = self._clock() + CALL_SECONDS
 
     async def _renew(self) -> None:
-        keys = self._keys_of_environment() or await asyncio.to_thread(self._find_keys)
+        keys = self._keys_of_environment() or await asyncio.to_thread(
+            self._with_lock, self._find_keys
+        )
         if self._keys is None or self._is_rejected or keys != self._keys:
             self._keys = keys
         self._is_rejected = False
@@ -233,6 +240,10 @@ class AWSSource:
                 include_builtin_handlers=False,
             )
         return self._session
+
+    def _with_lock(self, find: Callable[[], T]) -> T:
+        with _lock.current if self._access.credentials is not None else nullcontext():
+            return find()
 
     def _find_settings(self) -> Settings:
         environment = _settings_of_environment()

@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import sys
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from aioflux._concurrency.fork_safe_lock import ForkSafeLock
 from aioflux._concurrency.run_to_completion import wait_until_done
 
 if TYPE_CHECKING:
@@ -30,18 +32,10 @@ _STOP_SECONDS = 2.0
 """Longest wait for the thread of a loop at the end of the process."""
 
 
-class _LoopThreads:
-    """The loops of one process, each with its thread."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.loops: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
-        self.lock = threading.Lock()
-
-
-_threads = _LoopThreads()
-_inherited: list[_LoopThreads] = []
-"""Loops that a forked child has inherited, and must never close or collect."""
+_lock = ForkSafeLock()
+_by_pid: dict[int, list[tuple[asyncio.AbstractEventLoop, threading.Thread]]] = {}
+"""Loops and threads by process. A forked child must never close or collect those of its parent."""
+_first_pid = os.getpid()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -67,12 +61,8 @@ def run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
 
 def loop_threads(count: int) -> list[asyncio.AbstractEventLoop]:
     """Return this number of running event loops; all stores of the process share them."""
-    global _threads
-    if _threads.pid != os.getpid():
-        _inherited.append(_threads)
-        _threads = _LoopThreads()
-    with _threads.lock:
-        loops = _threads.loops
+    with _lock.current:
+        loops = _by_pid.setdefault(os.getpid(), [])
         while len(loops) < count:
             loop = new_loop()
             name = f"aioflux-loop-{len(loops) + 2}"
@@ -119,14 +109,24 @@ async def run_on(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[A
 
 def _stop() -> None:
     """Stop all loops, at the end of the process, after the stores of the bridge are closed."""
-    if _threads.pid != os.getpid():
-        return
-    for loop, thread in _threads.loops:
+    for loop, thread in _by_pid.pop(os.getpid(), ()):
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_STOP_SECONDS)
         if not thread.is_alive():
             loop.close()
-    _threads.loops.clear()
 
 
+def _replace_lookup_threads() -> None:
+    """Start the threads of libuv for name lookups again, at the end of a forked child.
+
+    libuv joins them at exit. Without those of its parent the child would end with SIGSEGV.
+    """
+    if os.getpid() != _first_pid and "uvloop" in sys.modules:
+        loop = new_loop()
+        # Without a socket type, uvloop does not parse the address itself.
+        loop.run_until_complete(loop.getaddrinfo("127.0.0.1", 0))
+        loop.close()
+
+
+atexit.register(_replace_lookup_threads)
 atexit.register(_stop)

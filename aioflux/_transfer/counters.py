@@ -7,6 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from aioflux._concurrency.fork_safe_lock import ForkSafeLock
 from aioflux._values.stats import LATENCY_BOUNDS_SECONDS, LatencyHistogram, StoreStats
 
 if TYPE_CHECKING:
@@ -62,19 +63,21 @@ class StoreCounters:
 
     def __init__(self) -> None:
         self._closed_loops = Counters()
+        self._lock = ForkSafeLock()
         self._loops: list[tuple[weakref.ref[AbstractEventLoop], Counters, AdaptiveLimit]] = []
 
     def add_loop(self, loop: AbstractEventLoop, limit: AdaptiveLimit) -> Counters:
         """Return new counters for `loop`, and sum up the counters of closed loops."""
         live = []
-        for entry in self._loops:
-            if not _is_open(entry[0]):
-                self._closed_loops.add(entry[1])
-                self._closed_loops.num_in_flight = 0  # requests in flight ended with their loop
-            else:
-                live.append(entry)
         counters = Counters()
-        self._loops = [*live, (weakref.ref(loop), counters, limit)]
+        with self._lock.current:
+            for entry in self._loops:
+                if not _is_open(entry[0]):
+                    self._closed_loops.add(entry[1])
+                    self._closed_loops.num_in_flight = 0  # requests in flight ended with their loop
+                else:
+                    live.append(entry)
+            self._loops = [*live, (weakref.ref(loop), counters, limit)]
         return counters
 
     def stats(self, max_in_flight: int) -> StoreStats:

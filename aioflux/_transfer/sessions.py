@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
 from aioflux._transfer.counters import StoreCounters
 from aioflux._transfer.limits import Limits
@@ -13,13 +14,15 @@ from aioflux._transfer.spread import Spread
 from aioflux.options import longest_cleanup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from aioflux._services.base import Service
     from aioflux._values.stats import ProgressHook, StoreStats
     from aioflux.options import CleanupTimeouts, RetryPolicy, TransferOptions
 
-__all__ = ["Sessions", "live_sessions", "longest_cleanup_of_all"]
+__all__ = ["Sessions", "copied", "live_sessions", "longest_cleanup_of_all"]
+
+T = TypeVar("T")
 
 _live: weakref.WeakSet[Sessions] = weakref.WeakSet()
 
@@ -113,7 +116,7 @@ class Sessions:
 
     def open_sessions(self) -> list[tuple[asyncio.AbstractEventLoop, Session]]:
         """Return the event loops that use the store, each with its session."""
-        return list(self._by_loop.items())
+        return copied(self._by_loop.items)
 
     def forget(self) -> None:
         """Drop all sessions without closing their connections, in a forked child."""
@@ -121,13 +124,16 @@ class Sessions:
         self._counters = StoreCounters()
 
 
+def copied(items: Callable[[], Iterator[T]]) -> list[T]:
+    """Return the items of a weak collection, to which other threads may add items meanwhile."""
+    while True:
+        with suppress(RuntimeError):  # another thread has added an item
+            return list(items())
+
+
 def live_sessions() -> list[Sessions]:
     """Return the sessions of all stores of this process."""
-    while True:
-        try:
-            return list(_live)
-        except RuntimeError:  # another thread has opened a store meanwhile
-            continue
+    return copied(lambda: iter(_live))
 
 
 def longest_cleanup_of_all() -> CleanupTimeouts:

@@ -315,3 +315,23 @@ async def test_stores_share_the_event_handlers_of_botocore_and_nothing_else(
     _, response = other.emit_until_response(builtin)
     _, expected = Session().get_component("event_emitter").emit_until_response(builtin)
     assert response is expected is UNSIGNED
+
+
+async def test_a_session_of_the_caller_is_used_by_one_thread_at_a_time() -> None:
+    """Each event loop of a store has a source of its own, with the same session."""
+    inside: list[int] = []
+    most = 0
+
+    class OneSession:
+        def get_credentials(self) -> Credentials:
+            nonlocal most
+            inside.append(threading.get_ident())
+            most = max(most, len(inside))
+            threading.Event().wait(0.05)  # another thread would come in meanwhile
+            inside.pop()
+            return Credentials("id", "secret")
+
+    session = OneSession()
+    keys = await asyncio.gather(*(source_of(session).get() for _ in range(3)))
+    assert keys == [Keys("id", "secret", "")] * 3
+    assert most == 1

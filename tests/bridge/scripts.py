@@ -25,11 +25,21 @@ ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 1000 if "AIOFLUX_TEST_ROUNDS" in os.environ else 250
 
 PRELUDE = """
-import os, sys, warnings
+import os, sys, threading, warnings
 warnings.simplefilter("error")
 import aioflux, aioflux.sync
 from tests.bridge.patience import PATIENT
-options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+num_loops = int(os.environ.get("AIOFLUX_TEST_NUM_LOOPS", "1"))
+options = aioflux.TransferOptions(
+    range_size_bytes=2 << 20,
+    part_size_bytes=5 << 20,
+    max_buffered_bytes=10 << 20,
+    num_loops=num_loops,
+)
+def assert_spread():
+    # These threads start with the first body that is sent or received on another loop.
+    names = {thread.name for thread in threading.enumerate()}
+    assert ("aioflux-loop-3" in names) == (num_loops == 3), names
 def give_token():
     return "token"  # with https, requests need credentials
 settings = {"endpoint_url": sys.argv[1], "timeouts": PATIENT}

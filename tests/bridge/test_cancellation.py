@@ -11,7 +11,7 @@ import logging
 import signal
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,7 +35,9 @@ MIB = 1 << 20
 BIG_BYTES = 16 * MIB
 SLOW = 100_000
 """Bytes per second: the least that is read or written takes longer than `MOST_SECONDS`, too."""
-OPTIONS = aioflux.TransferOptions(part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB)
+OPTIONS = aioflux.TransferOptions(
+    range_size_bytes=4 * MIB, part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB
+)
 TIMEOUTS = aioflux.Timeouts(
     progress_seconds=FAR_SECONDS, idle_seconds=FAR_SECONDS, cleanup=PATIENT_CLEANUP
 )
@@ -159,10 +161,11 @@ TIMED = ("get-stalled", "get_many-stalled", "list-silent", "put-part", "create-c
     ("name", "way"),
     [*((name, "cancel") for name in SITUATIONS), *((name, "timeout") for name in TIMED)],
 )
-async def test_a_task_that_is_ended(server: GCSServer, name: str, way: str) -> None:
+async def test_a_task_that_is_ended(server: GCSServer, name: str, way: str, num_loops: int) -> None:
     situation = SITUATIONS[name]
+    transfer = replace(OPTIONS, num_loops=num_loops)
     async with aioflux.open_store(
-        "gs://bucket/p", endpoint_url=server.url, transfer=OPTIONS, timeouts=TIMEOUTS
+        "gs://bucket/p", endpoint_url=server.url, transfer=transfer, timeouts=TIMEOUTS
     ) as store:
         assert await store.get("a") == b"1"
         with waiting(server, situation) as watch:
@@ -238,6 +241,7 @@ for step in sys.stdin:
     assert store.get("after") == b"after"
     store.delete("after")
     say("usable")
+assert_spread()
 store.close()
 """
 
@@ -289,9 +293,11 @@ async def main(step):
 say("up")
 for step in sys.stdin:
     asyncio.run(main(step.strip()))
+assert_spread()
 """
 
 
+@pytest.mark.usefixtures("num_loops")
 @pytest.mark.parametrize("face", [BLOCKING, AWAITING], ids=["blocking", "awaiting"])
 def test_ctrl_c(server: GCSServer, face: str) -> None:
     """One process goes through all situations, with the same store where it blocks."""

@@ -16,6 +16,8 @@ import pytest
 from aioflux.testing.gcs_server import Hook
 from tests.bridge.scripts import LIMIT_SECONDS, ROOT, Watch, finish, line, running
 
+pytestmark = pytest.mark.usefixtures("num_loops")
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -30,7 +32,10 @@ OPENED = """
 import asyncio, gc, os, sys, threading, time
 import aioflux, aioflux.sync
 from tests.bridge.patience import PATIENT
-options = aioflux.TransferOptions(part_size_bytes=5 << 20, max_buffered_bytes=10 << 20)
+num_loops = int(os.environ["AIOFLUX_TEST_NUM_LOOPS"])
+options = aioflux.TransferOptions(
+    part_size_bytes=5 << 20, max_buffered_bytes=10 << 20, num_loops=num_loops
+)
 settings = {"transfer": options, "timeouts": PATIENT}
 if sys.argv[1].startswith("gs"):
     settings["endpoint_url"] = sys.argv[2]

@@ -21,7 +21,12 @@ import aioflux.store
 os.register_at_fork(after_in_child=_thread.interrupt_main)
 import aioflux._bridge, aioflux.sync
 
-store = aioflux.sync.open_store("gs://bucket/p", endpoint_url=sys.argv[1])
+transfer = aioflux.TransferOptions(
+    range_size_bytes=4 << 20, num_loops=int(os.environ["AIOFLUX_TEST_NUM_LOOPS"])
+)
+store = aioflux.sync.open_store("gs://bucket/p", endpoint_url=sys.argv[1], transfer=transfer)
+large = bytes(12 << 20)
+assert store.get("large") == large
 assert store.get("a") == b"1"
 batches = store.get_batches(["a"] * 1000)
 next(batches)
@@ -31,6 +36,7 @@ if not child:
     what = sys.argv[2]
     if what == "read":
         assert store.get("a") == b"1"
+        assert store.get("large") == large
     elif what == "close":
         store.close()
     sys.exit(7)
@@ -38,14 +44,17 @@ status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 # The sockets of this process are as they were.
 assert sum(len(batch) for batch in batches) > 0
 assert store.get("a") == b"1"
+assert store.get("large") == large
 print(status, flush=True)
 """
 
 
+@pytest.mark.usefixtures("num_loops")
 @pytest.mark.parametrize("what", ["read", "close", "end"])
 def test_a_child_whose_hook_was_interrupted_starts_over(what: str) -> None:
     with GCSServer(buckets=("bucket",)) as server:
         server.put("bucket", "p/a", b"1")
+        server.put("bucket", "p/large", bytes(12 << 20))
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, server.url, what],
             capture_output=True,

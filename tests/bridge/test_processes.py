@@ -9,6 +9,8 @@ import pytest
 
 from tests.bridge.scripts import Watch, finish, line, running
 
+pytestmark = pytest.mark.usefixtures("num_loops")
+
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
@@ -39,6 +41,7 @@ for step in sys.stdin:
     sys.stdin.readline()
     assert store.get("small") == b"small"
     say("usable")
+assert_spread()
 store.close()
 """
 
@@ -69,14 +72,16 @@ def test_ctrl_c_ends_the_work_and_leaves_the_store_usable(server: GCSServer) -> 
 
 
 FORKED = """
-import threading
 keys = [f"{at:02}" for at in range(40)]
 expected = {key: key.encode() * 1000 for key in keys}
+large = bytes(range(256)) * (12 << 12)
 
 def check():
     assert dict(store.get_many(keys)) == expected
     assert [meta.key for meta in store.list("0")] == keys[:10]
     assert store.get("07") == expected["07"]
+    assert store.get("large") == large
+    assert_spread()
 
 def hammer(stop):
     while not stop.is_set():
@@ -109,6 +114,7 @@ say("done")
 def test_a_fork_leaves_parent_and_child_going_on(server: GCSServer) -> None:
     for at in range(40):
         server.put("bucket", f"p/{at:02}", f"{at:02}".encode() * 1000)
+    server.put("bucket", "p/large", bytes(range(256)) * (12 << 12))
     with running(FORKED, server) as process:
         assert finish(process) == ["done"]
 
@@ -117,6 +123,7 @@ FORKED_IN_THE_MIDDLE = """
 writing = store.open_writer("half")
 writer = writing.__enter__()
 writer.write(bytes(11 << 20))
+assert_spread()
 batches = store.get_batches(["a"] * 100)
 next(batches)
 child = os.fork()
@@ -164,7 +171,7 @@ def refused(*works):
 def over(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-large, other = b"L" * (6 << 20), b"O" * 100_000
+large, other = b"L" * (12 << 20), b"O" * 100_000
 """
 
 REFUSED_BLOCKING = """
@@ -199,6 +206,7 @@ with store.open_reader("large") as unread, store.open_reader("large") as reader:
     assert store.get("written") == large + b"!"
     assert list(pairs) == [("other", other)] * 99
     assert sum(len(batch) for batch in batches) <= 19
+    assert_spread()
 store.close()
 say("done")
 """
@@ -241,6 +249,7 @@ async def main():
             assert await store.get("written") == large + b"!"
             assert [pair async for pair in pairs] == [("other", other)] * 99
             await metas.aclose()
+            assert_spread()
 
 asyncio.run(main())
 say("done")
@@ -250,7 +259,7 @@ say("done")
 @pytest.mark.parametrize("face", [REFUSED_BLOCKING, REFUSED_AWAITING], ids=["blocking", "awaiting"])
 def test_a_child_cannot_use_what_its_parent_opened(server: GCSServer, face: str) -> None:
     """At once; the parent goes on, and the bytes are its own."""
-    server.put("bucket", "p/large", b"L" * (6 << 20))
+    server.put("bucket", "p/large", b"L" * (12 << 20))
     server.put("bucket", "p/other", b"O" * 100_000)
     with (
         server.faults.inject("*objects.get", delay_seconds=0.05),
@@ -276,7 +285,6 @@ def test_a_process_may_end_with_everything_open(server: GCSServer) -> None:
 
 
 NOTHING_AT_IMPORT = """
-import threading
 assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
 assert "aiohttp" not in sys.modules and "google.auth" not in sys.modules
 say("done")

@@ -26,37 +26,40 @@ NUM_KEYS = 40
 ROUNDS = os.environ.get("AIOFLUX_TEST_ROUNDS", "")
 
 
-def content(key: str) -> bytes:
+def content(key: str, num_loops: int) -> bytes:
     """Return the bytes of a key, which are those of no other anywhere."""
-    size = random.Random(key).randrange(1, 200_000)
+    # With several loops, four keys are large, because only large bodies are spread.
+    is_large = num_loops > 1 and key[-1] == "7"
+    size = 7_000_000 if is_large else random.Random(key).randrange(1, 200_000)
     word = f"<{key}>".encode()
     return (word * (size // len(word) + 1))[:size]
 
 
 @pytest.fixture(params=["http", "https"])
-def server(request: pytest.FixtureRequest) -> Iterator[GCSServer]:
+def server(request: pytest.FixtureRequest, num_loops: int) -> Iterator[GCSServer]:
     with GCSServer(buckets=("bucket",), tls=request.param == "https") as running_server:
         for at in range(NUM_KEYS):
-            running_server.put("bucket", f"p/{at:02}", content(f"{at:02}"))
+            running_server.put("bucket", f"p/{at:02}", content(f"{at:02}", num_loops))
         yield running_server
 
 
 CHECKS = """
-import asyncio, gc, random, signal, threading, time
+import asyncio, gc, random, signal, time
 from aioflux import _bridge
 
 ROUNDS = int(sys.argv[2])
 keys = [f"{at:02}" for at in range(40)]
 
 def content(key):
-    size = random.Random(key).randrange(1, 200_000)
+    is_large = num_loops > 1 and key[-1] == "7"
+    size = 7_000_000 if is_large else random.Random(key).randrange(1, 200_000)
     word = f"<{key}>".encode()
     return (word * (size // len(word) + 1))[:size]
 
 expected = {key: content(key) for key in keys}
 
 def check(store, rng):
-    some = rng.sample(keys, 8)
+    some = [*rng.sample(keys, 8), "07"]
     for key, data in store.get_many(some):
         assert data == expected[key], key
     key = rng.choice(keys)
@@ -67,16 +70,18 @@ def check(store, rng):
     own = f"own/{os.getpid()}-{threading.get_ident()}"
     store.put(own, own.encode() * 999)
     assert store.get(own) == own.encode() * 999
+    assert_spread()
 
 async def check_awaiting(store, rng):
-    async for key, data in store.get_many(rng.sample(keys, 8)):
+    async for key, data in store.get_many([*rng.sample(keys, 8), "07"]):
         assert data == expected[key], key
     own = f"own/{os.getpid()}-async"
     await store.put(own, own.encode() * 999)
     assert await store.get(own) == own.encode() * 999
+    assert_spread()
 
 def open_awaiting():
-    return aioflux.open_store("gs://bucket/p", **settings)
+    return aioflux.open_store("gs://bucket/p", transfer=options, **settings)
 
 def wait(child, number):
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -107,7 +112,7 @@ def child(number, to_parent):
     rng = random.Random(number)
     kind = number % 8
     if kind == 1:  # a store of its own
-        with aioflux.sync.open_store("gs://bucket/p", **settings) as own:
+        with aioflux.sync.open_store("gs://bucket/p", transfer=options, **settings) as own:
             check(own, rng)
     elif kind == 2:  # killed in the middle
         check(store, rng)

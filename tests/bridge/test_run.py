@@ -216,6 +216,30 @@ def test_another_thread_cancels_one_call(is_in_progress: bool) -> None:
         assert result.result() == "aioflux-loop", "only one call is cancelled"
 
 
+def test_a_cancel_at_the_end_of_a_call_cancels_the_next_call() -> None:
+    canceller, started, ends = _bridge.CallCanceller(), threading.Event(), threading.Event()
+
+    async def end() -> str:
+        started.set()
+        # Blocks the loop, so that the cancel is scheduled before the end and runs after it.
+        ends.wait(60)
+        return "ended"
+
+    def call() -> None:
+        with canceller:
+            assert _bridge.run(end()) == "ended"
+            with pytest.raises(asyncio.CancelledError):
+                _bridge.run(asyncio.sleep(3600))
+            assert _bridge.run(thread_name()) == "aioflux-loop", "only one call is cancelled"
+
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(call)
+        assert started.wait(60)
+        canceller.cancel()
+        ends.set()
+        result.result()
+
+
 def test_leaving_an_iteration_early_closes_it() -> None:
     steps = Steps()
     for step in _bridge.iterate(steps.run()):

@@ -16,18 +16,23 @@ from tests.patience import wait_until_idle
 pytestmark = pytest.mark.more
 
 CHILD = """
-import asyncio, sys
+import asyncio, os, sys, threading
 from aioflux import TransferOptions, open_store
 from tests.checkpoint.saves import save_step
 
 async def main():
-    small = TransferOptions(part_size_bytes=5 * 2**20, max_buffered_bytes=20 * 2**20)
+    num_loops = int(os.environ["AIOFLUX_TEST_NUM_LOOPS"])
+    small = TransferOptions(
+        part_size_bytes=5 * 2**20, max_buffered_bytes=20 * 2**20, num_loops=num_loops
+    )
     async with open_store("gs://bucket/run", transfer=small) as store:
         number = int(sys.argv[1])
         while True:
             print("begins", flush=True)
             await save_step(store, number % 2, number=number, num_objects=2, size=11_000_000)
             number += 1
+            names = {thread.name for thread in threading.enumerate()}
+            assert ("aioflux-loop-3" in names) == (num_loops == 3), names
 
 asyncio.run(main())
 """
@@ -49,6 +54,7 @@ def kill_a_save(seed: int) -> None:
             child.kill()
 
 
+@pytest.mark.usefixtures("num_loops")
 @pytest.mark.parametrize("seed", range(3))
 async def test_what_a_killed_save_leaves_is_found(server, seed) -> None:
     """Parts, uploads, objects that no commit names, and those that an overwrite replaced."""

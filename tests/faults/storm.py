@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import aioflux
@@ -59,6 +59,7 @@ class Storm:
 
     num_operations: int
     seed: int
+    num_loops: int = 1
     has_retries: bool = True
     share: float = 0.05
     """Share of requests with a fault, about."""
@@ -120,7 +121,7 @@ async def run_storm(server: GCSServer, storm: Storm, **options: Any) -> Outcome:
     store = aioflux.open_store(
         "gs://bucket",
         endpoint_url=server.url,
-        transfer=TRANSFER,
+        transfer=replace(TRANSFER, num_loops=storm.num_loops),
         retry=aioflux.RetryPolicy(
             # The faults need a few attempts, and stalls of a busy machine some more.
             max_attempts=30 if storm.has_retries else 1,

@@ -15,6 +15,7 @@ import pytest
 
 from aioflux.testing import GCSServer
 from tests.faults.storm import KINDS, Storm, run_storm
+from tests.loops import assert_spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,18 +39,24 @@ def test_the_storm_knows_every_kind_of_fault() -> None:
     assert kinds == {"status", "reset", "truncate", "flip", "stall", "lost", "delay"}
 
 
-async def test_every_object_equals_the_models(server: GCSServer) -> None:
-    storm = Storm(num_operations=NUM_OPERATIONS, seed=SEED)
+async def test_every_object_equals_the_models(
+    server: GCSServer, num_loops: int, body_threads: list[str]
+) -> None:
+    storm = Storm(num_operations=NUM_OPERATIONS, seed=SEED, num_loops=num_loops)
     print(storm)  # noqa: T201  shown if it fails
     outcome = await run_storm(server, storm)
     print(outcome)  # noqa: T201
     assert outcome.faults.total() >= 0.03 * outcome.num_requests
     assert not outcome.errors
+    assert_spread(body_threads, num_loops)
 
 
-async def test_without_retries_only_errors_of_ours_are_raised(server: GCSServer) -> None:
-    storm = Storm(num_operations=NUM_OPERATIONS, seed=SEED, has_retries=False)
+async def test_without_retries_only_errors_of_ours_are_raised(
+    server: GCSServer, num_loops: int, body_threads: list[str]
+) -> None:
+    storm = Storm(num_operations=NUM_OPERATIONS, seed=SEED, num_loops=num_loops, has_retries=False)
     print(storm)  # noqa: T201  shown if it fails
     outcome = await run_storm(server, storm)
     print(outcome)  # noqa: T201
     assert outcome.errors
+    assert_spread(body_threads, num_loops)

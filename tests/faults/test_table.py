@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ import aioflux
 from aioflux.testing import GCSServer
 from perf.faults import BUCKET, FAULTS, STALL, Overwriter, contents, order
 from perf.faulty_reads import MIB, OURS, Read
+from tests.loops import assert_spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +69,12 @@ def outcome(read: Read, **options: Any) -> bytes | aioflux.StorageError:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", OURS)
 def test_a_read_gives_the_right_bytes_or_a_typed_error(
-    server: GCSServer, overwriter: Overwriter, name: str, fault: str
+    server: GCSServer,
+    overwriter: Overwriter,
+    name: str,
+    fault: str,
+    num_loops: int,
+    body_threads: list[str],
 ) -> None:
     read, call = new_read(server, name), OURS[name]
     order(server, overwriter, read, call, fault, NEW)
@@ -77,8 +84,9 @@ def test_a_read_gives_the_right_bytes_or_a_typed_error(
         progress_seconds=PROGRESS_SECONDS if is_stalled else FAR_SECONDS,
         idle_seconds=FAR_SECONDS,
     )
+    transfer = replace(TRANSFER, num_loops=num_loops)
     begun = time.monotonic()
-    result = outcome(read, transfer=TRANSFER, timeouts=timeouts)
+    result = outcome(read, transfer=transfer, timeouts=timeouts)
     seconds = time.monotonic() - begun
     is_overwritten = fault == "overwritten mid-read"
     if isinstance(result, aioflux.StorageError):
@@ -96,6 +104,7 @@ def test_a_read_gives_the_right_bytes_or_a_typed_error(
         assert server.faults.injected.total() == 1
     if is_stalled:
         assert seconds >= PROGRESS_SECONDS
+    assert_spread(body_threads, num_loops)
 
 
 def test_a_stall_costs_under_ten_seconds_by_default() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from aioflux._services.base import Body
 from aioflux._transfer.counters import StoreCounters
 from aioflux._transfer.limits import AdaptiveLimit
 from aioflux.options import longest_cleanup
+from aioflux.store import sessions_of
+from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import PART, ScriptedService, pattern, refused_for_good
 
@@ -228,3 +231,29 @@ def test_each_clean_up_time_is_the_longest_of_all_stores() -> None:
     )
     assert longest == CleanupTimeouts(interrupted_seconds=20.0, total_seconds=50.0)
     assert longest_cleanup([]) == CleanupTimeouts()
+
+
+@pytest.mark.skipif(not hasattr(sys, "getrefcount"), reason="counts references")
+def test_the_next_use_releases_the_memory_of_an_ended_loop() -> None:
+    """The timer of the memory ended with the loop, which the caller may still reference."""
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def read() -> bytes:
+        loops.append(asyncio.get_running_loop())
+        try:
+            return await store.get("large")
+        finally:
+            # `Store.aclose` would release the memory, too.
+            await sessions_of(store).current().service.aclose()
+
+    async def use() -> None:
+        async with store:
+            await store.put("small", b"1")
+
+    with GCSServer(buckets=["bucket"]) as server:
+        server.put("bucket", "large", bytes(4 << 20))
+        store = aioflux.open_store("gs://bucket", endpoint_url=server.url)
+        data = asyncio.run(read())
+        num_references = sys.getrefcount(data)
+        asyncio.run(use())
+        assert sys.getrefcount(data) == num_references - 1

@@ -14,38 +14,18 @@ import pytest
 import aioflux
 from aioflux import PermissionDeniedError, RetryPolicy, TransferOptions
 from aioflux._concurrency.loop_threads import loop_threads, run_on
-from aioflux._services.open import open_service
 from aioflux._transfer.spread import Spread
-from aioflux.store import Store
 from aioflux.testing import GCSServer
+from tests.loops import OTHER_LOOPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from aioflux.store import Store
+
 MIB = 1024 * 1024
 DATA = bytes(range(256)) * (24 * MIB // 256)
 OPTIONS = TransferOptions(num_loops=3, range_size_bytes=2 * MIB, part_size_bytes=5 * MIB)
-
-
-@pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the threads on which the services of a store send requests with bodies."""
-    names: list[str] = []
-
-    def recorded(method: Any) -> Any:
-        async def call(*arguments: Any, **settings: Any) -> Any:
-            names.append(threading.current_thread().name)
-            return await method(*arguments, **settings)
-
-        return call
-
-    def open_recorded(config: Any) -> Any:
-        service = open_service(config)
-        service.get, service.put_part = recorded(service.get), recorded(service.put_part)
-        return service
-
-    monkeypatch.setattr(Store, "_open_service", staticmethod(open_recorded))
-    return names
 
 
 @pytest.fixture
@@ -59,7 +39,7 @@ def open_store(server: GCSServer, **settings: Any) -> Store:
     return aioflux.open_store("gs://bucket/", endpoint_url=server.url, **settings)
 
 
-async def test_ranges_and_parts_are_spread(server: GCSServer, threads: list[str]) -> None:
+async def test_ranges_and_parts_are_spread(server: GCSServer, body_threads: list[str]) -> None:
     async with open_store(server) as store:
         async with store.open_writer("large") as writer:
             await writer.write(DATA)
@@ -67,23 +47,23 @@ async def test_ranges_and_parts_are_spread(server: GCSServer, threads: list[str]
         assert store.stats.bytes_sent == store.stats.bytes_received == len(DATA)
         assert store.stats.num_in_flight == 0
     home = threading.current_thread().name
-    assert set(threads) == {home, "aioflux-loop-2", "aioflux-loop-3"}
+    assert set(body_threads) == {home} | OTHER_LOOPS
 
 
 async def test_small_bodies_stay_on_the_loop_of_the_caller(
-    server: GCSServer, threads: list[str]
+    server: GCSServer, body_threads: list[str]
 ) -> None:
     async with open_store(server) as store:
         await asyncio.gather(*(store.put(f"{number}", b"small") for number in range(20)))
         assert [data async for _, data in store.get_many(store.list())] == [b"small"] * 20
-    assert set(threads) <= {threading.current_thread().name}
+    assert set(body_threads) <= {threading.current_thread().name}
 
 
-async def test_one_loop_starts_no_other(server: GCSServer, threads: list[str]) -> None:
+async def test_one_loop_starts_no_other(server: GCSServer, body_threads: list[str]) -> None:
     async with open_store(server, transfer=TransferOptions(range_size_bytes=MIB)) as store:
         await store.put("large", DATA)
         assert await store.get("large") == DATA
-    assert set(threads) == {threading.current_thread().name}
+    assert set(body_threads) == {threading.current_thread().name}
 
 
 async def test_retries_have_one_count(server: GCSServer) -> None:
@@ -176,6 +156,31 @@ async def test_an_exit_in_a_task_does_not_stop_the_loop() -> None:
     with pytest.raises(SystemExit):
         await run_on(loop, leave)
     assert await run_on(loop, work) == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_the_first_threads_of_a_forked_child_share_its_loops() -> None:
+    script = """
+import os, sys, threading
+from aioflux._concurrency.loop_threads import loop_threads
+parent = loop_threads(2)
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+sys.setswitchinterval(1e-6)
+found, barrier = [], threading.Barrier(8)
+def start():
+    barrier.wait()
+    found.append(loop_threads(2))
+threads = [threading.Thread(target=start) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+names = [each.name for each in threading.enumerate() if each.name.startswith("aioflux")]
+os._exit(0 if found == [found[0]] * 8 and found[0] != parent and len(names) == 2 else 1)
+"""
+    run = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
+    assert run.returncode == 0
 
 
 FORK = """

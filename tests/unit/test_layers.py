@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, str] = {
     "options": "_values.stats",
     "_concurrency": "",
     "_http": "options _values.checksums",
-    "_auth": "errors options _concurrency.single_flight",
+    "_auth": "errors options _concurrency.fork_safe_lock _concurrency.single_flight",
     "_services": (
         "errors options _values.* _http _auth.access_token "
         "_services.gcs.service _services.s3.service _services.azure.service "
@@ -107,7 +107,13 @@ MAY_IMPORT: dict[str, str] = {
 """What each package may import beside itself: a module, or with `.*` all of a package."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "threading": ("_bridge", "_concurrency.loop_threads", "testing", "cli"),
+    "threading": (
+        "_bridge",
+        "_concurrency.fork_safe_lock",
+        "_concurrency.loop_threads",
+        "testing",
+        "cli",
+    ),
     "_thread": ("_bridge", "testing", "cli"),
     "os.register_at_fork": ("_bridge", "testing.gcs_server._fork"),
     "torch": ("data", "checkpoint", "integrations", "compat", "cli"),
