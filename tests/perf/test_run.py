@@ -50,7 +50,7 @@ PEERS = {
     "epoch-wait-threads": ("aioflux_data",),
     "epoch-images": ("aioflux_data",),
     "checkpoint-save-76MB": ("gcsfs_checkpoint",),
-    "torch-load-298MB": ("obstore_torch",),
+    "torch-load-298MB-tls": ("obstore_torch",),
     "torch-save-298MB": ("obstore_torch",),
 }
 """Against whom; each peer somewhere, and few in all. The other epochs differ in their objects."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["MemoryFile", "PrivateMemory", "read_into_memory"]
+__all__ = ["MemoryFile", "PrivateMemory", "populate", "read_into_memory"]
 
 _DIRECTORIES = ("/proc/self/fd", "/dev/fd")
 """Directories with a path for each open descriptor of this process."""
@@ -73,7 +73,7 @@ class PrivateMemory:
 
     def populate(self, view: memoryview, start: int, end: int) -> None:
         """Allocate the memory of a range now; `view` is the view that `mapped` returned."""
-        _populate(view, start, end)
+        populate(view, start, end)
 
     def close(self) -> None:
         """Release the memory, unless tensors refer to it. A second call does nothing."""
@@ -135,7 +135,7 @@ class MemoryFile:
         Allocating in the file first takes a third less time than populating the mapping alone.
         """
         self._allocate(start, end)
-        _populate(view, start, end)
+        populate(view, start, end)
 
     def close(self) -> None:
         """Close the descriptor. Other mappings of the memory stay. A second call does nothing."""
@@ -159,10 +159,12 @@ class MemoryFile:
 Memory = TypeVar("Memory", PrivateMemory, MemoryFile)
 
 
-def _populate(view: memoryview, start: int, end: int) -> None:
+def populate(view: memoryview, start: int, end: int) -> None:
+    """Allocate the memory of `view[start:end]` now, without the GIL."""
     if _madvise is not None:
         with address_of(view) as begin:
-            _madvise(begin + start, end - start, _MADV_POPULATE_WRITE)
+            first = (begin + start) & -mmap.PAGESIZE
+            _madvise(first, begin + end - first, _MADV_POPULATE_WRITE)
 
 
 def _open_memfd() -> int:
