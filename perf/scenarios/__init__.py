@@ -23,6 +23,7 @@ from perf.scenarios import (
     ratios,
     startup,
     sync_facade,
+    torch_files,
 )
 from perf.scenarios._scenario import Match, MemoryGoal, Promise, Rival, Scenario, Side
 
@@ -30,7 +31,7 @@ __all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Sc
 
 _GROUPS = (
     *(listing, loader, epoch),
-    *(checkpoint_save, checkpoint_load, checkpoint_async, compression, dcp),
+    *(checkpoint_save, checkpoint_load, checkpoint_async, torch_files, compression, dcp),
     clouds,
     ratios,
 )

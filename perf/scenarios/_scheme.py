@@ -19,7 +19,7 @@ _SPEAKERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             *("aioflux", "aioflux_checkpoint", "aioflux_data", "aioflux_dcp"),
-            *("aioflux_lines", "aioflux_nebula", "aioflux_torch_save", "obstore"),
+            *("aioflux_lines", "aioflux_nebula", "aioflux_torch", "obstore", "obstore_torch"),
         ),
         _EVERY,
     ),

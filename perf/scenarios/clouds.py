@@ -279,6 +279,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Nebula(
         name="nebula-1GiB",
-        rivals=(Rival(peer="gcsfs_checkpoint", at_least=50.0), Rival(peer="aioflux_torch_save")),
+        rivals=(Rival(peer="gcsfs_checkpoint", at_least=50.0), Rival(peer="aioflux_torch")),
     ),
 )

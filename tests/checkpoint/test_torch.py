@@ -140,6 +140,20 @@ def test_loading_crosses_to_the_service_once_a_range(server: GCSServer) -> None:
     assert server.stats.total.requests <= 1 + 2 * 5
 
 
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("num_mib", [20, 90], ids=["prefetched whole", "larger"])
+def test_loading_over_plain_http_reads_hardly_a_byte_twice(server: GCSServer, num_mib: int) -> None:
+    """torch.load reads the directory at the end first, and then all tensors in order."""
+    sizes = (num_mib * MIB // 2, 3, num_mib * MIB // 3, num_mib * MIB // 6)
+    saved = {f"a{size}": torch.arange(size // 4, dtype=torch.int32) for size in sizes}
+    with open_writer(URI) as file:
+        torch.save(saved, file)
+    server.stats.reset()
+    with open_reader(URI, timeouts=PATIENT) as file:
+        assert_equal(saved, torch.load(file))
+    assert server.stats.operation("objects.get").bytes_out <= 1.05 * file.meta.size
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_forgets_files_of_its_parent(server: GCSServer) -> None:
     """The child ends without a trace; the parent's file goes on and is stored."""

@@ -56,6 +56,8 @@ PEERS = {
     "ratio-save-async-first": ("memory_copy",),
     "opening-tls": ("obstore",),
     "gets-1M": ("aioflux",),
+    "torch-load-298MB-tls": ("obstore_torch",),
+    "torch-save-298MB": ("obstore_torch",),
 }
 """Against whom; each peer somewhere, and few in all. The other epochs differ in their objects."""
 ON_NGINX = {

@@ -43,6 +43,7 @@ LONG = (
     *("checkpoint-save-76MB", "checkpoint-save-298MB", "checkpoint-save-2.5GB"),
     *("checkpoint-load-76MB", "checkpoint-load-298MB", "checkpoint-load-2.5GB"),
     *("checkpoint-async-stage", "checkpoint-async-train"),
+    *("torch-load-298MB", "torch-load-298MB-tls", "torch-save-298MB", "torch-save-298MB-tls"),
     *("compression-bf16", "compression-fp32", "compression-master", "compression-adam"),
     *("dcp-save-1", "dcp-load-1", "dcp-save-4", "dcp-load-4", "dcp-reshard-4-3"),
     "s3-startup",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 
 from aioflux import ChecksumError, TransientError
 from aioflux.testing.faults import Fault
-from tests.transfer.scripted_service import PART, REFUSE, ScriptedService, pattern
+from tests.transfer.scripted_service import MIB, PART, REFUSE, ScriptedService, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import aioflux
+    from aioflux._services.base import ReadRequest
 
 DATA = pattern(10_000)
 LONG = pattern(2 * PART + 1000)
@@ -33,6 +35,127 @@ moves = st.one_of(
 @given(st.lists(moves, max_size=12))
 def test_it_reads_as_bytesio_does(moves: list[tuple[str, int]]) -> None:
     asyncio.run(compare(moves))
+
+
+@given(st.lists(moves, max_size=12), st.sets(st.integers(0, 30), max_size=3))
+def test_wrong_bytes_are_an_error_at_the_exit_at_the_latest(
+    moves: list[tuple[str, int]], wrong_reads: set[int]
+) -> None:
+    asyncio.run(read_over_plain_http(moves, wrong_reads))
+
+
+async def read_over_plain_http(moves: list[tuple[str, int]], wrong_reads: set[int]) -> None:
+    scripted = plain(ScriptedService("reader-plain"))
+    meta = scripted.put("a", DATA)
+    flip = Fault(kind="flip", num_bytes=3)
+    scripted.service.fail("get", *(flip if at in wrong_reads else None for at in range(31)))
+    model, got = io.BytesIO(DATA), []
+    try:
+        # Two of the ten ranges are held.
+        async with scripted.store.open_reader(meta, read_ahead_bytes=2000) as reader:
+            for move, number in moves:
+                if move == "read":
+                    got.append((await reader.read(number), model.read(number)))
+                else:
+                    whence = io.SEEK_SET if move == "seek" else io.SEEK_END
+                    assert reader.seek(number, whence) == model.seek(number, whence)
+    except ChecksumError:
+        return
+    assert [ours for ours, _ in got] == [theirs for _, theirs in got]
+
+
+def plain(scripted: ScriptedService) -> ScriptedService:
+    """Let the transport of a service not notice changed bytes."""
+    scripted.service.capabilities = replace(scripted.service.capabilities, guarded_transport=False)
+    return scripted
+
+
+def requested(scripted: ScriptedService) -> list[tuple[int, int]]:
+    """Return a list that receives each range that is requested from now on."""
+    ranges: list[tuple[int, int]] = []
+    inner = scripted.service.get
+
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        ranges.append((request.start, request.end))
+        return await inner(request, **settings)
+
+    scripted.service.get = get  # type: ignore[method-assign]
+    return ranges
+
+
+def num_bytes(ranges: list[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in ranges)
+
+
+async def test_a_directory_at_the_end_does_not_cost_a_second_read_of_the_rest(
+    scripted: ScriptedService,
+) -> None:
+    data = pattern(16 * PART)
+    meta = plain(scripted).put("a", data)
+    store = scripted.new_store(range_size_bytes=2 * PART, max_buffered_bytes=4 * PART)
+    ranges = requested(scripted)
+    async with store.open_reader(meta) as reader:
+        assert await reader.read(1000) == data[:1000]
+        for at in (4000, 22, 1000):
+            reader.seek(-at, io.SEEK_END)
+            assert await reader.read(20) == data[-at:][:20]
+        pieces = []
+        reader.seek(0)
+        for size in (900, PART, 2 * PART + 77, 4 * PART):
+            pieces.append(await reader.read(size))
+            reader.seek(16, io.SEEK_CUR)  # a header that torch.load skips
+        assert pieces[2] == data[PART + 932 :][: 2 * PART + 77]
+        assert await reader.read() == data[7 * PART + 77 + 900 + 64 :]
+    # The first and the last MiB are read twice.
+    assert num_bytes(ranges) <= len(data) + 2 * MIB + 10
+
+
+async def test_an_object_that_fits_in_the_window_is_read_once_in_any_order(
+    scripted: ScriptedService,
+) -> None:
+    meta = plain(scripted).put("a", DATA)
+    ranges = requested(scripted)
+    async with scripted.store.open_reader(meta) as reader:
+        for start in (0, 9_990, 5_000, 100):
+            reader.seek(start)
+            assert await reader.read(10) == DATA[start:][:10]
+    assert num_bytes(ranges) == len(DATA)
+
+
+async def test_a_stream_that_goes_on_after_a_jump_is_verified_before_its_end(
+    scripted: ScriptedService,
+) -> None:
+    data = pattern(8 * PART)
+    meta = plain(scripted).put("a", data)
+    async with one_range_ahead(scripted).open_reader(meta) as reader:
+        reader.seek(-9, io.SEEK_END)
+        assert await reader.read(9) == data[-9:]
+        reader.seek(0)
+        await reader.read(MIB)
+        scripted.service.fail("get", Fault(kind="flip", num_bytes=3))
+        assert await reader.read(PART) != data[MIB:][:PART]  # in order, and not verified yet
+        with pytest.raises(ChecksumError, match="/a"):
+            await reader.read()
+        await reader.aclose()
+
+
+async def test_what_was_read_in_order_is_confirmed_before_the_next_jump(
+    scripted: ScriptedService,
+) -> None:
+    data = pattern(8 * PART)
+    meta = plain(scripted).put("a", data)
+    async with one_range_ahead(scripted).open_reader(meta) as reader:
+        reader.seek(-9, io.SEEK_END)
+        await reader.read(9)
+        reader.seek(0)
+        await reader.read(MIB)
+        scripted.service.fail("get", Fault(kind="flip", num_bytes=3))
+        await reader.read(PART)
+        for _ in range(2):
+            reader.seek(5 * PART)
+            with pytest.raises(ChecksumError, match="returned"):
+                await reader.read(9)
+        await reader.aclose()
 
 
 def one_range_ahead(scripted: ScriptedService, **options: object) -> aioflux.Store:

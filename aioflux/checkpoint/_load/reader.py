@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
-from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
+from aioflux.checkpoint._store.mapping import MemoryFile, populate, read_into_memory
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ __all__ = ["CheckpointReader", "MappedReader", "open_reader"]
 
 _BUFFER_BYTES = 1024 * 1024
 """Buffer for small reads. A crossing costs 35-125 us, as much as copying 1 MiB."""
+_MAX_READ_BYTES = 64 * 1024 * 1024
+"""Bytes of one crossing. The `io.BufferedReader` repeats a read that returns fewer bytes."""
 
 
 class _RawReader(io.RawIOBase):
@@ -54,7 +56,9 @@ class _RawReader(io.RawIOBase):
         return self._context.value.seek(offset, whence)
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        return _bridge.run(self._context.value.readinto(memoryview(buffer).cast("B")))
+        view = memoryview(buffer).cast("B")[:_MAX_READ_BYTES]
+        populate(view, 0, view.nbytes)  # in this thread, while the event loop receives
+        return _bridge.run(self._context.value.readinto(view))
 
     def readall(self) -> bytes:
         return _bridge.run(self._context.value.read())

@@ -160,10 +160,11 @@ Memory = TypeVar("Memory", PrivateMemory, MemoryFile)
 
 
 def populate(view: memoryview, start: int, end: int) -> None:
-    """Allocate the memory of a range of a view now, on Linux 5.14 and later."""
+    """Allocate the memory of `view[start:end]` now, without the GIL, on Linux 5.14 and later."""
     if _madvise is not None:
         with address_of(view) as begin:
-            _madvise(begin + start, end - start, _MADV_POPULATE_WRITE)
+            first = (begin + start) & -mmap.PAGESIZE
+            _madvise(first, begin + end - first, _MADV_POPULATE_WRITE)
 
 
 def _open_memfd() -> int:
