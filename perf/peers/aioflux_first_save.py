@@ -1,4 +1,4 @@
-"""aioflux: the first `Checkpointer.save_async` of a process, with defaults."""
+"""aioflux: the first `Checkpointer.save_async` of a process, after `Checkpointer.prepare`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perf.work import Work
 
 _TRAINING_SECONDS = 1.0
-"""Time between the construction of the Checkpointer and the first save: a few training steps."""
+"""Time between the preparation and the first save: a few training steps."""
 
 
 @lru_cache(maxsize=1)
@@ -23,9 +23,9 @@ def _opened(work: Work) -> Checkpointer:
 
 
 def prepare(work: Work) -> None:
-    """Create the state and the Checkpointer, and wait for as long as some training steps take."""
-    state_of(work.dtype, work.size_bytes)
-    _opened(work)
+    """Create the state, prepare its saves, and wait for as long as some training steps take."""
+    state = state_of(work.dtype, work.size_bytes)
+    _opened(work).prepare(state)
     time.sleep(_TRAINING_SECONDS)
 
 

@@ -8,6 +8,7 @@ import torch
 from google.auth.credentials import AnonymousCredentials
 
 from aioflux.checkpoint import open_reader, open_writer
+from perf._meter import steady
 from perf.peers._parts import ssl_context
 from perf.states import num_bytes_of, state_of, touch
 from perf.work import state_key
@@ -28,15 +29,25 @@ def _options(work: Work) -> StoreOptions:
 
 async def save_state(work: Work) -> int:
     """Save a state and return the bytes of its tensors."""
-    state = state_of(work.dtype, work.size_bytes)
-    uri = work.uri(f"put/{state_key(work.dtype, work.size_bytes)}")
-    with open_writer(uri, **_options(work)) as file:
-        torch.save(state, file)
-    return num_bytes_of(state)
+    options = _options(work)
+
+    async def save(work: Work) -> int:
+        state = state_of(work.dtype, work.size_bytes)
+        uri = work.uri(f"put/{state_key(work.dtype, work.size_bytes)}")
+        with open_writer(uri, **options) as file:
+            torch.save(state, file)
+        return num_bytes_of(state)
+
+    return await steady(save, work)
 
 
 async def load_state(work: Work) -> int:
     """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
-    uri = work.uri(state_key(work.dtype, work.size_bytes))
-    with open_reader(uri, **_options(work)) as file:
-        return touch(torch.load(file, weights_only=True))
+    options = _options(work)
+
+    async def load(work: Work) -> int:
+        uri = work.uri(state_key(work.dtype, work.size_bytes))
+        with open_reader(uri, **options) as file:
+            return touch(torch.load(file, weights_only=True))
+
+    return await steady(load, work)
