@@ -118,6 +118,7 @@ def _in_child(
 
 
 def _send(sender: Connection, *args: Any) -> None:
+    """Send the figures or the error; then wait for the kill, because an exit waits for workers."""
     try:
         sender.send(_run(*args))
     except Exception as exc:
