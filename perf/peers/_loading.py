@@ -160,6 +160,9 @@ class RecordSplitter:
     def __call__(self, file: Any, meta: object = None) -> Iterator[Any]:
         """Yield the items of all records."""
         while data := file.read(self._num_bytes):
+            # obstore's files return less at the end of their buffer.
+            while rest := len(data) < self._num_bytes and file.read(self._num_bytes - len(data)):
+                data = bytes(data) + bytes(rest)
             yield self._item(data)
 
 

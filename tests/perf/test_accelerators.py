@@ -89,6 +89,9 @@ def test_a_run_that_fails_says_why() -> None:
 def test_records_become_constant_items_of_their_own_size() -> None:
     split = RecordSplitter(replace(WORK, record_bytes=5, item_bytes=3))
     assert [len(item) for item in split(io.BytesIO(bytes(10)))] == [3, 3]
+    short = io.BytesIO(bytes(10))
+    short.read = lambda size=-1: io.BytesIO.read(short, min(size, 4))  # type: ignore[method-assign, assignment]
+    assert [len(item) for item in split(short)] == [3, 3]
     with pytest.raises(ValueError, match="a sample of 2 bytes, not 5"):
         list(split(io.BytesIO(bytes(7))))
 
