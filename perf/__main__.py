@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from perf import _machine, _plot, peers
 from perf._pairs import play
 from perf._report import lines_of, markdown, record_of, terminal_heading, terminal_row
-from perf._samples import judge, judge_memory, judge_promise, unplayed
+from perf._samples import judge, judge_accelerators, judge_memory, judge_promise, unplayed
 from perf.access import KINDS, SCHEMES
 from perf.scenarios import GROUPS, SCENARIOS
 from perf.servers import open_server
@@ -118,7 +118,8 @@ def play_match(
                 match,
                 servers,
                 num_pairs=min(run.args.pairs, scenario.max_pairs),
-                has_warm_up=not run.args.toy,
+                # A search of accelerators has many runs, of which the first warms up.
+                has_warm_up=not run.args.toy and not match.ours.work.utilization,
                 limit_seconds=max(run.args.limit_seconds, scenario.min_limit_seconds),
                 keep=keep,
             )
@@ -128,6 +129,8 @@ def play_match(
             return []
     run.has_failed |= any(pair.ours.error for pair in pairs)
     run.add(judge(scenario.name, scenario.displayed_bytes, match, pairs))
+    if row := judge_accelerators(scenario.name, match, pairs):
+        run.add(row)
     return pairs
 
 

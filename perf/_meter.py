@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from perf.work import Work
 
-__all__ = ["METER", "Figures", "resident_bytes", "steady"]
+__all__ = ["METER", "Figures", "cpu_seconds_of", "resident_bytes", "steady"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def _figures(work: Work, *, num_requests: int) -> Figures:
     own = resource.getrusage(resource.RUSAGE_SELF)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Figures(
-        server_cpu_seconds=_cpu_seconds_of(work.server_pids),
+        server_cpu_seconds=cpu_seconds_of(work.server_pids),
         num_requests=num_requests,
         num_faults=own.ru_minflt,
         cpu_seconds=time.process_time() + children.ru_utime + children.ru_stime,
@@ -109,7 +109,7 @@ def _figures(work: Work, *, num_requests: int) -> Figures:
     )
 
 
-def _cpu_seconds_of(pids: tuple[int, ...]) -> float:
+def cpu_seconds_of(pids: tuple[int, ...]) -> float:
     """Return the CPU time of other processes, from /proc, with a resolution of 0.01 s."""
     ticks = 0
     for pid in pids:

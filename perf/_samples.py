@@ -22,6 +22,7 @@ __all__ = [
     "Row",
     "Sample",
     "judge",
+    "judge_accelerators",
     "judge_memory",
     "judge_promise",
     "median_of",
@@ -47,6 +48,8 @@ class Result:
     num_faults: int = 0
     waited_seconds: float = 0.0
     stored_bytes: int = 0
+    accelerators: float = 0.0
+    utilization: float = 0.0
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Result:
@@ -206,6 +209,23 @@ def judge(scenario: str, size_bytes: int, match: Match, pairs: Sequence[Pair]) -
         is_met=is_met,
         error=_errors(match, pairs),
     )
+
+
+def judge_accelerators(scenario: str, match: Match, pairs: Sequence[Pair]) -> Row | None:
+    """Return the row of emulated accelerators, ours and theirs; None if none were emulated.
+
+    It has the largest number with the required utilization, and the utilization of one.
+    """
+    counted = [pair for pair in pairs if not pair.is_warm_up]
+    sides = [_results(pair.ours for pair in counted), _results(pair.theirs for pair in counted)]
+    if not match.ours.work.utilization or not all(sides):
+        return None
+    numbers = [statistics.median(each.accelerators for each in side) for side in sides]
+    shares = [statistics.median(each.utilization for each in side) for side in sides]
+    figure = " / ".join(f"{number:.2g}" for number in numbers)
+    figure += f" (1: {' / '.join(f'{share:.0%}' for share in shares)})"
+    name = f"accelerators at {match.ours.work.utilization:.0%}"
+    return Row(scenario=scenario, case=name, peer=match.name, size_bytes=0, figure=figure)
 
 
 def unplayed(scenario: str, match: Match, error: str) -> Row:

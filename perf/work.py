@@ -53,6 +53,8 @@ class OperationResult(NamedTuple):
     """Time that the consumer waited for batches."""
     stored_bytes: int = 0
     """Compressed size, or bytes that were read from the server, if it differs from `num_bytes`."""
+    figures: dict[str, float] | None = None
+    """Figures that replace those of `measure`, if the operation measured a part of itself."""
 
 
 Moved: TypeAlias = "int | tuple[int, float] | OperationResult"
@@ -178,6 +180,17 @@ class Work:
     """`off`, `on` or `auto`; empty is the contender's default."""
     step_seconds: float = 0.0
     """Time that the consumer sleeps after each batch."""
+    utilization: float = 0.0
+    """Required utilization of emulated accelerators, whose largest number is searched; 0 for an
+    epoch. See `perf.peers._accelerators`."""
+    trial_seconds: float = 0.0
+    """Duration of the measured part of each run of this search; with 0 there is one short run."""
+    prefetch_batches: int = 0
+    """Batches that all workers prefetch; 0 is the loader's default."""
+    record_bytes: int = 0
+    """Size of a record, for objects of many records; 0 if one object is one sample."""
+    item_bytes: int = 0
+    """Size of an item, the same constant tensor for each sample; 0 for the item of `is_whole`."""
     is_whole: bool = False
     """Whether an item is the bytes of an object, as a tensor, or only their number."""
     is_image: bool = False
@@ -309,13 +322,13 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
         server received, if it counts them; `waited_seconds` of the consumer of batches;
         `stored_bytes` of compressed tensors; `idle_bytes`, the resident memory before the client
         is opened, with the body to write; `peak_bytes`, the maximum resident memory of the measured
-        part, without children.
+        part, without children; and the operation's own `figures`.
     """
     sign_in(work)
     adapter = importlib.import_module(f"perf.peers.{work.peer}")
     operation = _operation(adapter, work)
     with asyncio.Runner(loop_factory=_loop_factory(work.peer)) as runner:
-        if work.peer not in TIMED:
+        if work.peer not in TIMED and not work.utilization:
             warm_up = replace(work.warm_up(), has_opening=True)
             moved = runner.run(_coroutine(operation, warm_up))
             _checked(warm_up, moved[0] if isinstance(moved, tuple) else moved)
@@ -330,15 +343,16 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
     figures, peak_bytes = METER.figures()
     getattr(adapter, "finish", _nothing)(work)
     told = OperationResult(*moved) if isinstance(moved, tuple) else OperationResult(moved)
+    own_figures = told.figures or {"num_objects": _checked(work, told.num_bytes)}
     return {
         **asdict(figures),
-        "num_objects": _checked(work, told.num_bytes),
         "num_bytes": told.num_bytes,
         "waited_seconds": told.waited_seconds,
         "stored_bytes": told.stored_bytes,
         "idle_bytes": idle_bytes,
         # The kernel updates VmHWM with a delay: it can be lower than an earlier VmRSS.
         "peak_bytes": max(idle_bytes, peak_bytes),
+        **own_figures,
     }
 
 

@@ -16,12 +16,22 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from perf.peers._accelerators import emulate
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from perf.work import Work
+    from perf.work import Moved, Work
 
-__all__ = ["Datasets", "OneByOne", "decode", "epoch"]
+__all__ = [
+    "Datasets",
+    "OneByOne",
+    "RecordSplitter",
+    "Records",
+    "data_loader",
+    "decode",
+    "epoch",
+]
 
 
 def _tensor_of(data: Any) -> torch.Tensor:
@@ -33,7 +43,22 @@ def decode(work: Work) -> Callable[[Any], Any]:
     """Return the function that turns the bytes of an object into an item."""
     if work.is_image:
         return _size_and_image
+    if work.item_bytes:
+        return _Constant(work)
     return _tensor_of if work.is_whole else len
+
+
+class _Constant:
+    """Returns a constant tensor, as MLPerf's readers do. A class, because lambdas do not pickle."""
+
+    def __init__(self, work: Work) -> None:
+        self._num_bytes = work.record_bytes or work.size_bytes
+        self._item = torch.ones(work.item_bytes, dtype=torch.uint8)
+
+    def __call__(self, data: Any) -> torch.Tensor:
+        if len(data) != self._num_bytes:
+            raise ValueError(f"a sample of {len(data)} bytes, not {self._num_bytes}")
+        return self._item
 
 
 @cache
@@ -73,7 +98,7 @@ class Datasets:
         self, make: Callable[[Work], Any], load: Callable[[Any, Work], Any] | None = None
     ) -> None:
         self._make = make
-        self._load = load or _loader
+        self._load = load or data_loader
         self._datasets: dict[Work, Any] = {}
 
     def prepare(self, work: Work) -> None:
@@ -82,11 +107,15 @@ class Datasets:
             _jpeg()
         self._datasets[work] = self._make(work)
 
-    def epoch(self, work: Work) -> tuple[int, float]:
-        """Read an epoch of the dataset of a work; build the dataset unless `prepare` did."""
+    def epoch(self, work: Work) -> Moved:
+        """Read an epoch of the dataset of a work; build the dataset unless `prepare` did.
+
+        With `work.utilization`, return the largest number of emulated accelerators instead.
+        """
         if work not in self._datasets:
             self.prepare(work)
-        return epoch(self._datasets.pop(work), work, self._load)
+        read = emulate if work.utilization else epoch
+        return read(self._datasets.pop(work), work, self._load)
 
 
 def epoch(
@@ -98,7 +127,7 @@ def epoch(
     """
     num_bytes, waited_seconds = 0, 0.0
     begun = time.perf_counter()
-    for batch in (load or _loader)(dataset, work):
+    for batch in (load or data_loader)(dataset, work):
         waited_seconds += time.perf_counter() - begun
         sizes = batch[0] if work.is_image else batch
         num_bytes += batch.numel() if work.is_whole else int(sizes.sum())
@@ -108,8 +137,51 @@ def epoch(
     return num_bytes, waited_seconds
 
 
-def _loader(dataset: Any, work: Work) -> DataLoader[Any]:
-    return DataLoader(dataset, batch_size=work.batch_size, num_workers=work.num_workers)
+def data_loader(dataset: Any, work: Work) -> DataLoader[Any]:
+    """Return the DataLoader of a dataset."""
+    num_workers = work.num_workers
+    return DataLoader(
+        dataset,
+        batch_size=work.batch_size,
+        num_workers=num_workers,
+        prefetch_factor=-(-work.prefetch_batches // num_workers) or None if num_workers else None,
+    )
+
+
+class RecordSplitter:
+    """Splits a file into the items of its records, which have the same size."""
+
+    takes_stream = True
+
+    def __init__(self, work: Work) -> None:
+        self._num_bytes = work.record_bytes
+        self._item = decode(work)
+
+    def __call__(self, file: Any, meta: object = None) -> Iterator[Any]:
+        """Yield the items of all records."""
+        while data := file.read(self._num_bytes):
+            # obstore's files return less at the end of their buffer.
+            while rest := len(data) < self._num_bytes and file.read(self._num_bytes - len(data)):
+                data = bytes(data) + bytes(rest)
+            yield self._item(data)
+
+
+class Records(IterableDataset[Any]):
+    """Items of the records of files, which the worker opens one after the other.
+
+    Args:
+        files: Yields the files of the calling worker, opened for reading.
+        work: The work.
+    """
+
+    def __init__(self, files: Iterable[Any], work: Work) -> None:
+        self._files = files
+        self._split = RecordSplitter(work)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Read the files of this worker."""
+        for file in self._files:
+            yield from self._split(file)
 
 
 class OneByOne(IterableDataset[Any]):

@@ -8,15 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
-
 from aioflux.data import IterableDataset, MapDataset, loader
-from perf.peers._loading import Datasets, decode, epoch
+from perf.peers._loading import Datasets, RecordSplitter, data_loader, decode, epoch
 from perf.servers._tmpfs import memory_directory
 
 if TYPE_CHECKING:
     from aioflux.data import Sample
-    from perf.work import Work
+    from perf.work import Moved, Work
 
 
 class _Item:
@@ -41,7 +39,9 @@ def _uri(work: Work) -> str:
     return work.uri(work.prefix)
 
 
-def _map(work: Work) -> MapDataset[Any]:
+def _map(work: Work) -> MapDataset[Any] | IterableDataset[Any]:
+    if work.record_bytes:
+        return IterableDataset(_uri(work), endpoint_url=work.url, records=RecordSplitter(work))
     return MapDataset(_uri(work), **_options(work))
 
 
@@ -51,19 +51,24 @@ def _stream(work: Work) -> IterableDataset[Any]:
 
 def _load(dataset: Any, work: Work) -> Any:
     if work.num_threads:
-        return loader(dataset, batch_size=work.batch_size, num_threads=work.num_threads)
-    return DataLoader(dataset, batch_size=work.batch_size, num_workers=work.num_workers)
+        return loader(
+            dataset,
+            batch_size=work.batch_size,
+            num_threads=work.num_threads,
+            prefetch_factor=work.prefetch_batches or None,
+        )
+    return data_loader(dataset, work)
 
 
 _DATASETS = {"load": Datasets(_map, _load), "stream": Datasets(_stream, _load)}
 
 
-async def load(work: Work) -> tuple[int, float]:
-    """Read an epoch of a MapDataset."""
+async def load(work: Work) -> Moved:
+    """Read an epoch of a MapDataset, or of the records of an IterableDataset."""
     return _DATASETS["load"].epoch(work)
 
 
-async def stream(work: Work) -> tuple[int, float]:
+async def stream(work: Work) -> Moved:
     """Read an epoch of an IterableDataset."""
     return _DATASETS["stream"].epoch(work)
 

@@ -6,10 +6,11 @@ matches.
 
 from __future__ import annotations
 
+import io
 import os
 from typing import TYPE_CHECKING, Any
 
-from perf.peers._loading import Datasets, decode
+from perf.peers._loading import Datasets, Records, decode
 
 try:
     from dataflux_core import fast_list  # type: ignore[import-not-found]
@@ -23,7 +24,9 @@ except ModuleNotFoundError as exc:
     ) from exc
 
 if TYPE_CHECKING:
-    from perf.work import Work
+    from collections.abc import Callable
+
+    from perf.work import Moved, Work
 
 _PROJECT = "perf"
 
@@ -35,6 +38,8 @@ def _point_at(work: Work) -> None:
 
 def _map(work: Work) -> Any:
     _point_at(work)
+    if work.record_bytes:
+        return Records(_stream(work, io.BytesIO), work)
     threads = {"threads_per_process": work.num_threads} if work.num_threads else {}
     config = dataflux_mapstyle_dataset.Config(prefix=work.prefix, **threads)
     return dataflux_mapstyle_dataset.DataFluxMapStyleDataset(
@@ -42,11 +47,11 @@ def _map(work: Work) -> Any:
     )
 
 
-def _stream(work: Work) -> Any:
+def _stream(work: Work, item: Callable[[bytes], Any] | None = None) -> Any:
     _point_at(work)
     config = dataflux_iterable_dataset.Config(prefix=work.prefix)
     return dataflux_iterable_dataset.DataFluxIterableDataset(
-        _PROJECT, work.bucket, config, decode(work)
+        _PROJECT, work.bucket, config, item or decode(work)
     )
 
 
@@ -59,12 +64,12 @@ def prepare(work: Work) -> None:
         _DATASETS[work.operation].prepare(work)
 
 
-async def load(work: Work) -> tuple[int, float]:
-    """Read an epoch of its map-style dataset."""
+async def load(work: Work) -> Moved:
+    """Read an epoch of its map-style dataset; records come from its iterable dataset."""
     return _DATASETS["load"].epoch(work)
 
 
-async def stream(work: Work) -> tuple[int, float]:
+async def stream(work: Work) -> Moved:
     """Read an epoch of its iterable dataset."""
     return _DATASETS["stream"].epoch(work)
 

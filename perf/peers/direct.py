@@ -13,7 +13,7 @@ from perf.peers.google import open_bucket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from perf.work import Work
+    from perf.work import Moved, Work
 
 
 def _keys(work: Work) -> list[str]:
@@ -61,11 +61,11 @@ def prepare(work: Work) -> None:
     _DATASETS[work.operation].prepare(work)
 
 
-async def load(work: Work) -> tuple[int, float]:
+async def load(work: Work) -> Moved:
     """Read an epoch of a map-style dataset."""
     return _DATASETS["load"].epoch(work)
 
 
-async def stream(work: Work) -> tuple[int, float]:
+async def stream(work: Work) -> Moved:
     """Read an epoch of an iterable dataset."""
     return _DATASETS["stream"].epoch(work)

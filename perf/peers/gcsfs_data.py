@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
-from perf.peers._loading import Datasets, decode
+from perf.peers._loading import Datasets, OneByOne, Records, decode
 
 if TYPE_CHECKING:
-    from perf.work import Work
+    from collections.abc import Callable
+
+    from perf.work import Moved, Work
 
 # Read when gcsfs is imported. Without it, gcsfs requests the bucket type over gRPC, for a minute.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
@@ -29,12 +32,16 @@ def _open(work: Work) -> Any:
     )
 
 
+def _paths(work: Work) -> list[str]:
+    return sorted(_open(work).find(f"{work.bucket}/{work.prefix}"))
+
+
 class _Objects(Dataset[Any]):
     """A map-style dataset of objects; the objects of a batch are read concurrently."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._paths = sorted(_open(work).find(f"{work.bucket}/{work.prefix}"))
+        self._paths = _paths(work)
         self._item = decode(work)
         self._filesystem: Any = None
 
@@ -58,10 +65,20 @@ class _Objects(Dataset[Any]):
             return data
 
 
-_DATASETS = Datasets(_Objects)
+def _opener(work: Work) -> Callable[[str], Any]:
+    return partial(_open(work).open, mode="rb")
+
+
+def _dataset(work: Work) -> Any:
+    if not work.record_bytes:
+        return _Objects(work)
+    return Records(OneByOne(_paths(work), partial(_opener, work), lambda file: file), work)
+
+
+_DATASETS = Datasets(_dataset)
 prepare = _DATASETS.prepare
 
 
-async def load(work: Work) -> tuple[int, float]:
-    """Read an epoch of a map-style dataset."""
+async def load(work: Work) -> Moved:
+    """Read an epoch of a map-style dataset; files of records are read one after the other."""
     return _DATASETS.epoch(work)

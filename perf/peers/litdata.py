@@ -28,7 +28,7 @@ except ModuleNotFoundError as exc:
     ) from exc
 
 if TYPE_CHECKING:
-    from perf.work import Work
+    from perf.work import Moved, Work
 
 
 class _Indexer(BaseIndexer):  # type: ignore[misc]
@@ -74,7 +74,7 @@ _DATASETS = Datasets(_dataset)
 prepare = _DATASETS.prepare
 
 
-async def load(work: Work) -> tuple[int, float]:
+async def load(work: Work) -> Moved:
     """Read an epoch of its dataset."""
     try:
         return _DATASETS.epoch(work)

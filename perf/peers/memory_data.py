@@ -12,7 +12,7 @@ from perf.peers._loading import Datasets, OneByOne, decode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from perf.work import Work
+    from perf.work import Moved, Work
 
 
 class _Opener:
@@ -41,6 +41,6 @@ def prepare(work: Work) -> None:
     _DATASETS.prepare(work)
 
 
-async def stream(work: Work) -> tuple[int, float]:
+async def stream(work: Work) -> Moved:
     """Read an epoch of the dataset."""
     return _DATASETS.epoch(work)

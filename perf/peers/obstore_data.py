@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import obstore
 from torch.utils.data import Dataset
 
-from perf.peers._loading import Datasets, decode
+from perf.peers._loading import Datasets, OneByOne, Records, decode
 from perf.peers.google import open_bucket
 from perf.peers.obstore import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from obstore.store import GCSStore
 
-    from perf.work import Work
+    from perf.work import Moved, Work
+
+
+BUFFER_BYTES = 16 << 20
+"""Size of the ranges in which a file of records is read."""
+
+
+def _keys(work: Work) -> list[str]:
+    # Not listed with obstore: after it has started threads, forked workers would hang.
+    return [blob.name for blob in open_bucket(work).list_blobs(prefix=work.prefix)]
 
 
 class _Objects(Dataset[Any]):
@@ -22,8 +35,7 @@ class _Objects(Dataset[Any]):
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        # Not listed with obstore: after it has started threads, forked workers would hang.
-        self._keys = [blob.name for blob in open_bucket(work).list_blobs(prefix=work.prefix)]
+        self._keys = _keys(work)
         self._item = decode(work)
         self._store: GCSStore | None = None
 
@@ -43,10 +55,20 @@ class _Objects(Dataset[Any]):
         return list(await asyncio.gather(*map(one, indices)))
 
 
-_DATASETS = Datasets(_Objects)
+def _opener(work: Work) -> Callable[[str], Any]:
+    return partial(obstore.open_reader, open_store(work), buffer_size=BUFFER_BYTES)
+
+
+def _dataset(work: Work) -> Any:
+    if not work.record_bytes:
+        return _Objects(work)
+    return Records(OneByOne(_keys(work), partial(_opener, work), lambda file: file), work)
+
+
+_DATASETS = Datasets(_dataset)
 prepare = _DATASETS.prepare
 
 
-async def load(work: Work) -> tuple[int, float]:
-    """Read an epoch of a map-style dataset."""
+async def load(work: Work) -> Moved:
+    """Read an epoch of a map-style dataset; files of records are read one after the other."""
     return _DATASETS.epoch(work)

@@ -9,14 +9,14 @@ from s3torchconnector import S3IterableDataset, S3MapDataset  # type: ignore[imp
 from torch.utils.data import IterableDataset
 
 from perf.peers._lines import Lines
-from perf.peers._loading import Datasets, decode
+from perf.peers._loading import Datasets, Records, decode
 from perf.peers._s3torchconnector import options
 from perf.work import lines_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perf.work import Work
+    from perf.work import Moved, Work
 
 
 class _Item:
@@ -30,6 +30,10 @@ class _Item:
 
 
 def _map(work: Work) -> Any:
+    if work.record_bytes:
+        prefix = work.uri(work.prefix)
+        files = S3IterableDataset.from_prefix(prefix, enable_sharding=True, **options(work))
+        return Records(files, work)
     found = S3MapDataset.from_prefix(work.uri(work.prefix), transform=_Item(work), **options(work))
     len(found)  # lists, as those of others are when they are built
     return found
@@ -66,12 +70,12 @@ def prepare(work: Work) -> None:
         _DATASETS[work.operation].prepare(work)
 
 
-async def load(work: Work) -> tuple[int, float]:
-    """Read an epoch of a map-style dataset."""
+async def load(work: Work) -> Moved:
+    """Read an epoch of a map-style dataset; records come from an iterable dataset."""
     return _DATASETS["load"].epoch(work)
 
 
-async def stream(work: Work) -> tuple[int, float]:
+async def stream(work: Work) -> Moved:
     """Read an epoch of an iterable dataset."""
     return _DATASETS["stream"].epoch(work)
 

@@ -17,6 +17,7 @@ from perf.scenarios import (
     latency,
     listing,
     loader,
+    mlperf,
     paced,
     put_many,
     put_one,
@@ -32,8 +33,7 @@ __all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Sc
 _GROUPS = (
     *(listing, loader, epoch),
     *(checkpoint_save, checkpoint_load, checkpoint_async, torch_files, compression, dcp),
-    clouds,
-    ratios,
+    *(mlperf, clouds, ratios),
 )
 _MODULES = (
     *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, startup, faults),

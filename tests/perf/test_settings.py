@@ -46,6 +46,7 @@ LONG = (
     *("torch-load-298MB", "torch-load-298MB-tls", "torch-save-298MB", "torch-save-298MB-tls"),
     *("compression-bf16", "compression-fp32", "compression-master", "compression-adam"),
     *("dcp-save-1", "dcp-load-1", "dcp-save-4", "dcp-load-4", "dcp-reshard-4-3"),
+    *("mlperf-unet3d", "mlperf-resnet50", "mlperf-cosmoflow", "mlperf-write", "mlperf-read"),
     "s3-startup",
     *("s3-get-100KiB", "s3-get-1MiB", "s3-map-100KiB", "s3-map-1MiB", "s3-lines-0", "s3-lines-4"),
     *("s3-save-1GiB", "s3-load-1GiB", "s3-dcp-save", "s3-dcp-load"),
