@@ -103,6 +103,8 @@ BEFORE_FORK = "an object opened before a fork cannot be used after it; open it a
 
 _parked: list[Any] = []
 """Objects that a forked child has inherited, and must never close or collect."""
+parked_in_children: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Objects that every forked child must never collect."""
 
 
 class _LoopThread:
@@ -249,7 +251,8 @@ def _after_fork_in_child() -> None:
     global _bridge
     stores = live_sessions()
     # In this order, because Ctrl-C may arrive at any time: park, drop, replace the bridge.
-    _park(_bridge, _bridge.inherited(), [sessions.open_sessions() for sessions in stores])
+    sessions_by_loop = [sessions.open_sessions() for sessions in stores]
+    _park(_bridge, _bridge.inherited(), sessions_by_loop, [*parked_in_children])
     for sessions in stores:
         sessions.forget()
     _open_contexts.clear()
@@ -652,7 +655,8 @@ def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterat
 
     If the iteration is left early, the generator is closed and its pending requests are cancelled.
     """
-    pid = os.getpid()
+    # A local name: at the end of the interpreter, the names of modules are None.
+    pid, is_finalizing = os.getpid(), sys.is_finalizing
     _iterating.add(iterator)
     # With `aclosing_inner` the event loop does not register `iterator`, so that only the `finally`
     # below closes it. Otherwise the loop would close it, too, if this generator and `iterator` are
@@ -668,8 +672,9 @@ def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterat
             if os.getpid() != pid:
                 raise RuntimeError(BEFORE_FORK)
     finally:
-        _iterating.discard(iterator)
-        _close_dropped(iterator, iterator.aclose, pid)
+        if not is_finalizing():  # `shut_down` has closed it
+            _iterating.discard(iterator)
+            _close_dropped(iterator, iterator.aclose, pid)
 
 
 def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], pid: int) -> None:

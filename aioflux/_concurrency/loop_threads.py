@@ -15,7 +15,7 @@ import atexit
 import os
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioflux._concurrency.fork_safe_lock import ForkSafeLock
@@ -122,10 +122,11 @@ def _replace_lookup_threads() -> None:
     libuv joins them at exit. Without those of its parent the child would end with SIGSEGV.
     """
     if os.getpid() != _first_pid and "uvloop" in sys.modules:
-        loop = new_loop()
-        # Without a socket type, uvloop does not parse the address itself.
-        loop.run_until_complete(loop.getaddrinfo("127.0.0.1", 0))
-        loop.close()
+        with suppress(Exception):  # the process may have no descriptor or memory left
+            loop = new_loop()
+            with closing(loop):
+                # Without a socket type, uvloop does not parse the address itself.
+                loop.run_until_complete(loop.getaddrinfo("127.0.0.1", 0))
 
 
 atexit.register(_replace_lookup_threads)

@@ -14,7 +14,6 @@ import logging
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Self
 
-from aioflux._concurrency.fan_out import gather
 from aioflux._http.memory import BytesBuffer
 from aioflux._transfer.get_range import Pin, read_checked, read_checksum, reads_twice
 from aioflux._transfer.range_plan import plan_ranges
@@ -90,6 +89,8 @@ class ObjectReader:
         self._returned: set[int] = set()
         self._num_leading = 0  # returned ranges without a gap, from the first range on
         self._last_index = -1  # of the returned ranges; -2 after a jump
+        self._has_jumped = False
+        self._is_reading = False
         self._confirmed: set[int] = set()
         self._twice = reads_twice(session)
         self._has_checksum = meta.crc32c is not None and options.verify_ranges != "always"
@@ -114,7 +115,8 @@ class ObjectReader:
     async def aclose(self) -> None:
         """Cancel and drop prefetched ranges. A second call has no effect.
 
-        This does not verify the returned bytes; the exit of the `async with` does.
+        This does not verify the returned bytes, and then the exit of the `async with` does not,
+        either.
         """
         self._closed = True
         if self._session.is_inherited:
@@ -166,14 +168,19 @@ class ObjectReader:
         start = self._position
         end = max(start, min(start + target.nbytes, self.meta.size))
         if end > start and not 0 <= start - self._next_position <= _MAX_GAP_BYTES:
-            self._last_index = -2
+            self._last_index, self._has_jumped = -2, True
         last, num_filled = self._index(max(start, end - 1)), 0
-        while start + num_filled < end:
-            index = self._index(start + num_filled)
-            offset = start + num_filled - self._plan[index][0]
-            piece = memoryview(await self._range(index, last))[offset:][: end - start - num_filled]
-            target[num_filled : num_filled + piece.nbytes] = piece
-            num_filled += piece.nbytes
+        self._is_reading = True
+        try:
+            while start + num_filled < end:
+                index = self._index(start + num_filled)
+                data = memoryview(await self._range(index, last))
+                offset = start + num_filled - self._plan[index][0]
+                piece = data[offset:][: end - start - num_filled]
+                target[num_filled : num_filled + piece.nbytes] = piece
+                num_filled += piece.nbytes
+        finally:
+            self._is_reading = False
         if num_filled:
             self._position = self._next_position = end
         return num_filled
@@ -181,12 +188,13 @@ class ObjectReader:
     async def prefetch(self) -> None:
         """Start requests for the next ranges, up to the limit of bytes, without waiting.
 
-        If a request fails, the error is raised by the read that needs its range.
+        A read in progress has started them already. If a request fails, the error is raised by the
+        read that needs its range.
         """
         if self._closed:
             raise ValueError(f"{self.meta.uri} is read from a closed reader")
         self._session.require_own_process(self.meta.key)
-        if self._position < self.meta.size:
+        if self._position < self.meta.size and not self._is_reading:
             self._start_window(self._index(self._position), len(self._plan) - 1)
 
     def _index(self, position: int) -> int:
@@ -200,6 +208,11 @@ class ObjectReader:
         is_in_order = self._has_checksum and (is_next or first < self._num_leading)
         return self._twice and not is_known and not is_in_order
 
+    def _is_rest_in_flight(self) -> bool:
+        """Return whether the object has a crc32c, and all ranges were read or are being read."""
+        known = self._checksums.keys() | self._ranges
+        return self._has_checksum and bool(self._ranges) and len(known) == len(self._plan)
+
     def _combined_checksum(self) -> int:
         checksum = 0
         for index, (start, end) in enumerate(self._plan):
@@ -208,11 +221,8 @@ class ObjectReader:
 
     async def _range(self, index: int, last: int) -> bytes:
         """Return the bytes of a range, and prefetch the next ranges; `last` is needed, too."""
-        if (
-            (self._has_checksum and self._ranges)
-            and self._reads_twice(index, index)
-            and len(self._checksums.keys() | self._ranges) == len(self._plan)
-        ):  # the rest of the object is in flight, and its crc32c verifies all of it
+        if self._reads_twice(index, index) and self._is_rest_in_flight():
+            # The crc32c of the object verifies all of it.
             await asyncio.wait(self._ranges.values())
             await self._check_whole()
         is_elsewhere = self._reads_twice(index, index)
@@ -246,7 +256,8 @@ class ObjectReader:
                 self._drop_ranges({i})
             if i not in self._ranges:
                 self._start(i, twice=twice)
-        for i in sorted(self._ranges.keys() - window, reverse=True):
+        # Ranges before this one are needed least.
+        for i in sorted(self._ranges.keys() - window, key=lambda i: (i < index, i)):
             room -= self._plan[i][1] - self._plan[i][0]
             if room < 0:
                 self._drop_ranges({i})
@@ -326,8 +337,16 @@ class ObjectReader:
         )
 
     async def _confirm_returned(self) -> None:
-        """Read returned ranges a second time, unless that was done before."""
-        await gather(self._confirm(index) for index in sorted(self._returned - self._confirmed))
+        """Read returned ranges a second time, unless that was done before.
+
+        All of them are read, so that ChecksumError is raised even if other reads fail first.
+        """
+        pending = sorted(self._returned - self._confirmed)
+        results = await asyncio.gather(*map(self._confirm, pending), return_exceptions=True)
+        errors = [result for result in results if result is not None]
+        errors.sort(key=lambda error: not isinstance(error, ChecksumError))
+        if errors:
+            raise errors[0]
 
     async def _confirm(self, index: int) -> None:
         start, end = self._plan[index]
@@ -349,9 +368,9 @@ class ObjectReader:
             return
         try:
             await self._confirm_returned()
-        except ChecksumError:
-            raise
         except StorageError as exc:
+            if self._has_jumped or isinstance(exc, ChecksumError):
+                raise
             # Not raised: the bytes may be right, and the object may have been deleted since.
             _log.warning("the bytes read from %s could not be verified: %s", self.meta.uri, exc)
 

@@ -57,8 +57,8 @@ def loader(
         dataset: A `MapDataset` or an `IterableDataset`. The constructor of `IterableDataset` sets
             its order and shares; a `MapDataset` is shuffled and shared by an `ObjectSampler`.
         batch_size: Number of items in a batch; None yields single items.
-        num_workers: Number of worker processes; 0 reads in this process, as `num_threads=0` unless
-            `resumable` is set. By default the number of CPUs for this rank, at most 8.
+        num_workers: Number of worker processes; 0 reads in this process. By default the number of
+            CPUs for this rank, at most 8.
         num_threads: Number of threads of this process that transform and collate, while an event
             loop reads; 0 transforms in the consumer's thread. There are no worker processes then:
             nothing is pickled, limits of `TransferOptions` apply once, and the loader has
@@ -88,8 +88,6 @@ def loader(
             `num_threads`, or is not valid.
     """
     options = _sampling_options(dataset, shuffle=shuffle, seed=seed, tail=tail)
-    if num_workers == 0 and num_threads is None and not resumable:
-        num_threads = 0  # a DataLoader would not prefetch the next batches of a MapDataset
     if num_threads is None:
         loader_class = _loader_class(is_resumable=resumable)
         options |= _worker_options(
@@ -99,8 +97,8 @@ def loader(
         loader_class = ThreadLoader
         if num_workers or start_method is not None:
             raise ValueError(
-                "num_workers and start_method have no effect with num_threads, and start_method "
-                "has none with num_workers=0: leave them out, or leave out num_threads"
+                "num_workers and start_method have no effect with num_threads: leave them out, or "
+                "leave out num_threads"
             )
         options |= _thread_options(num_threads, prefetch_factor)
     if collate_fn is None and batch_size is not None and not dataset.has_transform:
@@ -166,7 +164,7 @@ def _thread_options(num_threads: int, prefetch_factor: int | None) -> dict[str, 
         raise ValueError(f"num_threads must be 0 or more, not {num_threads!r}")
     _check_prefetch_factor(prefetch_factor)
     if not num_threads and prefetch_factor is not None:
-        raise ValueError("prefetch_factor has no effect with num_threads=0 or num_workers=0")
+        raise ValueError("prefetch_factor has no effect with num_threads=0")
     return {"num_threads": num_threads, "prefetch_batches": prefetch_factor or 2}
 
 

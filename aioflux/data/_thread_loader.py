@@ -54,7 +54,7 @@ class ThreadLoader(DataLoader[Any]):
         """
         super().__init__(dataset, num_workers=0, **options)
         self.num_threads = num_threads
-        self._prefetch_batches = prefetch_batches
+        self.prefetch_batches = prefetch_batches
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress in the epoch: the samples of the batches that were yielded."""
@@ -104,7 +104,7 @@ class ThreadLoader(DataLoader[Any]):
         self, batches: Batches, threads: TransformThreads, device: int | None
     ) -> Iterator[Any]:
         collated = self._submit_collates(batches, threads, device)
-        ahead = _bridge.run_ahead(collated, max_ahead=self._prefetch_batches, stop=threads.stop)
+        ahead = _bridge.run_ahead(collated, max_ahead=self.prefetch_batches, stop=threads.stop)
         with closing(ahead) as ready:
             for result, mark_read in ready:
                 batch = None if result is None else _bridge.wait_for_result(result)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import io
+import mmap
 import pickle
 import weakref
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -200,3 +202,22 @@ def test_memory_is_bounded_by_the_window(server: GCSServer) -> None:
 def test_a_uri_without_a_key_is_rejected(opens: type) -> None:
     with pytest.raises(ValueError, match="names no object"):
         opens("gs://bucket/dir/")
+
+
+@pytest.mark.clouds("gs")
+def test_memory_beyond_the_end_of_the_object_is_not_touched() -> None:
+    with open_writer("memory://reader/short") as file:
+        file.write(b"0123456789")
+    with (
+        mmap.mmap(-1, 64 * MIB) as memory,
+        open_reader("memory://reader/short") as reader,
+    ):
+        before = resident_bytes()
+        assert reader.readinto(memory) == 10
+        assert resident_bytes() - before < 32 * MIB
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * mmap.PAGESIZE

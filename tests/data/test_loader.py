@@ -181,7 +181,7 @@ def test_a_sampler_shares_indices_among_ranks(bucket: Bucket, tail: Any) -> None
 def test_the_next_batches_are_prefetched_without_workers(bucket: Bucket) -> None:
     bucket.fill(6)
     bucket.server.network = Network(latency_seconds=0.2)
-    batches = loader(MapDataset(bucket.uri, transform=key_of), batch_size=2, num_workers=0)
+    batches = loader(MapDataset(bucket.uri, transform=key_of), batch_size=2, num_threads=0)
     assert list(batches) == [["000", "001"], ["002", "003"], ["004", "005"]]
     assert bucket.server.stats.operation("objects.get").peak_in_flight > 2
 
@@ -212,5 +212,5 @@ def test_settings_without_effect_are_rejected(bucket: Bucket) -> None:
         loader(dataset, shuffle=True)
     with pytest.raises(ValueError, match="prefetch_factor must be above 0"):
         loader(MapDataset(bucket.uri), num_workers=1, prefetch_factor=0)
-    with pytest.raises(ValueError, match="no effect with num_threads=0 or num_workers=0"):
+    with pytest.raises(ValueError, match="no effect with num_workers=0"):
         loader(dataset, num_workers=0, prefetch_factor=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux import ChecksumError, TransientError
+from aioflux import ChecksumError, NotFoundError, StorageError, TransientError
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import MIB, PART, REFUSE, ScriptedService, pattern
 
@@ -137,6 +138,80 @@ async def test_a_stream_that_goes_on_after_a_jump_is_verified_before_its_end(
         with pytest.raises(ChecksumError, match="/a"):
             await reader.read()
         await reader.aclose()
+
+
+async def test_a_prefetch_during_a_read_stops_no_request(scripted: ScriptedService) -> None:
+    meta = plain(scripted).put("a", DATA)
+    inner = scripted.service.get
+
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        await asyncio.sleep(0)
+        return await inner(request, **settings)
+
+    scripted.service.get = get  # type: ignore[method-assign]
+    async with scripted.store.open_reader(meta, read_ahead_bytes=2000) as reader:
+        reading = asyncio.create_task(reader.read())
+        while not reading.done():
+            await asyncio.sleep(0)
+            await reader.prefetch()
+        assert await reading == DATA
+
+
+@pytest.mark.parametrize("num_more", [1, 2000, MIB, 3 * MIB])
+async def test_a_directory_at_the_end_is_read_first_at_little_cost(
+    scripted: ScriptedService, num_more: int
+) -> None:
+    """The object is a little larger than the prefetched bytes."""
+    data = pattern(24 * MIB + num_more)
+    meta = plain(scripted).put("a", data)
+    store = scripted.new_store(range_size_bytes=8 * MIB, max_buffered_bytes=24 * MIB)
+    ranges = requested(scripted)
+    async with store.open_reader(meta) as reader:
+        assert await reader.read(MIB) == data[:MIB]
+        reader.seek(-100, io.SEEK_END)
+        assert await reader.read() == data[-100:]
+        reader.seek(0)
+        assert b"".join([await reader.read(4 * MIB) for _ in range(7)]) == data
+    assert sum(end - start for start, end in ranges) <= 1.3 * len(data)
+
+
+async def test_wrong_bytes_are_an_error_though_another_second_read_fails(
+    scripted: ScriptedService,
+) -> None:
+    meta = plain(scripted).put("a", DATA)
+    inner = scripted.service.get
+    scripted.service.fail("get", Fault(kind="flip", num_bytes=3))
+
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        if request.start >= 999:
+            raise StorageError("refused", uri=meta.uri)
+        await asyncio.sleep(0)
+        return await inner(request, **settings)
+
+    stack = AsyncExitStack()
+    reading = scripted.store.open_reader(meta, read_ahead_bytes=2000)
+    reader = await stack.enter_async_context(reading)
+    assert await reader.read(3000) != DATA[:3000]
+    await asyncio.sleep(0)
+    scripted.service.get = get  # type: ignore[method-assign]
+    with pytest.raises(ChecksumError, match="returned"):
+        await stack.aclose()
+
+
+async def test_bytes_read_after_a_jump_from_an_object_deleted_since_are_an_error(
+    scripted: ScriptedService,
+) -> None:
+    meta = plain(scripted).put("a", DATA)
+    stack = AsyncExitStack()
+    reading = scripted.store.open_reader(meta, read_ahead_bytes=2000)
+    reader = await stack.enter_async_context(reading)
+    reader.seek(-10, io.SEEK_END)
+    await reader.read()
+    reader.seek(0)
+    await reader.read(3000)
+    await scripted.store.delete("a")
+    with pytest.raises(NotFoundError):
+        await stack.aclose()
 
 
 async def test_what_was_read_in_order_is_confirmed_before_the_next_jump(

@@ -111,6 +111,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "_bridge",
         "_concurrency.fork_safe_lock",
         "_concurrency.loop_threads",
+        "checkpoint._save.staging",
         "testing",
         "cli",
     ),

@@ -56,9 +56,11 @@ class _RawReader(io.RawIOBase):
         return self._context.value.seek(offset, whence)
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer).cast("B")[:_MAX_READ_BYTES]
+        reader = self._context.value
+        num_left = max(0, reader.meta.size - reader.tell())
+        view = memoryview(buffer).cast("B")[: min(_MAX_READ_BYTES, num_left)]
         populate(view, 0, view.nbytes)  # in this thread, while the event loop receives
-        return _bridge.run(self._context.value.readinto(view))
+        return _bridge.run(reader.readinto(view))
 
     def readall(self) -> bytes:
         return _bridge.run(self._context.value.read())

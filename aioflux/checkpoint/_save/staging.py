@@ -15,14 +15,15 @@ import mmap
 import os
 import pickle
 import tempfile
+import threading
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from aioflux import _bridge
 from aioflux.checkpoint._format.commit import StoredItem
 from aioflux.checkpoint._save.items import (
     encode_object,
@@ -129,26 +130,32 @@ class Arena:
         self._layout: ArenaLayout | None = None
         self._views: list[torch.Tensor | None] = []
         self._is_pinned = False
-        self._populating: Future[None] | None = None
+        # A child would unmap other memory, because it does not inherit this mapping.
+        _bridge.parked_in_children.add(self._map)
+        self._pid = os.getpid()
+        self._populating: threading.Thread | None = None
         self._is_stopped = False
 
     def start_populating(self) -> None:
         """Allocate the memory in a thread, until all of it is allocated or `stop_populating`."""
-        executor = ThreadPoolExecutor(1, thread_name_prefix="aioflux-populate")
+        # A daemon, for which the end of the process does not wait.
+        self._populating = threading.Thread(
+            target=self._populate, name="aioflux-populate", daemon=True
+        )
         with suppress(RuntimeError):  # the system allows no more threads: the copy allocates
-            self._populating = executor.submit(self._populate)
-        executor.shutdown(wait=False)
+            self._populating.start()
 
     def _populate(self) -> None:
-        for start in range(0, self.size, _STEP_BYTES):
-            if not self._is_stopped:
-                populate(self.view, start, min(start + _STEP_BYTES, self.size))
+        start = 0
+        while start < self.size and not self._is_stopped:
+            populate(self.view, start, min(start + _STEP_BYTES, self.size))
+            start += _STEP_BYTES
 
     def stop_populating(self) -> None:
         """Wait until the thread no longer uses the memory, for one step at most."""
         self._is_stopped = True
-        if self._populating is not None:
-            wait([self._populating])
+        if self._populating is not None and self._populating.is_alive():
+            self._populating.join()
 
     def lay_out(self, layout: ArenaLayout) -> None:
         """Write a layout's gaps, and make a view of each slot, if the layout is new."""
@@ -203,6 +210,8 @@ class Arena:
 
     def close(self) -> None:
         """Release the memory; no view of the arena may be in use."""
+        if self._pid != os.getpid():
+            return  # a forked child does not have the memory
         self.stop_populating()
         if self._is_pinned:
             _cuda().cudaHostUnregister(self._bytes.data_ptr())

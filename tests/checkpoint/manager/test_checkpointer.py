@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from argparse import Namespace
@@ -244,6 +245,40 @@ def test_a_fork_during_the_preparation(checkpointer: Checkpointer) -> None:
     assert os.waitpid(pid, 0)[1] == 0
     checkpointer.save(1, state_of(1))
     assert is_state_of(1, checkpointer.load())
+
+
+_FORK_WITH_MEMORY = """
+import os, sys, torch
+from aioflux.checkpoint import Checkpointer
+
+checkpointer = Checkpointer("memory://parent")
+checkpointer.prepare({"a": torch.empty(50_000_000)})
+if sys.argv[1] == "prepared":
+    checkpointer._stager._free[0]._populating.join()
+if not os.fork():
+    own = [torch.ones(20_000_000) for _ in range(20)]  # where the memory of the parent was
+    checkpointer.close()
+    with Checkpointer("memory://child") as other:
+        other.save(1, {"a": own[0]})
+    del checkpointer
+    assert all(tensor.eq(1).all() for tensor in own)
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("moment", ["preparing", "prepared"])
+def test_a_forked_child_does_not_unmap_memory_of_its_parent(moment: str) -> None:
+    """Memory for staging is not mapped in children, where other memory may have its address."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FORK_WITH_MEMORY, moment],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "0\n", done.stderr
 
 
 @pytest.mark.clouds("gs")

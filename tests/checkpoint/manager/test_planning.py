@@ -162,7 +162,7 @@ def test_prepared_memory_is_allocated_in_the_background(is_shared: bool) -> None
     arena = Arena(1, 64 << 20, is_shared=is_shared)
     arena.start_populating()
     assert arena._populating is not None
-    arena._populating.result()
+    arena._populating.join()
     before = page_faults()
     arena.view[:: mmap.PAGESIZE] = bytes(arena.size // mmap.PAGESIZE)
     assert page_faults() - before < 1000  # of 16,384 pages
