@@ -43,7 +43,7 @@ from aioflux._transfer.put import write_request
 from aioflux._transfer.range_plan import MAX_GAP_BYTES
 from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.sessions import Sessions
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, WRITTEN_PREFIX
 from aioflux._transfer.writer import ObjectWriter
 from aioflux._transfer.zero_copy_writer import ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
@@ -68,7 +68,14 @@ if TYPE_CHECKING:
     from aioflux._values.listing import Listing
     from aioflux._values.stats import ProgressHook, StoreStats
 
-__all__ = ["COMPOSITE_PREFIX", "ObjectReader", "ObjectWriter", "Store", "open_store"]
+__all__ = [
+    "COMPOSITE_PREFIX",
+    "WRITTEN_PREFIX",
+    "ObjectReader",
+    "ObjectWriter",
+    "Store",
+    "open_store",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WriteMode: TypeAlias = Literal["overwrite", "create"]
