@@ -1,25 +1,21 @@
-"""Encoding of Arrow tables into objects: Parquet, JSON Lines and tar archives."""
+"""Encoding of Arrow tables into objects: Parquet, JSON Lines, tar archives and raw objects."""
 
 from __future__ import annotations
 
 import io
 import tarfile
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
 
     from aioflux import sync
-
-__all__ = ["ENCODERS", "python_rows", "write_shards"]
-
-_BUFFER_BYTES: Final = 1024 * 1024
 
 
 class _Sink:
@@ -33,7 +29,7 @@ class _Sink:
 
     def write(self, data: Any) -> int:
         self._buffer += data
-        if len(self._buffer) >= _BUFFER_BYTES:
+        if len(self._buffer) >= 1024 * 1024:
             self.flush()
         return len(data)
 
@@ -60,7 +56,7 @@ def write_shards(
         with store.open_writer(f"{prefix}-{number}.{extension}") as writer:
             sink = _Sink(writer)
             with ENCODERS[extension](sink, schema) as add_table:
-                while table is not None and (extension != "parquet" or table.schema.equals(schema)):
+                while table is not None and (extension != "parquet" or table.schema == schema):
                     add_table(table)
                     table = next(tables, None)
                     if sink.tell() >= max_bytes:
@@ -70,9 +66,19 @@ def write_shards(
         number += 1
 
 
-def python_rows(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
+def object_pairs(prefix: str, tables: Iterable[pa.Table]) -> Iterator[tuple[str, bytes]]:
+    """Yield the columns `key`, after a prefix, and `bytes` of each row."""
+    for table in tables:
+        for row in _rows(table.select(["key", "bytes"])):
+            if not (row["key"] and isinstance(row["bytes"], bytes)):
+                raise ValueError(f"a row of an object needs key and bytes, not {row['key']!r}")
+            yield f"{prefix}{row['key']}", row["bytes"]
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     """Yield the rows as dicts, of which few are in memory."""
-    return (batch.to_pylist() for batch in table.to_batches(max_chunksize=1024))
+    for batch in table.to_batches(max_chunksize=1024):
+        yield from batch.to_pylist()
 
 
 @contextmanager
@@ -83,25 +89,24 @@ def _parquet(sink: _Sink, schema: pa.Schema) -> Iterator[Callable[[Any], object]
 
 @contextmanager
 def _jsonl(sink: _Sink, _: pa.Schema) -> Iterator[Callable[[Any], object]]:
-    yield lambda table: [sink.write(_json.encode_lines(rows)) for rows in python_rows(table)]
+    yield lambda table: sink.write(b"".join(_json.encode(row) + b"\n" for row in _rows(table)))
 
 
 @contextmanager
-def _tar(sink: _Sink, _: pa.Schema) -> Iterator[Callable[[Any], object]]:
-    with tarfile.open(fileobj=cast("Any", sink), mode="w|", bufsize=_BUFFER_BYTES) as archive:
+def _tar(sink: Any, _: pa.Schema) -> Iterator[Callable[[Any], object]]:
+    with tarfile.open(fileobj=sink, mode="w|") as archive:
         last_key = ""
 
         def add_table(table: pa.Table) -> None:
             nonlocal last_key
-            for rows in python_rows(table):
-                for row in rows:
-                    key = row.pop("__key__", None)
-                    if not key or key == last_key:
-                        raise ValueError(f"rows need different values of __key__, not {key!r}")
-                    last_key = key
-                    for extension, value in row.items():
-                        if value is not None:
-                            _add_member(archive, key, extension, value)
+            for row in _rows(table):
+                key = row.pop("__key__", None)
+                if not key or key == last_key:
+                    raise ValueError(f"rows need different values of __key__, not {key!r}")
+                last_key = key
+                for extension, value in row.items():
+                    if value is not None:
+                        _add_member(archive, key, extension, value)
 
         yield add_table
 
@@ -112,9 +117,8 @@ def _add_member(archive: tarfile.TarFile, key: str, extension: str, value: Any) 
     name = f"{key}.{extension}" if extension else key
     if sample_name(name) != (key, extension):
         raise ValueError(f"{name!r} is not a name of the sample {key!r} for `tar()`")
-    if isinstance(value, str):
-        value = value.encode()
-    data = value if isinstance(value, bytes) else _json.encode(value)
+    data = value.encode() if isinstance(value, str) else value
+    data = data if isinstance(data, bytes) else _json.encode(data)
     info = tarfile.TarInfo(name)
     info.size = len(data)
     archive.addfile(info, io.BytesIO(data))
@@ -123,4 +127,4 @@ def _add_member(archive: tarfile.TarFile, key: str, extension: str, value: Any) 
 _json = msgspec.json.Encoder(enc_hook=lambda value: value.tolist())  # values of NumPy
 
 ENCODERS: Final[dict[str, Any]] = {"parquet": _parquet, "jsonl": _jsonl, "tar": _tar}
-"""Context managers which yield a function that adds a table to a file, by extension."""
+"""Context managers that yield a function which adds a table to a file, by extension."""

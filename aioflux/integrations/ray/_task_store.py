@@ -15,10 +15,7 @@ from aioflux._values.uri import join_uri
 if TYPE_CHECKING:
     from aioflux.options import StoreOptions, TransferOptions
 
-__all__ = ["MAX_IN_FLIGHT_PER_NODE", "TaskStore", "task_transfer"]
-
-MAX_IN_FLIGHT_PER_NODE = 256
-"""Requests in flight of all tasks of a node, by default."""
+__all__ = ["TaskStore", "task_transfer"]
 
 
 @dataclass(frozen=True)
@@ -27,32 +24,27 @@ class TaskStore:
 
     uri: str
     pickled_options: bytes
-    max_in_flight_per_node: int = MAX_IN_FLIGHT_PER_NODE
+    max_in_flight_per_node: int = 256
 
     @classmethod
-    def of(cls, store: sync.Store, options: StoreOptions, *args: Any, uri: str = "") -> TaskStore:
-        """Return a `TaskStore` with the options that the driver has opened `store` with.
-
-        Raises:
-            TypeError: The options contain credentials, which must not leave the process.
-        """
+    def of(cls, store: sync.Store, options: StoreOptions, uri: str = "", **limit: int) -> TaskStore:
+        """Return one with the options of `store`. TypeError: they contain credentials."""
         pickle.dumps(store)
         sent = {name: value for name, value in options.items() if name != "progress"}
         pickled = pickle.dumps(sent | {"transfer": store.transfer})
-        return cls(uri or store.uri, pickled, *args)
+        return cls(uri or store.uri, pickled, **limit)
 
     def open(self, prefix: str = "") -> sync.Store:
         """Return the store of a prefix below the uri."""
+        context: Any = ray.get_runtime_context()
+        task_cpus = context.get_assigned_resources().get("CPU", 1.0)
+        num_tasks = max(1, int(_node_cpus(context.get_node_id()) / task_cpus))
         uri = join_uri(self.uri, prefix) if prefix else self.uri
-        return _open(uri, self.pickled_options, self.max_in_flight_per_node, _tasks_per_node())
+        return _open(uri, self.pickled_options, self.max_in_flight_per_node, num_tasks)
 
 
 def task_transfer(transfer: TransferOptions, max_per_node: int, num_tasks: int) -> TransferOptions:
-    """Return the limits of one of `num_tasks` tasks that run on a node at the same time.
-
-    A task has at least one request in flight, and at most those of `transfer`. The limit of its
-    bytes in flight shrinks by the same factor.
-    """
+    """Return the limits of one of `num_tasks` tasks on a node: of requests, and of their bytes."""
     in_flight = max(1, min(transfer.max_in_flight, max_per_node // num_tasks))
     num_bytes = max(1, transfer.max_in_flight_bytes * in_flight // transfer.max_in_flight)
     return replace(transfer, max_in_flight=in_flight, max_in_flight_bytes=num_bytes)
@@ -63,13 +55,6 @@ def _open(uri: str, pickled_options: bytes, max_per_node: int, num_tasks: int) -
     options: Any = pickle.loads(pickled_options)  # noqa: S301  pickled by the driver
     transfer = task_transfer(options.pop("transfer"), max_per_node, num_tasks)
     return sync.open_store(uri, transfer=transfer, **options)
-
-
-def _tasks_per_node() -> int:
-    """Return how many tasks like the current one its node can run at the same time."""
-    context: Any = ray.get_runtime_context()
-    num_cpus = context.get_assigned_resources().get("CPU", 1.0)
-    return max(1, int(_node_cpus(context.get_node_id()) / num_cpus))
 
 
 @lru_cache(maxsize=1)

@@ -12,23 +12,23 @@ from __future__ import annotations
 import logging
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray.data.block import BlockAccessor
 from ray.data.datasource import Datasink
 
 from aioflux import sync
 from aioflux._values.listing import Listing
-from aioflux.errors import AlreadyExistsError, NotFoundError, StorageError
-from aioflux.integrations.ray._encode import ENCODERS, python_rows, write_shards
-from aioflux.integrations.ray._read import MANIFEST_KEY, object_name
+from aioflux.errors import AlreadyExistsError, StorageError
+from aioflux.integrations.ray._encode import ENCODERS, object_pairs, write_shards
+from aioflux.integrations.ray._read import MANIFEST_KEY
+from aioflux.integrations.ray._tables import object_name
 from aioflux.integrations.ray._task_store import TaskStore
 from aioflux.store import WRITTEN_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    import pyarrow as pa  # type: ignore[import-untyped]
     import ray.data
     from ray.data._internal.execution.interfaces import TaskContext
     from ray.data.block import Block
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "accepted_objects", "write_objects"]
 
-_MAX_COPIES: Final = 32
-"""Maximum number of copies in flight."""
 _log = logging.getLogger("aioflux")
 
 
@@ -58,7 +56,7 @@ def write_objects(
     ray_options: Mapping[str, Any] | None = None,
     **options: Unpack[StoreOptions],
 ) -> ObjectMeta:
-    """Execute a dataset and write each of its rows exactly once below a uri.
+    """Execute a dataset, write each of its rows exactly once, and return the manifest's metadata.
 
     Every attempt of a task writes its own objects below `aioflux-written-objects/`, which listings
     omit. When all tasks have ended, the manifest is written, which lists the objects of the
@@ -83,12 +81,8 @@ def write_objects(
         ray_options: Further keywords of `Dataset.write_datasink`, such as `concurrency`.
         **options: Keywords of `aioflux.open_store`, which are sent to the tasks.
 
-    Returns:
-        Metadata of the manifest.
-
     Raises:
-        AlreadyExistsError: `mode` is "create" and the manifest exists, or a copy would replace an
-            object.
+        AlreadyExistsError: `mode` is "create" and the manifest exists, or the key of a copy.
         StorageError: The objects are not those that the tasks have written, because they were
             deleted during the write, or because two rows of "objects" have the same key.
         TypeError: The options contain credentials, which are not sent to other processes.
@@ -101,16 +95,19 @@ def write_objects(
     if mode not in {"create", "overwrite"} or (copy and mode == "overwrite"):
         raise ValueError(f'mode must be "create", or without copy= "overwrite", not {mode!r}')
     with sync.open_store(uri, **options) as store:
-        commit = _Commit(store, manifest, mode, copy)
-        sink = ObjectDatasink(TaskStore.of(store, options), format, max_object_bytes, commit)
+        if mode == "create" and manifest in store.list_all(manifest).keys:
+            message = f"there is a {manifest} below {store.uri}; choose another uri or manifest"
+            raise AlreadyExistsError(message, uri=f"{store.uri}{manifest}")
+        tasks = TaskStore.of(store, options)
+        sink = ObjectDatasink(store, tasks, format, max_object_bytes, manifest, mode, copy)
         try:
             dataset.write_datasink(sink, **(ray_options or {}))
         except BaseException as exc:
             if not isinstance(exc, Exception):  # Ray calls `on_write_failed` for an Exception
-                commit.abort(exc)
+                sink.on_write_failed(exc)
             raise
-        assert commit.meta is not None
-        return commit.meta
+        assert sink.meta is not None
+        return sink.meta
 
 
 class Attempt(NamedTuple):
@@ -154,24 +151,23 @@ def accepted_objects(
 
 
 class ObjectDatasink(Datasink[Attempt]):
-    """Write tasks whose attempts write objects of their own."""
+    """Write tasks whose attempts write objects of their own, and the commit of the driver."""
 
     def __init__(
-        self, tasks: TaskStore, object_format: str, max_bytes: int, commit: _Commit
+        self, store: sync.Store, tasks: TaskStore, extension: str, max_bytes: int, *commit: Any
     ) -> None:
+        self.meta: ObjectMeta | None = None
         self._tasks = tasks
-        self._format = object_format
+        self._store = store
+        self._extension = extension
         self._max_bytes = max_bytes
-        self._prefix = commit.prefix
-        self._commit: _Commit = commit
+        self._manifest, self._mode, self._copies = commit
+        self._prefix = f"{WRITTEN_PREFIX}{self._manifest}/{uuid.uuid4().hex}/"
+        self._may_be_committed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of the copy in a task, which does not commit."""
-        return self.__dict__ | {"_commit": None}
-
-    def on_write_start(self, schema: pa.Schema | None = None) -> None:
-        """Raise AlreadyExistsError before the first task if the commit would raise it."""
-        self._commit.start()
+        """Return the state of the copy in a task, without the store of the driver."""
+        return self.__dict__ | {"_store": None}
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> Attempt:
         """Write blocks, in the process of a task."""
@@ -180,91 +176,51 @@ class ObjectDatasink(Datasink[Attempt]):
         store = self._tasks.open(self._prefix)
         tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
         filled = (table for table in tables if table.num_rows)
-        if self._format == "objects":
-            sizes = [meta.size for meta in store.put_many(_pairs(f"{attempt}/", filled))]
+        if self._extension == "objects":
+            sizes = [meta.size for meta in store.put_many(object_pairs(f"{attempt}/", filled))]
         else:
             prefix = f"{attempt}/{number}-{unique[:8]}"
-            sizes = [*write_shards(store, prefix, filled, self._format, self._max_bytes)]
+            sizes = [*write_shards(store, prefix, filled, self._extension, self._max_bytes)]
         return Attempt(attempt, len(sizes), sum(sizes))
 
     def on_write_complete(self, write_result: WriteResult[Attempt]) -> None:
-        """Make the objects of the accepted attempts visible."""
-        self._commit.finish(write_result.write_returns)
-
-    def on_write_failed(self, error: Exception) -> None:
-        """Delete the objects of all attempts, unless the manifest may exist."""
-        self._commit.abort(error)
-
-
-def _pairs(prefix: str, tables: Iterable[pa.Table]) -> Iterator[tuple[str, bytes]]:
-    for table in tables:
-        for rows in python_rows(table.select(["key", "bytes"])):
-            for row in rows:
-                if not (row["key"] and isinstance(row["bytes"], bytes)):
-                    raise ValueError(f"a row of an object needs key and bytes, not {row['key']!r}")
-                yield f"{prefix}{row['key']}", row["bytes"]
-
-
-class _Commit:
-    """The driver's part of a write."""
-
-    def __init__(self, store: sync.Store, manifest: str, mode: WriteMode, copies: bool) -> None:
-        self.prefix = f"{WRITTEN_PREFIX}{manifest}/{uuid.uuid4().hex}/"
-        self.meta: ObjectMeta | None = None
-        self._store = store
-        self._manifest = manifest
-        self._mode: WriteMode = mode
-        self._copies = copies
-        self._may_exist = False
-        """Whether the manifest may exist."""
-
-    def start(self) -> None:
-        """Raise AlreadyExistsError if the manifest exists and must not."""
-        if self._mode == "create":
-            try:
-                uri = self._store.head(self._manifest).uri
-            except NotFoundError:
-                return
-            raise AlreadyExistsError(f"{uri} exists; choose another uri or manifest", uri=uri)
-
-    def finish(self, attempts: Sequence[Attempt]) -> None:
-        """Write the manifest, copy its objects if requested, and delete all other objects."""
-        listing = self._store.list_all(self.prefix)
-        names = (key.removeprefix(self.prefix) for key in listing.keys)
+        """Write the manifest, copy the objects if requested, and delete those of other attempts."""
+        listing = self._store.list_all(self._prefix)
+        names = (key.removeprefix(self._prefix) for key in listing.keys)
         try:
-            indexes = accepted_objects(names, listing.sizes, attempts)
+            indexes = accepted_objects(names, listing.sizes, write_result.write_returns)
         except ValueError as exc:
-            uri = f"{listing.root}{self.prefix}"
+            uri = f"{self._tasks.uri}{self._prefix}"
             raise StorageError(f"could not commit the objects below {uri}: {exc}", uri=uri) from exc
         accepted = listing.pick(indexes)
-        self._may_exist = True
+        self._may_be_committed = True
         try:
             self.meta = self._store.put(self._manifest, accepted.to_bytes(), mode=self._mode)
         except AlreadyExistsError:
-            self._may_exist = False
+            self._may_be_committed = False
             raise
         if self._copies:
-            self.meta = self._copy(accepted, self.meta)
+            with ThreadPoolExecutor(32) as executor:
+                copies = list(executor.map(self._copy, accepted))
+            copies.sort(key=lambda meta: meta.key.encode())
+            self.meta = self._store.put(
+                self._manifest,
+                Listing(copies).to_bytes(),
+                if_generation_match=self.meta.generation or None,
+            )
             indexes = []
-        self._delete(listing, kept=set(indexes))
+        self._delete(listing, set(indexes))
 
-    def _copy(self, accepted: Listing, manifest: ObjectMeta) -> ObjectMeta:
-        def copy(meta: ObjectMeta) -> ObjectMeta:
-            return self._store.copy(meta, object_name(meta.key), mode="create")
+    def _copy(self, meta: ObjectMeta) -> ObjectMeta:
+        return self._store.copy(meta, object_name(meta.key), mode="create")
 
-        with ThreadPoolExecutor(_MAX_COPIES) as executor:
-            copies = sorted(executor.map(copy, accepted), key=lambda meta: meta.key.encode())
-        generation = manifest.generation or None
-        data = Listing(copies).to_bytes()
-        return self._store.put(self._manifest, data, if_generation_match=generation)
-
-    def abort(self, error: BaseException) -> None:
+    def on_write_failed(self, error: BaseException) -> None:
         """Delete the objects of all attempts, unless the manifest may exist."""
-        if not self._may_exist:
+        if not self._may_be_committed:
             try:
-                self._delete(self._store.list_all(self.prefix), kept=set())
+                self._delete(self._store.list_all(self._prefix), set())
             except StorageError as exc:
-                error.add_note(f"objects below {self.prefix} remain until `aioflux clean`: {exc}")
+                error.add_note(f"objects below {self._prefix} remain until `aioflux clean`: {exc}")
 
     def _delete(self, listing: Listing, kept: set[int]) -> None:
         deleted = [meta for index, meta in enumerate(listing) if index not in kept]

@@ -10,37 +10,24 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from ray.data.block import BlockAccessor
 
 from aioflux.errors import RecordError
+from aioflux.store import WRITTEN_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from aioflux._values.meta import ObjectMeta
 
-__all__ = [
-    "OBJECT_TYPES",
-    "grouped",
-    "object_table",
-    "row_size",
-    "row_table",
-    "select",
-    "split_by_bytes",
-]
-
 T = TypeVar("T")
 
 OBJECT_TYPES: Final = {
     "key": pa.string(),
-    "bytes": pa.large_binary(),  # all objects of a block may have more than 2 GiB
+    "bytes": pa.large_binary(),  # a block may have more than 2 GiB
     "size": pa.int64(),
     "generation": pa.string(),
     "uri": pa.string(),
 }
-"""Columns of objects, with their types."""
-
 _OBJECT_WEIGHT: Final = 64 * 1024
 """Bytes that an object counts in addition to its size: a request takes as long as these bytes."""
-_TABLE_BYTES: Final = 8 * 1024 * 1024
-_TABLE_ROWS: Final = 4096
 
 
 def split_by_bytes(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]]:
@@ -61,25 +48,29 @@ def grouped(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
     for item in items:
         group.append(item)
         num_bytes += size(item)
-        if num_bytes >= _TABLE_BYTES or len(group) >= _TABLE_ROWS:
+        if num_bytes >= 8 * 1024 * 1024 or len(group) >= 4096:
             yield group
             group, num_bytes = [], 0
     if group:
         yield group
 
 
-def object_table(
-    objects: Sequence[tuple[str, ObjectMeta, bytes]], columns: Sequence[str]
-) -> pa.Table:
-    """Return the rows of objects, which are given as name, metadata and bytes."""
-    values: dict[str, list[Any]] = {
-        "key": [name for name, _, _ in objects],
-        "bytes": [data for _, _, data in objects],
-        "size": [meta.size for _, meta, _ in objects],
-        "generation": [meta.generation for _, meta, _ in objects],
-        "uri": [meta.uri for _, meta, _ in objects],
-    }
-    arrays = {name: pa.array(values[name], OBJECT_TYPES[name]) for name in columns or ["size"]}
+def object_name(key: str) -> str:
+    """Return the key of an object, and for an object of `write_objects` its key in its attempt."""
+    _, _, written = f"/{key}".partition(f"/{WRITTEN_PREFIX}")
+    return written.split("/", 3)[3] if written.count("/") >= 3 else key
+
+
+def object_table(objects: Sequence[tuple[ObjectMeta, bytes]], columns: Sequence[str]) -> pa.Table:
+    """Return the rows of objects."""
+
+    def values(name: str) -> list[Any]:
+        if name == "bytes":
+            return [data for _, data in objects]
+        values = [getattr(meta, name) for meta, _ in objects]
+        return [*map(object_name, values)] if name == "key" else values
+
+    arrays = {name: pa.array(values(name), OBJECT_TYPES[name]) for name in columns or ["size"]}
     return select(pa.table(arrays), columns)
 
 
@@ -92,12 +83,9 @@ def row_size(record: Any) -> int:
 def row_table(
     records: Sequence[tuple[str, Any]], columns: Sequence[str] | None, *, include_uri: bool
 ) -> pa.Table:
-    """Return the table of records, which are given with the uri of their object.
+    """Return the rows of records, which are given with the uri of their object.
 
-    The columns are the union of the keys; a record without one of them has a null.
-
-    Raises:
-        RecordError: The values of a column have no common type.
+    The columns are the union of the keys. RecordError: the values of one have no common type.
     """
     rows = [record if isinstance(record, Mapping) else {"item": record} for _, record in records]
     if include_uri:
@@ -107,11 +95,9 @@ def row_table(
         try:
             arrays[name] = pa.array([row.get(name) for row in rows])
         except (pa.ArrowException, TypeError, OverflowError) as exc:
-            raise RecordError(
-                f"the values of {name!r} in the records of {records[0][0]} to {records[-1][0]} "
-                f"have no common Arrow type ({exc}); convert them in a `records` function",
-                uri=records[0][0],
-            ) from exc
+            first, last = records[0][0], records[-1][0]
+            message = f"{name!r} has no common Arrow type in the records of {first} to {last}"
+            raise RecordError(f"{message}: {exc}; convert it", uri=first) from exc
     return select(pa.table(arrays or {"item": pa.nulls(len(rows))}), list(arrays))
 
 
