@@ -582,7 +582,8 @@ class Store:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
 
         Keys are sorted by their UTF-8 bytes. Temporary objects, whose keys are below
-        `.aioflux-uploads/` or `aioflux-composed-objects/`, are omitted unless `prefix` names them.
+        `.aioflux-uploads/`, `aioflux-composed-objects/` or `aioflux-written-objects/`, are omitted
+        unless `prefix` names them.
 
         The first page is one request. When the consumer continues after it, up to 32 pages are
         prefetched in parallel, each for another range of keys, or one page if the service cannot
@@ -965,7 +966,8 @@ class Store:
 
         Open multipart uploads are aborted. Objects below `.aioflux-uploads/` (conditional writes
         that are not visible yet) and `aioflux-composed-objects/` (composites), at any depth below
-        `prefix`, are deleted. The whole prefix is listed.
+        `prefix`, are deleted, and those below `aioflux-written-objects/` that no manifest lists.
+        The whole prefix is listed.
 
         Args:
             prefix: Common beginning of the keys, as in `list`.
