@@ -17,6 +17,7 @@ from aioflux.errors import AlreadyExistsError, NotFoundError, RecordError, Stora
 from aioflux.integrations.ray import read_objects, write_objects
 from aioflux.testing.gcs_server import Network
 from tests.integrations.ray.cluster import local_node, quiet
+from tests.patience import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,6 +177,13 @@ def test_of_parquet_only_the_columns_are_read(server: GCSServer, bucket: sync.St
     assert dataset.select_columns(["a"]).take_all() == [{"a": 1}, {"a": 2}, {"a": 3}]
     assert server.stats.total.bytes_out - before < 10_000_000
     assert dataset.count() == 3
+    named = read_objects(
+        "gs://bucket/in", records=parquet(), include_uri=True, endpoint_url=server.url
+    )
+    assert named.select_columns(["uri"]).take_all() == [{"uri": "gs://bucket/in/t.parquet"}] * 3
+    assert named.select_columns(["a", "uri"]).take(1) == [
+        {"a": 1, "uri": "gs://bucket/in/t.parquet"}
+    ]
 
 
 def test_a_damaged_record_is_an_error_or_skips_the_rest_of_its_object(
@@ -281,6 +289,46 @@ def test_two_rows_with_one_key_are_an_error(server: GCSServer, bucket: sync.Stor
         dataset = ray.data.from_items(rows, override_num_blocks=num_blocks)
         with pytest.raises(StorageError, match="two rows"):
             write_objects(dataset, "gs://bucket/out", format="objects", endpoint_url=server.url)
+    assert len(bucket.list_all("out/")) == len(bucket.list_all(HIDDEN)) == 0
+
+
+def test_other_columns_than_those_of_objects_are_an_error(server: GCSServer) -> None:
+    rows = ray.data.from_items([{"key": "a", "bytes": "text"}])
+    with pytest.raises(ValueError, match="needs key and bytes"):
+        write_objects(rows, "gs://bucket/out", format="objects", endpoint_url=server.url)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": "csv"},
+        {"manifest": "a/b"},
+        {"mode": "append"},
+        {"copy": True, "mode": "overwrite"},
+    ],
+    ids=["format", "manifest", "mode", "copy"],
+)
+def test_a_wrong_argument_of_a_write_is_an_error(server: GCSServer, options) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        write_objects(ray.data.range(1), "gs://bucket/out", endpoint_url=server.url, **options)
+
+
+def test_objects_that_were_deleted_during_the_write_are_an_error(
+    server: GCSServer, bucket: sync.Store
+) -> None:
+    """`clean` with too small an age cannot make a dataset that lacks rows."""
+    url = server.url
+
+    def clean_at_last(row: dict[str, int]) -> dict[str, int]:
+        if row["id"] == 99:
+            with aioflux.sync.open_store("gs://bucket", endpoint_url=url) as store:
+                wait_until(lambda: store.list_all(HIDDEN))
+                store.clean(older_than_seconds=0)
+        return row
+
+    dataset = ray.data.range(100, override_num_blocks=10).map(clean_at_last)
+    with pytest.raises(StorageError, match="were objects deleted"):
+        write_objects(dataset, "gs://bucket/out", endpoint_url=url)
     assert len(bucket.list_all("out/")) == len(bucket.list_all(HIDDEN)) == 0
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
+import subprocess
+import sys
 
 import pytest
 import ray.cloudpickle
@@ -109,6 +112,19 @@ def test_credentials_are_not_sent() -> None:
 def test_a_listing_is_pickled(dumps) -> None:
     listing = aioflux.Listing([aioflux.ObjectMeta(key="k", uri="gs://b/k", size=1)])
     assert pickle.loads(dumps(listing)) == listing
+
+
+@pytest.mark.parametrize("version", ["2.59.1", "3.0.0"])
+def test_another_release_of_ray_is_an_error_with_both_versions(version: str) -> None:
+    code = f"""
+import sys, types
+for name in ("ray", "ray.data"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["ray"].__version__ = "{version}"
+import aioflux.integrations.ray
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert re.search(rf"ImportError: .* needs Ray Data 2.60 .* is Ray {version}", ran.stderr)
 
 
 def test_objects_of_attempts_that_are_not_accepted_are_left_out() -> None:
