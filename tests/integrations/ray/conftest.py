@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 from aioflux import sync
 from aioflux.testing import GCSServer
 
-pytest.importorskip("ray")
+collect_ignore_glob = [] if find_spec("ray") else ["test_*.py"]
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 if TYPE_CHECKING:
