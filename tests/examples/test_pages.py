@@ -174,7 +174,6 @@ def ray_node(patch: pytest.MonkeyPatch, directory: Path) -> Iterator[dict[str, A
     """Run one node of Ray, whose processes know the server of the page."""
     from tests.integrations.ray.cluster import local_node
 
-    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with local_node():
         yield {}
 

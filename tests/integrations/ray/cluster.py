@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -16,6 +17,10 @@ from ray.cluster_utils import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Ray caches the token in the process. Without one, it writes a token into the home directory.
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 STORE_BYTES = 200_000_000
 SYSTEM_CONFIG = {

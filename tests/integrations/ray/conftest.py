@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ from aioflux import sync
 from aioflux.testing import GCSServer
 
 collect_ignore_glob = [] if find_spec("ray") else ["test_*.py"]
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
