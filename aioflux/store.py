@@ -44,7 +44,7 @@ from aioflux._transfer.put import write_request
 from aioflux._transfer.range_plan import MAX_GAP_BYTES
 from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.sessions import Sessions
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, WRITTEN_PREFIX
 from aioflux._transfer.writer import ObjectWriter
 from aioflux._transfer.zero_copy_writer import ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
@@ -69,7 +69,14 @@ if TYPE_CHECKING:
     from aioflux._values.listing import Listing
     from aioflux._values.stats import ProgressHook, StoreStats
 
-__all__ = ["COMPOSITE_PREFIX", "ObjectReader", "ObjectWriter", "Store", "open_store"]
+__all__ = [
+    "COMPOSITE_PREFIX",
+    "WRITTEN_PREFIX",
+    "ObjectReader",
+    "ObjectWriter",
+    "Store",
+    "open_store",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WriteMode: TypeAlias = Literal["overwrite", "create"]
@@ -576,7 +583,8 @@ class Store:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
 
         Keys are sorted by their UTF-8 bytes. Temporary objects, whose keys are below
-        `.aioflux-uploads/` or `aioflux-composed-objects/`, are omitted unless `prefix` names them.
+        `.aioflux-uploads/`, `aioflux-composed-objects/` or `aioflux-written-objects/`, are omitted
+        unless `prefix` names them.
 
         The first page is one request. When the consumer continues after it, up to 32 pages are
         prefetched in parallel, each for another range of keys, or one page if the service cannot
@@ -959,7 +967,8 @@ class Store:
 
         Open multipart uploads are aborted. Objects below `.aioflux-uploads/` (conditional writes
         that are not visible yet) and `aioflux-composed-objects/` (composites), at any depth below
-        `prefix`, are deleted. The whole prefix is listed.
+        `prefix`, are deleted, and those below `aioflux-written-objects/` that no manifest lists.
+        The whole prefix is listed.
 
         Args:
             prefix: Common beginning of the keys, as in `list`.

@@ -3,7 +3,8 @@
     list uploads, list objects -> select stale (pure) -> abort, delete (pinned to the generation)
 
 A dead process looks the same as a slow one, so the age decides: an upload that is still in progress
-after `older_than_seconds` is aborted too, and its writer fails.
+after `older_than_seconds` is aborted too, and its writer fails. Objects that a manifest lists are
+kept. Manifests are read after the listing, so that a write that commits meanwhile is complete.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from typing import TYPE_CHECKING
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux._services.base import Source
 from aioflux._transfer.delete import delete_many
+from aioflux._transfer.get import fetch
 from aioflux._transfer.list import list_pages
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, stale_objects, stale_uploads
+from aioflux._transfer.temp_keys import (
+    COMPOSITE_PREFIX,
+    is_temporary,
+    stale_objects,
+    stale_uploads,
+)
+from aioflux._values.listing import Listing
 from aioflux._values.meta import CleanResult
-from aioflux.errors import StorageError
+from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,12 +48,19 @@ async def clean(
         open_uploads = await session.call(prefix, lambda _: session.service.list_uploads(prefix))
     uploads = stale_uploads(open_uploads, now=now, older_than_seconds=older_than_seconds)
     uploads.sort(key=lambda upload: (upload.key, upload.upload_id))
-    objects: list[ObjectMeta] = []
+    metas: list[ObjectMeta] = []
     async for page in list_pages(session, prefix, with_temporary=True):
-        objects += stale_objects(page, now=now, older_than_seconds=older_than_seconds)
-    if dry_run:
-        return CleanResult(aborted=tuple(uploads), removed=tuple(meta.key for meta in objects))
+        metas += (page[index] for index, key in enumerate(page.keys) if is_temporary(key))
     errors: dict[str, StorageError] = {}
+    objects: list[ObjectMeta] = []
+    for manifest, group in stale_objects(
+        metas, now=now, older_than_seconds=older_than_seconds
+    ).items():
+        objects += group if manifest is None else await _unlisted(session, manifest, group, errors)
+    objects.sort(key=lambda meta: meta.key)
+    if dry_run:
+        removed = tuple(meta.key for meta in objects)
+        return CleanResult(aborted=tuple(uploads), removed=removed, errors=errors)
 
     async def abort(upload: OpenUpload) -> OpenUpload | None:
         try:
@@ -66,3 +81,20 @@ async def clean(
         removed=deleted.deleted,
         errors=errors | dict(deleted.errors),
     )
+
+
+async def _unlisted(
+    session: Session, manifest: str, metas: list[ObjectMeta], errors: dict[str, StorageError]
+) -> list[ObjectMeta]:
+    """Return the objects that a manifest does not list; none if the manifest is damaged."""
+    try:
+        listing = Listing.from_bytes((await fetch(session, manifest)).data)
+    except NotFoundError:
+        return metas
+    except (ValueError, StorageError) as exc:
+        uri = session.service.uri(manifest)
+        message = f"kept {len(metas)} objects, since {uri} may list them: {exc}"
+        errors[manifest] = StorageError(message, uri=uri)
+        return []
+    listed = {(meta.uri, meta.generation) for meta in listing}
+    return [meta for meta in metas if (meta.uri, meta.generation) not in listed]

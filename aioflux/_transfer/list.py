@@ -19,7 +19,7 @@ from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._services.base import ListRequest
 from aioflux._transfer.glob import compile_glob, literal_prefix
 from aioflux._transfer.list_plan import ListingPlan
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_temporary
+from aioflux._transfer.temp_keys import TEMPORARY_PREFIXES, is_temporary
 from aioflux._values.listing import Listing
 from aioflux.errors import StorageError
 
@@ -40,10 +40,9 @@ _MAX_WAITING_PAGES = 64
 
 def visible(objects: Listing, prefix: str) -> Listing:
     """Return a page without temporary objects, unless the prefix of the listing is temporary."""
-    names = (TEMPORARY_PREFIX, COMPOSITE_PREFIX)
     if not is_temporary(prefix):
         objects.prefixes = [name for name in objects.prefixes if not is_temporary(name)]
-        if any(map(objects.keys.may_contain, names)):
+        if any(map(objects.keys.may_contain, TEMPORARY_PREFIXES)):
             indexes = [index for index, key in enumerate(objects.keys) if not is_temporary(key)]
             picked = objects.pick(indexes)
             picked.prefixes = objects.prefixes

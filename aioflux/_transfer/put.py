@@ -9,7 +9,7 @@ from aioflux._transfer.ambiguous_writes import ResendLimit, find_written, send_w
 from aioflux._transfer.arguments import lower_names
 from aioflux._transfer.conditions import require
 from aioflux._transfer.delete import delete
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX, is_temporary
+from aioflux._transfer.temp_keys import TEMPORARY_PREFIXES, is_temporary
 from aioflux._values.checksums import crc32c
 from aioflux.errors import ChecksumError, StorageError
 
@@ -36,8 +36,8 @@ def write_request(
     """
     if is_temporary(key):
         raise ValueError(
-            f"{key!r} cannot be written: listings leave out keys below {TEMPORARY_PREFIX!r} and "
-            f"{COMPOSITE_PREFIX!r}, which are for temporary objects of aioflux; use another key"
+            f"{key!r} cannot be written: listings leave out keys below "
+            f"{', '.join(TEMPORARY_PREFIXES)}, which are for objects of aioflux; use another key"
         )
     return WriteRequest(
         key, precondition, content_type, lower_names(metadata) if metadata else metadata

@@ -189,6 +189,11 @@ class Listing(Sequence[ObjectMeta]):
         return kind
 
     @property
+    def root(self) -> str:
+        """Uri of the store of the objects; empty if there is no object."""
+        return self._root
+
+    @property
     def keys(self) -> KeyColumn:
         """Keys of the objects, in order."""
         return self._key
@@ -286,6 +291,15 @@ class Listing(Sequence[ObjectMeta]):
                 setattr(result, name, array(column.typecode, map(column.__getitem__, positions)))
         return result
 
+    def without_directories(self) -> Listing:
+        """Return the objects that web consoles did not create to show an empty directory.
+
+        Such an object is empty, and its key ends with "/".
+        """
+        pairs = enumerate(zip(self._size, self._key, strict=True))
+        indices = [index for index, (size, key) in pairs if size or not key.endswith("/")]
+        return self if len(indices) == len(self) else self.pick(indices)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
             return NotImplemented
@@ -297,7 +311,7 @@ class Listing(Sequence[ObjectMeta]):
         return f"<Listing of {len(self)} objects below {self._root or 'nothing'}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).from_bytes, (self.to_bytes(),)
+        return _restore, (self.to_bytes(),)
 
     def _columns(self) -> list[array[int] | bytearray]:
         texts = (self._key, self._etag, self._generation, self._kinds)
@@ -381,6 +395,10 @@ class Listing(Sequence[ObjectMeta]):
         for number, text in zip(range(_MAX_CACHED_KINDS), listing._kinds, strict=False):
             listing._kind_numbers[text] = number
         return listing
+
+
+def _restore(data: bytes) -> Listing:
+    return Listing.from_bytes(data)  # cloudpickle cannot pickle the class method
 
 
 _COLUMNS: Final = ("_key", "_etag", "_generation", "_size", "_crc32c", "_updated", "_kind")

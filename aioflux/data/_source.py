@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from aioflux import sync
 from aioflux._values.listing import KeyColumn, Listing
 from aioflux._values.meta import ObjectMeta
-from aioflux._values.uri import quote_path, split_object_uri
+from aioflux._values.uri import split_object_uri
 from aioflux.data._store_reader import StoreReader
 from aioflux.errors import NotFoundError
 
@@ -228,13 +228,8 @@ def _column(keys: Iterable[str] | Iterable[ObjectMeta]) -> Listing | KeyColumn:
 
 def _list(uri: str, options: StoreOptions) -> tuple[str, Listing]:
     with sync.open_store(uri, **options) as store:
-        listing = store.list_all()
+        listing = store.list_all().without_directories()
         uri = store.uri
-    keys, sizes = listing.keys, listing.sizes
-    # Web consoles create an empty object whose key ends with "/" to show an empty directory.
-    indices = [index for index, size in enumerate(sizes) if size or not keys[index].endswith("/")]
-    if len(indices) < len(listing):
-        listing = listing.pick(indices)
     return uri, _not_empty(listing, uri, "check the spelling of the dataset's uri")
 
 
@@ -247,10 +242,7 @@ def _open_manifest(uri: str, options: StoreOptions) -> tuple[str, Listing]:
     except ValueError as exc:
         exc.add_note(f"while opening the manifest {uri}")
         raise
-    _not_empty(listing, uri, "save the manifest again")
-    meta = listing[0]
-    key = quote_path(meta.key) if meta.uri.startswith("file://") else meta.key
-    return meta.uri.removesuffix(key), listing
+    return _not_empty(listing, uri, "save the manifest again").root, listing
 
 
 def _not_empty(listing: Listing, uri: str, hint: str) -> Listing:

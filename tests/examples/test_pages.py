@@ -50,6 +50,7 @@ WARNINGS = {
         "ignore:Checkpoint directory .* exists and is not empty",
         "ignore:The '.*dataloader.*' does not have many workers",
     ),
+    "ray.md": ("ignore",),
 }
 EVERYWHERE = ("ignore:torch.distributed is disabled",)  # DCP in one process
 
@@ -118,7 +119,7 @@ def cases() -> list[Any]:
                 pytest.mark.filterwarnings(text)
                 for text in (*EVERYWHERE, *WARNINGS.get(block.page.name, ()))
             ]
-            + [pytest.mark.more] * (block.page.name in SERVERS),
+            + [pytest.mark.more] * (block.page.name in {*SERVERS, "ray.md"}),
         )
         for page in PAGES
         for block in blocks(page)
@@ -168,10 +169,20 @@ def nebula_node(patch: pytest.MonkeyPatch, directory: Path) -> Iterator[dict[str
         yield {}
 
 
+@contextmanager
+def ray_node(patch: pytest.MonkeyPatch, directory: Path) -> Iterator[dict[str, Any]]:
+    """Run one node of Ray, whose processes know the server of the page."""
+    from tests.integrations.ray.cluster import local_node
+
+    with local_node():
+        yield {}
+
+
 NEEDS: dict[str, Callable[[pytest.MonkeyPatch, Path], AbstractContextManager[dict[str, Any]]]] = {
     "deepspeed.md": deepspeed_engine,
     "fsspec.md": fsspec_caches,
     "migration.md": nebula_node,
+    "ray.md": ray_node,
 }
 """Requirements of a page besides its server. Each yields names that the code may use."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import aioflux
 from aioflux import ObjectMeta, OpenUpload
 from aioflux._services.base import WriteRequest
-from aioflux._transfer.temp_keys import stale_objects, stale_uploads
+from aioflux._transfer.temp_keys import manifest_of, stale_objects, stale_uploads
 from tests.servers.process_state import memory_bucket
 from tests.transfer.scripted_service import ScriptedService, refused_for_good, service_of
 
@@ -46,6 +46,7 @@ def test_uploads_are_stale_from_that_age_on(ages: list[int], limit: int) -> None
         ("x.aioflux-uploads/a", False),
         ("my-aioflux-composed-objects/a", False),
         ("train/a", False),
+        ("x/aioflux-written-objects/m/1/a", True),
     ],
 )
 def test_only_temporary_places_are_looked_at(key: str, expected: bool) -> None:
@@ -56,7 +57,56 @@ def test_only_temporary_places_are_looked_at(key: str, expected: bool) -> None:
 @pytest.mark.parametrize("age", [DAY - 1, None], ids=["young", "of unknown age"])
 def test_what_may_be_under_way_stays(age: float | None) -> None:
     found = [meta(".aioflux-uploads/a", age)]
-    assert stale_objects(found, now=NOW, older_than_seconds=DAY) == []
+    assert stale_objects(found, now=NOW, older_than_seconds=DAY) == {}
+
+
+def test_a_write_in_progress_stays() -> None:
+    """The age of the youngest object of a write decides."""
+    old, young = "a/aioflux-written-objects/m/1/x", "a/aioflux-written-objects/m/2/x"
+    found = [meta(old, DAY), meta(young, DAY), meta(f"{young}y", DAY - 1)]
+    stale = stale_objects(found, now=NOW, older_than_seconds=DAY)
+    assert {manifest: [each.key for each in metas] for manifest, metas in stale.items()} == {
+        "a/m": [old]
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("aioflux-written-objects/m/1/x", ("m", "aioflux-written-objects/m/1/")),
+        ("a\nb/aioflux-written-objects/m/1/x/y", ("a\nb/m", "a\nb/aioflux-written-objects/m/1/")),
+        ("aioflux-written-objects/m/1/", None),
+        ("aioflux-written-objects/m/1", None),
+        ("xaioflux-written-objects/m/1/x", None),
+        (".aioflux-uploads/1", None),
+    ],
+)
+def test_the_manifest_of_an_object(key: str, expected: tuple[str, str] | None) -> None:
+    assert manifest_of(key) == expected
+
+
+async def test_objects_of_a_manifest_stay() -> None:
+    name = uuid.uuid4().hex
+    bucket = memory_bucket(name)
+    for number in range(4):
+        bucket.store(f"a/aioflux-written-objects/m/1/{number}", b"1")
+    bucket.store("a/aioflux-written-objects/gone/1/x", b"1")
+    bucket.store("a/aioflux-written-objects/damaged/1/x", b"1")
+    async with aioflux.open_store(f"memory://{name}/a") as below:
+        listing = await below.list_all("aioflux-written-objects/m/1/")
+        await below.put("m", listing[:3].to_bytes())
+        await below.put("damaged", listing[:3].to_bytes()[:-1])
+    async with aioflux.open_store(f"memory://{name}") as store:
+        assert [meta.key async for meta in store.list()] == ["a/damaged", "a/m"]
+        found = await store.clean(older_than_seconds=0, dry_run=True)
+        cleaned = await store.clean(older_than_seconds=0)
+        assert found.removed == cleaned.removed
+        assert cleaned.removed == (
+            "a/aioflux-written-objects/gone/1/x",
+            "a/aioflux-written-objects/m/1/3",
+        )
+        assert list(cleaned.errors) == ["a/damaged"]
+        assert "kept 1 objects" in str(cleaned.errors["a/damaged"])
 
 
 @pytest.fixture

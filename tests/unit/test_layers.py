@@ -86,6 +86,7 @@ MAY_IMPORT: dict[str, str] = {
         f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._tag_checkpoints integrations.fsspec"
     ),
     "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
+    "integrations.ray": f"{BLOCKING} data data._records.* data._sample",
     "compat": "",
     "compat.dataflux": (
         f"{BLOCKING} data data._store_reader checkpoint checkpoint.dcp integrations.lightning "
@@ -117,6 +118,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     ),
     "_thread": ("_bridge", "testing", "cli"),
     "os.register_at_fork": ("_bridge", "testing.gcs_server._fork"),
+    "ray": ("integrations.ray",),
     "torch": ("data", "checkpoint", "integrations", "compat", "cli"),
     "aiohttp": ("_http", "_auth", "_services.gcs"),
     "gcloud": ("_auth", "_services.gcs"),

@@ -307,3 +307,13 @@ def test_a_saved_listing_of_another_version_is_rejected() -> None:
     saved[len(b"aioflux listing\n")] = 99
     with pytest.raises(ValueError, match="of version 99"):
         Listing.from_bytes(saved)
+
+
+def test_objects_that_show_directories_are_left_out() -> None:
+    """An object with content, or with another name, is no such object."""
+    names = {"a/": 0, "a/b": 0, "c/": 1}
+    metas = [ObjectMeta(key=key, uri=f"gs://b/{key}", size=size) for key, size in names.items()]
+    shown = Listing(metas).without_directories()
+    assert shown.keys[:] == ["a/b", "c/"]
+    assert shown.root == "gs://b/"
+    assert shown.without_directories() is shown

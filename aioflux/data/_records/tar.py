@@ -42,9 +42,9 @@ class _Tar:
             archive = _Archive(plain, meta)
             sample: dict[str, Any] = {}
             for name, data in archive.files():
-                key, extension = split_name(name)
-                if not key or key.endswith("/") or _NOT_DATA.match(name):
+                if (parts := sample_name(name)) is None:
                     continue
+                key, extension = parts
                 if sample and sample["__key__"] != key:
                     yield sample
                     archive.num_samples += 1
@@ -78,6 +78,13 @@ def split_name(name: str) -> tuple[str, str]:
     directory, slash, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{directory}{slash}{stem}", extension.lower()
+
+
+def sample_name(name: str) -> tuple[str, str] | None:
+    """Return the key and the extension of a file; None if the file belongs to no sample."""
+    key, extension = split_name(name)
+    is_ignored = not key or key.endswith("/") or _NOT_DATA.match(name)
+    return None if is_ignored else (key, extension)
 
 
 class _Archive:

@@ -1,0 +1,130 @@
+"""Encoding of Arrow tables into objects: Parquet, JSON Lines, tar archives and raw objects."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
+
+    from aioflux import sync
+
+
+class _Sink:
+    """File over an object that is being written, as pyarrow and tarfile need it."""
+
+    closed = False
+
+    def __init__(self, writer: sync.ObjectWriter) -> None:
+        self._writer = writer
+        self._buffer = bytearray()
+
+    def write(self, data: Any) -> int:
+        self._buffer += data
+        if len(self._buffer) >= 1024 * 1024:
+            self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        self._writer.write(self._buffer)
+        self._buffer = bytearray()
+
+    def tell(self) -> int:
+        return self._writer.tell() + len(self._buffer)
+
+
+def write_shards(
+    store: sync.Store, prefix: str, tables: Iterator[pa.Table], extension: str, max_bytes: int
+) -> Iterator[int]:
+    """Write tables to the objects `<prefix>-0.<extension>`, and so on, and yield their sizes.
+
+    An object ends after the table with which it reaches `max_bytes`; of Parquet also when the
+    schema changes.
+    """
+    table = next(tables, None)
+    number = 0
+    while table is not None:
+        schema = table.schema
+        with store.open_writer(f"{prefix}-{number}.{extension}") as writer:
+            sink = _Sink(writer)
+            with ENCODERS[extension](sink, schema) as add_table:
+                while table is not None and (extension != "parquet" or table.schema == schema):
+                    add_table(table)
+                    table = next(tables, None)
+                    if sink.tell() >= max_bytes:
+                        break
+            sink.flush()
+        yield writer.meta.size
+        number += 1
+
+
+def object_pairs(prefix: str, tables: Iterable[pa.Table]) -> Iterator[tuple[str, bytes]]:
+    """Yield the columns `key`, after a prefix, and `bytes` of each row."""
+    for table in tables:
+        for row in _rows(table.select(["key", "bytes"])):
+            if not (row["key"] and isinstance(row["bytes"], bytes)):
+                raise ValueError(f"a row of an object needs key and bytes, not {row['key']!r}")
+            yield f"{prefix}{row['key']}", row["bytes"]
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield the rows as dicts, of which few are in memory."""
+    for batch in table.to_batches(max_chunksize=1024):
+        yield from batch.to_pylist()
+
+
+@contextmanager
+def _parquet(sink: _Sink, schema: pa.Schema) -> Iterator[Callable[[Any], object]]:
+    with pq.ParquetWriter(sink, schema) as writer:
+        yield writer.write_table
+
+
+@contextmanager
+def _jsonl(sink: _Sink, _: pa.Schema) -> Iterator[Callable[[Any], object]]:
+    yield lambda table: sink.write(b"".join(_json.encode(row) + b"\n" for row in _rows(table)))
+
+
+@contextmanager
+def _tar(sink: Any, _: pa.Schema) -> Iterator[Callable[[Any], object]]:
+    with tarfile.open(fileobj=sink, mode="w|") as archive:
+        last_key = ""
+
+        def add_table(table: pa.Table) -> None:
+            nonlocal last_key
+            for row in _rows(table):
+                key = row.pop("__key__", None)
+                if not key or key == last_key:
+                    raise ValueError(f"rows need different values of __key__, not {key!r}")
+                last_key = key
+                for extension, value in row.items():
+                    if value is not None:
+                        _add_member(archive, key, extension, value)
+
+        yield add_table
+
+
+def _add_member(archive: tarfile.TarFile, key: str, extension: str, value: Any) -> None:
+    from aioflux.data._records.tar import sample_name
+
+    name = f"{key}.{extension}" if extension else key
+    if sample_name(name) != (key, extension):
+        raise ValueError(f"{name!r} is not a name of the sample {key!r} for `tar()`")
+    data = value.encode() if isinstance(value, str) else value
+    data = data if isinstance(data, bytes) else _json.encode(data)
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+_json = msgspec.json.Encoder(enc_hook=lambda value: value.tolist())  # values of NumPy
+
+ENCODERS: Final[dict[str, Any]] = {"parquet": _parquet, "jsonl": _jsonl, "tar": _tar}
+"""Context managers that yield a function which adds a table to a file, by extension."""

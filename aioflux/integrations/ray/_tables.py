@@ -1,0 +1,106 @@
+"""Shares of a listing, and Arrow tables of objects and records. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from ray.data.block import BlockAccessor
+
+from aioflux.errors import RecordError
+from aioflux.store import WRITTEN_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from aioflux._values.meta import ObjectMeta
+
+T = TypeVar("T")
+
+OBJECT_TYPES: Final = {
+    "key": pa.string(),
+    "bytes": pa.large_binary(),  # a block may have more than 2 GiB
+    "size": pa.int64(),
+    "generation": pa.string(),
+    "uri": pa.string(),
+}
+_OBJECT_WEIGHT: Final = 64 * 1024
+"""Bytes that an object counts in addition to its size: a request takes as long as these bytes."""
+
+
+def split_by_bytes(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]]:
+    """Return up to `num_parts` ranges of indexes with about the same number of bytes each."""
+    ends = list(accumulate(size + _OBJECT_WEIGHT for size in sizes))
+    bounds, part = [0], 1
+    for index, end in enumerate(ends, 1):
+        if end * num_parts >= ends[-1] * part:
+            bounds.append(index)
+            part = end * num_parts // ends[-1] + 1
+    return list(pairwise(bounds))
+
+
+def grouped(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield lists of consecutive items; a list ends at 8 MiB or 4096 items."""
+    group: list[T] = []
+    num_bytes = 0
+    for item in items:
+        group.append(item)
+        num_bytes += size(item)
+        if num_bytes >= 8 * 1024 * 1024 or len(group) >= 4096:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group
+
+
+def object_name(key: str) -> str:
+    """Return the key of an object, and for an object of `write_objects` its key in its attempt."""
+    _, _, written = f"/{key}".partition(f"/{WRITTEN_PREFIX}")
+    return written.split("/", 3)[3] if written.count("/") >= 3 else key
+
+
+def object_table(objects: Sequence[tuple[ObjectMeta, bytes]], columns: Sequence[str]) -> pa.Table:
+    """Return the rows of objects."""
+
+    def values(name: str) -> list[Any]:
+        if name == "bytes":
+            return [data for _, data in objects]
+        values = [getattr(meta, name) for meta, _ in objects]
+        return [*map(object_name, values)] if name == "key" else values
+
+    arrays = {name: pa.array(values(name), OBJECT_TYPES[name]) for name in columns or ["size"]}
+    return select(pa.table(arrays), columns)
+
+
+def row_size(record: Any) -> int:
+    """Return the approximate number of bytes of a record."""
+    values = record.values() if isinstance(record, Mapping) else (record,)
+    return sum(len(each) if isinstance(each, bytes | str) else 16 for each in values)
+
+
+def row_table(
+    records: Sequence[tuple[str, Any]], columns: Sequence[str] | None, *, include_uri: bool
+) -> pa.Table:
+    """Return the rows of records, which are given with the uri of their object.
+
+    The columns are the union of the keys. RecordError: the values of one have no common type.
+    """
+    rows = [record if isinstance(record, Mapping) else {"item": record} for _, record in records]
+    if include_uri:
+        rows = [{**row, "uri": uri} for row, (uri, _) in zip(rows, records, strict=True)]
+    arrays: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(name for row in rows for name in row) if columns is None else columns:
+        try:
+            arrays[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, TypeError, OverflowError) as exc:
+            first, last = records[0][0], records[-1][0]
+            message = f"{name!r} has no common Arrow type in the records of {first} to {last}"
+            raise RecordError(f"{message}: {exc}; convert it", uri=first) from exc
+    return select(pa.table(arrays or {"item": pa.nulls(len(rows))}), list(arrays))
+
+
+def select(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Return some columns of a table. Ray counts the rows even if there are no columns."""
+    return BlockAccessor.for_block(table).select(list(columns))

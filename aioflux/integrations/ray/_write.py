@@ -1,0 +1,228 @@
+"""write_objects: a write of a Ray dataset that commits exactly once, by a manifest.
+
+    task attempt: blocks -> objects below a prefix of its own, which listings omit
+    driver:       accepted attempts -> list their objects -> manifest -> delete all other objects
+
+The objects of an attempt that fails, or whose result Ray discards, are in no manifest. The driver
+deletes them at the end. If it is killed, they remain until `Store.clean`.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ray.data.block import BlockAccessor
+from ray.data.datasource import Datasink
+
+from aioflux import sync
+from aioflux._values.listing import Listing
+from aioflux.errors import AlreadyExistsError, StorageError
+from aioflux.integrations.ray._encode import ENCODERS, object_pairs, write_shards
+from aioflux.integrations.ray._read import MANIFEST_KEY
+from aioflux.integrations.ray._tables import object_name
+from aioflux.integrations.ray._task_store import TaskStore
+from aioflux.store import WRITTEN_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import ray.data
+    from ray.data._internal.execution.interfaces import TaskContext
+    from ray.data.block import Block
+    from ray.data.datasource import WriteResult
+    from typing_extensions import Unpack
+
+    from aioflux._values.meta import ObjectMeta
+    from aioflux.options import StoreOptions
+    from aioflux.store import WriteMode
+
+__all__ = ["Attempt", "accepted_objects", "write_objects"]
+
+_log = logging.getLogger("aioflux")
+
+
+def write_objects(
+    dataset: ray.data.Dataset,
+    uri: str,
+    *,
+    format: str = "parquet",  # noqa: A002
+    manifest: str = MANIFEST_KEY,
+    mode: WriteMode = "create",
+    copy: bool = False,
+    max_object_bytes: int = 512 * 1024 * 1024,
+    ray_options: Mapping[str, Any] | None = None,
+    **options: Unpack[StoreOptions],
+) -> ObjectMeta:
+    """Execute a dataset, write each of its rows exactly once, and return the manifest's metadata.
+
+    Every attempt of a task writes its own objects below `aioflux-written-objects/`, which listings
+    omit. When all tasks have ended, the manifest is written, which lists the objects of the
+    accepted attempts. Before, nothing is visible; afterwards, the whole dataset is, for
+    `read_objects` and for `from_manifest` of the PyTorch datasets. All other objects are deleted,
+    or by `aioflux clean` if the driver was killed. `aioflux clean` also deletes the objects of a
+    manifest that was deleted or replaced.
+
+    Args:
+        dataset: Rows to write.
+        uri: Destination: a bucket or a prefix.
+        format: "parquet"; "jsonl", in which NaN becomes null, and bytes base64; "tar", with a file
+            for each column, whose name is the extension, and the name of the sample in the column
+            `__key__`; or "objects", with the columns `key` and `bytes`.
+        manifest: Key of the manifest below `uri`, without "/"; `aioflux-manifest` by default.
+        mode: "create" raises an error if the manifest exists; "overwrite" replaces it.
+        copy: After the commit, copy the objects on the service to keys that listings show, such as
+            `00000-1a2b3c4d-0.parquet`, list the copies in the manifest, and delete the originals. A
+            driver that is killed meanwhile leaves a committed manifest, and some of the copies.
+        max_object_bytes: Size at which a task ends an object after a block; 512 MiB by default.
+            Without effect for "objects".
+        ray_options: Further keywords of `Dataset.write_datasink`, such as `concurrency`.
+        **options: Keywords of `aioflux.open_store`, which are sent to the tasks.
+
+    Raises:
+        AlreadyExistsError: `mode` is "create" and the manifest exists, or the key of a copy.
+        StorageError: The objects are not those that the tasks have written, because they were
+            deleted during the write, or because two rows of "objects" have the same key.
+        TypeError: The options contain credentials, which are not sent to other processes.
+        ValueError: An argument is invalid, or a row does not fit the format.
+    """
+    if format not in {*ENCODERS, "objects"}:
+        raise ValueError(f"format must be objects, {', '.join(ENCODERS)}, not {format!r}")
+    if not manifest or "/" in manifest:
+        raise ValueError(f'manifest must be a key without "/", not {manifest!r}')
+    if mode not in {"create", "overwrite"} or (copy and mode == "overwrite"):
+        raise ValueError(f'mode must be "create", or without copy= "overwrite", not {mode!r}')
+    with sync.open_store(uri, **options) as store:
+        if mode == "create" and manifest in store.list_all(manifest).keys:
+            message = f"there is a {manifest} below {store.uri}; choose another uri or manifest"
+            raise AlreadyExistsError(message, uri=f"{store.uri}{manifest}")
+        tasks = TaskStore.of(store, options)
+        sink = ObjectDatasink(store, tasks, format, max_object_bytes, manifest, mode, copy)
+        try:
+            dataset.write_datasink(sink, **(ray_options or {}))
+        except BaseException as exc:
+            if not isinstance(exc, Exception):  # Ray calls `on_write_failed` for an Exception
+                sink.on_write_failed(exc)
+            raise
+        assert sink.meta is not None
+        return sink.meta
+
+
+class Attempt(NamedTuple):
+    """Result of one attempt of a write task."""
+
+    name: str
+    """Unique name, the first segment of the names of its objects."""
+    num_objects: int
+    num_bytes: int
+
+
+def accepted_objects(
+    names: Iterable[str], sizes: Iterable[int], attempts: Sequence[Attempt]
+) -> list[int]:
+    """Return the indexes of the objects of the accepted attempts, in a listing of all attempts.
+
+    Raises:
+        ValueError: The objects of an attempt are not those that it has written, or two objects have
+            the same name in their attempts.
+    """
+    found = {attempt.name: [0, 0] for attempt in attempts}
+    inner_names: set[str] = set()
+    indexes = []
+    for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        attempt_name, _, inner_name = name.partition("/")
+        if attempt_name not in found:
+            continue
+        if inner_name in inner_names:
+            raise ValueError(f"two rows have the key {inner_name!r}")
+        inner_names.add(inner_name)
+        indexes.append(index)
+        found[attempt_name][0] += 1
+        found[attempt_name][1] += size
+    for name, *written in attempts:
+        if found[name] != written:
+            raise ValueError(
+                f"of the attempt {name} [objects, bytes] are {found[name]}, not {written}; were "
+                "objects deleted during the write, or do two rows have the same key?"
+            )
+    return indexes
+
+
+class ObjectDatasink(Datasink[Attempt]):
+    """Write tasks whose attempts write objects of their own, and the commit of the driver."""
+
+    def __init__(
+        self, store: sync.Store, tasks: TaskStore, extension: str, max_bytes: int, *commit: Any
+    ) -> None:
+        self.meta: ObjectMeta | None = None
+        self._tasks = tasks
+        self._store = store
+        self._extension = extension
+        self._max_bytes = max_bytes
+        self._manifest, self._mode, self._copies = commit
+        self._prefix = f"{WRITTEN_PREFIX}{self._manifest}/{uuid.uuid4().hex}/"
+        self._may_be_committed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of the copy in a task, without the store of the driver."""
+        return self.__dict__ | {"_store": None}
+
+    def write(self, blocks: Iterable[Block], ctx: TaskContext) -> Attempt:
+        """Write blocks, in the process of a task."""
+        number, unique = f"{ctx.task_idx:05d}", uuid.uuid4().hex
+        attempt = f"{number}-{unique}"
+        store = self._tasks.open(self._prefix)
+        tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
+        filled = (table for table in tables if table.num_rows)
+        if self._extension == "objects":
+            sizes = [meta.size for meta in store.put_many(object_pairs(f"{attempt}/", filled))]
+        else:
+            prefix = f"{attempt}/{number}-{unique[:8]}"
+            sizes = [*write_shards(store, prefix, filled, self._extension, self._max_bytes)]
+        return Attempt(attempt, len(sizes), sum(sizes))
+
+    def on_write_complete(self, write_result: WriteResult[Attempt]) -> None:
+        """Write the manifest, copy the objects if requested, and delete those of other attempts."""
+        listing = self._store.list_all(self._prefix)
+        names = (key.removeprefix(self._prefix) for key in listing.keys)
+        try:
+            indexes = accepted_objects(names, listing.sizes, write_result.write_returns)
+        except ValueError as exc:
+            uri = f"{self._tasks.uri}{self._prefix}"
+            raise StorageError(f"could not commit the objects below {uri}: {exc}", uri=uri) from exc
+        accepted = listing.pick(indexes)
+        self._may_be_committed = True
+        try:
+            self.meta = self._store.put(self._manifest, accepted.to_bytes(), mode=self._mode)
+        except AlreadyExistsError:
+            self._may_be_committed = False
+            raise
+        if self._copies:
+            with ThreadPoolExecutor(32) as executor:
+                copies = list(executor.map(self._copy, accepted))
+            copies.sort(key=lambda meta: meta.key.encode())
+            self.meta = self._store.put(
+                self._manifest,
+                Listing(copies).to_bytes(),
+                if_generation_match=self.meta.generation or None,
+            )
+            indexes = []
+        self._delete(listing, set(indexes))
+
+    def _copy(self, meta: ObjectMeta) -> ObjectMeta:
+        return self._store.copy(meta, object_name(meta.key), mode="create")
+
+    def on_write_failed(self, error: BaseException) -> None:
+        """Delete the objects of all attempts, unless the manifest may exist."""
+        if not self._may_be_committed:
+            try:
+                self._delete(self._store.list_all(self._prefix), set())
+            except StorageError as exc:
+                error.add_note(f"objects below {self._prefix} remain until `aioflux clean`: {exc}")
+
+    def _delete(self, listing: Listing, kept: set[int]) -> None:
+        deleted = [meta for index, meta in enumerate(listing) if index not in kept]
+        for error in self._store.delete_many(deleted).errors.values():
+            _log.warning("an object remains until `aioflux clean`: %s", error)

@@ -1,0 +1,144 @@
+"""Shares and tables, without a cluster."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+import ray.cloudpickle
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.data.block import BlockAccessor
+
+import aioflux
+from aioflux import sync
+from aioflux.errors import RecordError
+from aioflux.integrations.ray._tables import (
+    grouped,
+    object_name,
+    object_table,
+    row_table,
+    split_by_bytes,
+)
+from aioflux.integrations.ray._task_store import TaskStore, task_transfer
+from aioflux.integrations.ray._write import Attempt, accepted_objects
+
+sizes = st.lists(st.integers(0, 1 << 40), max_size=60)
+
+
+@given(sizes, st.integers(1, 80))
+def test_each_object_is_in_one_share(sizes: list[int], num_parts: int) -> None:
+    parts = split_by_bytes(sizes, num_parts)
+    assert [index for start, end in parts for index in range(start, end)] == [*range(len(sizes))]
+    assert all(start < end for start, end in parts)
+    assert len(parts) <= num_parts
+
+
+def test_shares_have_about_the_same_number_of_bytes() -> None:
+    assert split_by_bytes([1 << 20] * 64, 4) == [(0, 16), (16, 32), (32, 48), (48, 64)]
+    assert split_by_bytes([1 << 20] * 8 + [64 << 20], 2) == [(0, 9)]
+    assert split_by_bytes([64 << 20] + [1 << 20] * 8, 2) == [(0, 1), (1, 9)]
+
+
+@given(st.lists(st.integers(0, 9 << 20), max_size=50))
+def test_groups_have_all_items_in_order(sizes: list[int]) -> None:
+    groups = list(grouped(sizes, lambda size: size))
+    assert [size for group in groups for size in group] == sizes
+    assert all(sum(group[:-1]) < 8 << 20 for group in groups)
+
+
+def test_a_key_that_some_records_lack_is_null() -> None:
+    table = row_table([("u", {"a": 1}), ("u", {"b": "x"})], None, include_uri=False)
+    assert table.to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
+
+
+def test_records_other_than_dicts_are_items() -> None:
+    assert row_table([("u", b"1")], None, include_uri=True).to_pylist() == [
+        {"item": b"1", "uri": "u"}
+    ]
+
+
+def test_empty_records_are_rows() -> None:
+    table = row_table([("u", {}), ("u", {})], None, include_uri=False)
+    assert BlockAccessor.for_block(table).num_rows() == 2
+
+
+def test_values_without_a_common_type_are_an_error_with_the_uri() -> None:
+    with pytest.raises(RecordError, match=r"'a' has no common Arrow type") as raised:
+        row_table([("gs://b/1", {"a": 1}), ("gs://b/2", {"a": "x"})], None, include_uri=False)
+    assert raised.value.uri == "gs://b/1"
+
+
+def test_objects_without_columns_are_counted() -> None:
+    meta = aioflux.ObjectMeta(key="k", uri="gs://b/k", size=1)
+    table = object_table([(meta, b"1")] * 3, [])
+    assert BlockAccessor.for_block(table).num_rows() == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("a/b", "a/b"),
+        ("a/aioflux-written-objects/m/id/attempt/b/c", "b/c"),
+        ("aioflux-written-objects/m/id/attempt/b", "b"),
+        ("my-aioflux-written-objects/m/id/attempt/b", "my-aioflux-written-objects/m/id/attempt/b"),
+        ("aioflux-written-objects/m", "aioflux-written-objects/m"),
+    ],
+)
+def test_a_written_object_has_the_name_in_its_attempt(key: str, name: str) -> None:
+    assert object_name(key) == name
+
+
+def test_tasks_share_the_limits_of_a_node() -> None:
+    transfer = aioflux.TransferOptions(max_in_flight=64, max_in_flight_bytes=64_000)
+    assert task_transfer(transfer, 256, 2) == transfer
+    shared = task_transfer(transfer, 256, 16)
+    assert (shared.max_in_flight, shared.max_in_flight_bytes) == (16, 16_000)
+    assert task_transfer(transfer, 256, 1000).max_in_flight == 1
+
+
+def test_credentials_are_not_sent() -> None:
+    with (
+        sync.open_store("gs://b", credentials=lambda: "secret") as store,
+        pytest.raises(TypeError, match="credentials"),
+    ):
+        TaskStore.of(store, {"credentials": lambda: "secret"})
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, ray.cloudpickle.dumps])
+def test_a_listing_is_pickled(dumps) -> None:
+    listing = aioflux.Listing([aioflux.ObjectMeta(key="k", uri="gs://b/k", size=1)])
+    assert pickle.loads(dumps(listing)) == listing
+
+
+@pytest.mark.parametrize("version", ["2.59.1", "3.0.0"])
+def test_another_release_of_ray_is_an_error_with_both_versions(version: str) -> None:
+    code = f"""
+import sys, types
+for name in ("ray", "ray.data"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["ray"].__version__ = "{version}"
+import aioflux.integrations.ray
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert re.search(rf"ImportError: .* needs Ray Data 2.60 .* is Ray {version}", ran.stderr)
+
+
+def test_objects_of_attempts_that_are_not_accepted_are_left_out() -> None:
+    names = ["1-a/x-0", "1-b/x-0", "2-c/y-0", "2-c/y-1"]
+    accepted = [Attempt("1-b", 1, 20), Attempt("2-c", 2, 70), Attempt("3-d", 0, 0)]
+    assert accepted_objects(names, [10, 20, 30, 40], accepted) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["a/x"], "were objects deleted"), (["a/x", "b/x"], "two rows have the key 'x'")],
+    ids=["missing", "twice"],
+)
+def test_objects_that_do_not_fit_their_attempts_are_an_error(names, message) -> None:
+    attempts = [Attempt("a", 1, 5), Attempt("b", 1, 5)]
+    with pytest.raises(ValueError, match=message):
+        accepted_objects(names, [5] * len(names), attempts)
