@@ -1040,7 +1040,7 @@ async def read_hashed(store: Store, meta: ObjectMeta, view: memoryview, *, start
     Raises:
         NotFoundError: No object has this key, or it was replaced since `meta` was listed.
     """
-    session = store._sessions.current()  # noqa: SLF001  not for users
+    session = sessions_of(store).current()
     pin = Pin(meta.generation, meta.size)
     return await read_into(session, meta.key, view, start=start, pin=pin)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import WriteMode
 
-__all__ = ["Attempt", "accepted_objects", "write_objects"]
+__all__ = ["WriteAttempt", "accepted_objects", "write_objects"]
 
 _log = logging.getLogger("aioflux")
 
@@ -110,7 +110,7 @@ def write_objects(
         return sink.meta
 
 
-class Attempt(NamedTuple):
+class WriteAttempt(NamedTuple):
     """Result of one attempt of a write task."""
 
     name: str
@@ -120,7 +120,7 @@ class Attempt(NamedTuple):
 
 
 def accepted_objects(
-    names: Iterable[str], sizes: Iterable[int], attempts: Sequence[Attempt]
+    names: Iterable[str], sizes: Iterable[int], attempts: Sequence[WriteAttempt]
 ) -> list[int]:
     """Return the indexes of the objects of the accepted attempts, in a listing of all attempts.
 
@@ -150,7 +150,7 @@ def accepted_objects(
     return indexes
 
 
-class ObjectDatasink(Datasink[Attempt]):
+class ObjectDatasink(Datasink[WriteAttempt]):
     """Write tasks whose attempts write objects of their own, and the commit of the driver."""
 
     def __init__(
@@ -169,7 +169,7 @@ class ObjectDatasink(Datasink[Attempt]):
         """Return the state of the copy in a task, without the store of the driver."""
         return self.__dict__ | {"_store": None}
 
-    def write(self, blocks: Iterable[Block], ctx: TaskContext) -> Attempt:
+    def write(self, blocks: Iterable[Block], ctx: TaskContext) -> WriteAttempt:
         """Write blocks, in the process of a task."""
         number, unique = f"{ctx.task_idx:05d}", uuid.uuid4().hex
         attempt = f"{number}-{unique}"
@@ -181,9 +181,9 @@ class ObjectDatasink(Datasink[Attempt]):
         else:
             prefix = f"{attempt}/{number}-{unique[:8]}"
             sizes = [*write_shards(store, prefix, filled, self._extension, self._max_bytes)]
-        return Attempt(attempt, len(sizes), sum(sizes))
+        return WriteAttempt(attempt, len(sizes), sum(sizes))
 
-    def on_write_complete(self, write_result: WriteResult[Attempt]) -> None:
+    def on_write_complete(self, write_result: WriteResult[WriteAttempt]) -> None:
         """Write the manifest, copy the objects if requested, and delete those of other attempts."""
         listing = self._store.list_all(self._prefix)
         names = (key.removeprefix(self._prefix) for key in listing.keys)

@@ -203,6 +203,7 @@ def test_memory_is_prepared_without_a_thread_if_none_can_be_started(
     arena = Arena(1, 2 << 20, is_shared=False)
     arena.start_populating()
     arena.view[0] = 1
+    assert bytes(arena.view[:2]) == b"\1\0"
     arena.close()
 
 

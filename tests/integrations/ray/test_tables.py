@@ -24,7 +24,7 @@ from aioflux.integrations.ray._tables import (
     split_by_bytes,
 )
 from aioflux.integrations.ray._task_store import TaskStore, task_transfer
-from aioflux.integrations.ray._write import Attempt, accepted_objects
+from aioflux.integrations.ray._write import WriteAttempt, accepted_objects
 
 sizes = st.lists(st.integers(0, 1 << 40), max_size=60)
 
@@ -129,7 +129,7 @@ import aioflux.integrations.ray
 
 def test_objects_of_attempts_that_are_not_accepted_are_left_out() -> None:
     names = ["1-a/x-0", "1-b/x-0", "2-c/y-0", "2-c/y-1"]
-    accepted = [Attempt("1-b", 1, 20), Attempt("2-c", 2, 70), Attempt("3-d", 0, 0)]
+    accepted = [WriteAttempt("1-b", 1, 20), WriteAttempt("2-c", 2, 70), WriteAttempt("3-d", 0, 0)]
     assert accepted_objects(names, [10, 20, 30, 40], accepted) == [1, 2, 3]
 
 
@@ -139,6 +139,6 @@ def test_objects_of_attempts_that_are_not_accepted_are_left_out() -> None:
     ids=["missing", "twice"],
 )
 def test_objects_that_do_not_fit_their_attempts_are_an_error(names, message) -> None:
-    attempts = [Attempt("a", 1, 5), Attempt("b", 1, 5)]
+    attempts = [WriteAttempt("a", 1, 5), WriteAttempt("b", 1, 5)]
     with pytest.raises(ValueError, match=message):
         accepted_objects(names, [5] * len(names), attempts)
