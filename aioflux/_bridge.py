@@ -105,6 +105,8 @@ _parked: list[Any] = []
 """Objects that a forked child has inherited, and must never close or collect."""
 parked_in_children: weakref.WeakSet[Any] = weakref.WeakSet()
 """Objects that every forked child must never collect."""
+calls_in_children: list[Callable[[], None]] = []
+"""Functions that every forked child calls."""
 
 
 class _LoopThread:
@@ -258,6 +260,8 @@ def _after_fork_in_child() -> None:
     _open_contexts.clear()
     _iterating.clear()
     _bridge = _LoopThread()
+    for call in calls_in_children:
+        call()
 
 
 if hasattr(os, "register_at_fork"):

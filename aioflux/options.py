@@ -56,6 +56,11 @@ class TransferOptions:
     alone. The same limit applies to the memory of each iteration over many objects (`get_many`, a
     dataset): bytes in flight and objects that wait for the consumer add up to at most the limit
     plus one object. Each DataLoader worker has its own budget."""
+    max_requests_per_second: float | None = None
+    """Maximum number of requests that one store sends per second on one event loop, retries
+    included; no limit by default. A new bucket serves about 5,000 reads a second, and rejects the
+    others: in a job of hundreds of ranks, pass 4,500 divided by the number of ranks to the stores
+    that read. Not for the store of a `Checkpointer`, whose ranks share the rate by themselves."""
     range_size_bytes: int = 16 * MIB
     """Size of the parallel ranges of a large object that is read, in bytes; 16 MiB by default."""
     part_size_bytes: int = 16 * MIB
@@ -73,7 +78,7 @@ class TransferOptions:
     processors. All limits apply to the sum. Blocking credentials are called on each loop;
     asynchronous ones belong to one loop, and are rejected."""
     verify: bool = True
-    """Compare the checksums of received and sent bytes; True by default."""
+    """Compute and compare the checksums of received and sent bytes; True by default."""
     verify_ranges: Literal["auto", "always", "never"] = "auto"
     """Verification of a range that is not a whole object; "auto" by default. Services return no
     checksum of such a range, so that it can only be verified by reading it twice at the same time,
@@ -91,6 +96,8 @@ class TransferOptions:
             "max_buffered_bytes",
             "num_loops",
         )
+        if self.max_requests_per_second is not None:
+            _require_positive(self, "max_requests_per_second")
         if self.verify_ranges not in {"auto", "always", "never"}:
             raise ValueError(
                 'TransferOptions.verify_ranges must be "auto", "always" or "never", not '

@@ -48,7 +48,7 @@ from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, WRITTEN_PREFIX
 from aioflux._transfer.writer import ObjectWriter
 from aioflux._transfer.zero_copy_writer import ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
-from aioflux._values.uri import REMOTE_SCHEMES, Location, parse_uri
+from aioflux._values.uri import REMOTE_SCHEMES, Location, check_endpoint, parse_uri
 from aioflux.errors import StorageError
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secret, is_asynchronous
 
@@ -250,6 +250,8 @@ class Store:
                 f"{self!r} holds credentials and cannot be pickled; pass "
                 "a module-level function that returns them, or rely on the default credentials"
             )
+        if config.endpoint_url is not None:  # which may have credentials in it
+            check_endpoint(config.endpoint_url, may_have_path=True)
         return _restore, (config.location, self._settings())
 
     def _settings(self) -> dict[str, Any]:
@@ -648,7 +650,7 @@ class Store:
     async def list_all(
         self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
     ) -> Listing:
-        """Return the whole listing as one sequence, of about 120 bytes of memory for each object.
+        """Return the whole listing as one sequence: about 70 bytes and the key for each object.
 
         Arguments and errors as in `list`.
         """

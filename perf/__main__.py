@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING, Any
 from perf import _machine, _plot, peers
 from perf._pairs import play
 from perf._report import lines_of, markdown, record_of, terminal_heading, terminal_row
-from perf._samples import judge, judge_accelerators, judge_memory, judge_promise, unplayed
+from perf._samples import (
+    goal_of,
+    judge,
+    judge_accelerators,
+    judge_memory,
+    judge_promise,
+    memory_limit,
+    promised,
+    unplayed,
+)
 from perf.access import KINDS, SCHEMES
 from perf.scenarios import GROUPS, SCENARIOS
 from perf.servers import open_server
@@ -117,7 +126,7 @@ def play_match(
             pairs = play(
                 match,
                 servers,
-                num_pairs=min(run.args.pairs, scenario.max_pairs),
+                num_pairs=1 if run.args.toy else min(run.args.pairs, scenario.max_pairs),
                 # A search of accelerators has many runs, of which the first warms up.
                 has_warm_up=not run.args.toy and not match.ours.work.utilization,
                 limit_seconds=max(run.args.limit_seconds, scenario.min_limit_seconds),
@@ -238,7 +247,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--server", choices=("nginx", "embedded"), help="use this server for all scenarios"
     )
-    found.add_argument("--toy", action="store_true", help="tiny sizes, to test the benchmarks")
+    found.add_argument(
+        "--toy", action="store_true", help="tiny sizes and one pair, to test the benchmarks"
+    )
     found.add_argument(
         "--limit-seconds", type=_above_zero, default=30.0, help="time limit of one sample"
     )
@@ -262,14 +273,15 @@ def keep(run: Run, table: str, command: str) -> None:
 
 
 def listing() -> str:
-    """Return the text of `--list`: the scenarios with their parameters and peers."""
+    """Return the text of `--list`: the scenarios with their peers, goals and parameters."""
     lines = []
     for scenario in SCENARIOS.values():
-        rivals = [
-            f"{match.name} >= {match.at_least:g}x" if match.at_least is not None else match.name
-            for match in scenario.played()
-        ]
-        lines.append(f"{scenario.name:<24} {', '.join(dict.fromkeys(rivals))}")
+        goals = [f"{match.name} {goal_of(match)}".rstrip() for match in scenario.played()]
+        goals += [f"{each.figure} {promised(each)}" for each in scenario.promises()]
+        if memory := scenario.memory_goal():
+            above = "memory above idle" if memory.is_above_idle else "memory"
+            goals.append(f"{above} {memory_limit(memory)}")
+        lines.append(f"{scenario.name:<24} {'; '.join(dict.fromkeys(goals))}")
         lines.append(f"{'':<24} {scenario.parameters_in_words()}")
     lines += ["", "groups that run only if you name the group or one of its scenarios:"]
     lines += [f"{group:<24} {', '.join(names)}" for group, names in GROUPS.items()]
@@ -283,6 +295,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 1 if a sample of aioflux failed. A missed goal is not a failure.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["cluster"]:
+        from perf.cluster.__main__ import main as simulate
+
+        return simulate(arguments[1:])
     commands = parser()
     args = commands.parse_args(arguments)
     if args.list:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,11 +20,14 @@ __all__ = [
     "Result",
     "Row",
     "Sample",
+    "goal_of",
     "judge",
     "judge_accelerators",
     "judge_memory",
     "judge_promise",
     "median_of",
+    "memory_limit",
+    "promised",
     "ratio_of",
     "unplayed",
 ]
@@ -205,7 +207,7 @@ def judge(scenario: str, size_bytes: int, match: Match, pairs: Sequence[Pair]) -
         spread=_spread(ratios),
         cpu_ratio=cpu_ratio,
         cpu_spread=_spread(cpu_ratios),
-        goal=_goal(match),
+        goal=goal_of(match),
         is_met=is_met,
         error=_errors(match, pairs),
     )
@@ -235,7 +237,7 @@ def unplayed(scenario: str, match: Match, error: str) -> Row:
         case=match.case,
         peer=match.name,
         size_bytes=0,
-        goal=_goal(match),
+        goal=goal_of(match),
         is_met=None,
         error=error,
     )
@@ -257,7 +259,7 @@ def judge_memory(scenario: str, goal: MemoryGoal, pairs: Iterable[Pair]) -> Row:
         size_bytes=0,
         ours=median_of(results),
         held_bytes=max(held, default=None),
-        goal=f"<= {goal.limit_bytes / MIB:,.0f} MiB",
+        goal=memory_limit(goal),
         is_met=max(held) <= goal.limit_bytes if held else None,
     )
 
@@ -284,25 +286,36 @@ def judge_promise(scenario: str, promise: Promise, pairs: Iterable[Pair]) -> Row
         value = max(values) if promise.figure == "requests" else statistics.median(values)
     is_kept = value is not None and promise.at_least <= value <= promise.at_most
     has_failed = any(pair.ours.error for pair in counted)
-    word = partial(_figure, promise.figure)
-    is_most = promise.at_most < math.inf
     return Row(
         scenario=scenario,
         case=promise.figure,
         peer="-",
         size_bytes=0,
         ours=median_of(results),
-        figure=word(value) if value is not None else "-",
-        goal=f"<= {word(promise.at_most)}" if is_most else f">= {word(promise.at_least)}",
+        figure=_figure(promise.figure, value) if value is not None else "-",
+        goal=promised(promise),
         is_met=None if value is None else is_kept and not has_failed,
     )
+
+
+def promised(promise: Promise) -> str:
+    """Return the goal of a promise."""
+    if promise.at_most < math.inf:
+        return f"<= {_figure(promise.figure, promise.at_most)}"
+    return f">= {_figure(promise.figure, promise.at_least)}"
+
+
+def memory_limit(goal: MemoryGoal) -> str:
+    """Return the limit of a memory goal."""
+    return f"<= {goal.limit_bytes / MIB:,.0f} MiB"
 
 
 def _figure(name: str, value: float) -> str:
     return f"{value:.1%}" if name in {"waiting", "stored", "read"} else f"{value:,.0f}"
 
 
-def _goal(match: Match) -> str:
+def goal_of(match: Match) -> str:
+    """Return the goals of the ratios of a match; empty if there are none."""
     goals = (
         ("", ">=", match.at_least),
         ("CPU ", "<=", match.cpu_at_most),

@@ -112,18 +112,25 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> str:
         every_pair = [pair for pairs in played for pair in pairs]
         if every_pair:
             rows[name] += [judge_promise(name, each, every_pair) for each in scenario.promises()]
-    is_read = {name: len(SCENARIOS[name].rivals) > 2 for name in rows}
+    is_read = {name: any(each.peer == "raw" for each in SCENARIOS[name].rivals) for name in rows}
     reads = {name: each for name, each in rows.items() if each and is_read[name]}
     others = {name: each for name, each in rows.items() if each and not is_read[name]}
     return f"{reads_table(reads)}\n\n{table(others)}"
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and print the tables."""
     parser = argparse.ArgumentParser(prog="perf.ratios", description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of runs")
-    args = parser.parse_args()
-    lines = [json.loads(line) for file in args.files for line in file.read_text().splitlines()]
+    args = parser.parse_args(argv)
+    lines = []
+    for file in args.files:
+        try:
+            lines += [json.loads(line) for line in file.read_text().splitlines()]
+        except OSError as exc:
+            parser.error(f"cannot read {file}: {exc.strerror}")
+        except ValueError as exc:
+            parser.error(f"{file} has no JSON lines of `python -m perf`: {exc}")
     print(tables(lines))
 
 

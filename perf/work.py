@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCKING",
     "WARM_UP_BYTES",
+    "Moved",
+    "OperationResult",
     "Work",
     "body_of",
     "bounded",
@@ -71,6 +73,7 @@ BLOCKING = frozenset(
         "aioflux_lines",
         "aioflux_map",
         "aioflux_nebula",
+        "aioflux_ray",
         "aioflux_torch",
         "aioflux_sync",
         "aioflux_zstd",
@@ -79,9 +82,11 @@ BLOCKING = frozenset(
         "boto3",
         "direct",
         "disk_dcp",
+        "download_ray",
         "gcsfs_checkpoint",
         "gcsfs_data",
         "gcsfs_dcp",
+        "gcsfs_ray",
         "google",
         "google_checkpoint",
         "litdata",
@@ -148,7 +153,8 @@ class Work:
     or `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`;
     `compress`, `decompress`, `save_compressed`, `save_plain`, `load_compressed` or `load_plain`;
     `first_get`; `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`;
-    `lines` or `lines_loader`. Or `open_get`: its `get_many`, by a new client for each object."""
+    `lines` or `lines_loader`; `read_ray`, `write_ray` or `train_ray`. Or `open_get`: its
+    `get_many`, by a new client for each object."""
     url: str
     """Root url of the server, `http://` or `https://`."""
     ca_file: str = ""

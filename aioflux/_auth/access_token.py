@@ -9,6 +9,7 @@ import asyncio
 import enum
 import inspect
 import math
+import random
 import re
 import time
 from abc import ABC, abstractmethod
@@ -28,6 +29,7 @@ __all__ = [
     "ProvidedToken",
     "RenewedToken",
     "call_provider",
+    "renewal_time",
 ]
 
 CALL_SECONDS: Final = 5.0
@@ -40,7 +42,16 @@ _RENEW_SECONDS: Final = 240.0
 be useless, because Google's metadata server returns the same token until about 4 minutes before its
 expiry (cloud.google.com/compute/docs/access/authenticate-workloads)."""
 _RETRY_SECONDS: Final = 10.0
-"""Time between two attempts to renew a token that is still valid, in seconds."""
+"""Longest time between two attempts to renew a token that is still valid, in seconds."""
+_jitter: Final = random.SystemRandom().random  # the caller may have seeded the module `random`
+
+
+def renewal_time(expires_at: float, now: float, fraction: float) -> float:
+    """Return the time at which a token received at `now` is renewed, in seconds.
+
+    Ranks whose tokens expire together renew them within two minutes; `fraction` is random.
+    """
+    return expires_at - min(_RENEW_SECONDS, (expires_at - now) / 2) * (1 - fraction / 2)
 
 
 class NotReady(enum.Enum):
@@ -155,7 +166,8 @@ class RenewedToken(ABC):
             self._renewal.start(self._renew)
             # While the old token is valid, a failed renewal is repeated later, and its error is
             # dropped. Errors are raised only after the token has expired or was rejected.
-            self._renew_at = min(now + _RETRY_SECONDS, self._expires_at)
+            pause = _RETRY_SECONDS * (1 - _jitter() / 2)
+            self._renew_at = min(now + pause, self._expires_at)
         if now >= self._expires_at:
             await self._renewal.run(self._renew)
         return self._token
@@ -179,8 +191,7 @@ class RenewedToken(ABC):
         self._token = token
         self._is_rejected = False
         self._expires_at = expires_at
-        remaining = expires_at - self._clock()
-        self._renew_at = expires_at - min(_RENEW_SECONDS, remaining / 2)
+        self._renew_at = renewal_time(expires_at, self._clock(), _jitter())
 
 
 async def call_provider(provider: Callable[[], Any]) -> Any:

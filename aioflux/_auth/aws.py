@@ -12,6 +12,7 @@ import copy
 import functools
 import importlib.util
 import os
+import random
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ __all__ = ["NOT_READY", "AWSSource", "Settings"]
 T = TypeVar("T")
 
 _RENEW_SECONDS: Final = 15 * 60
-"""Time between the renewal of keys and their expiry, in seconds; the same as in botocore."""
+"""Longest time between the renewal of keys and their expiry, in seconds; the shortest is half."""
 _UNUSABLE_SECONDS: Final = 60
 """Keys that expire within this time, in seconds, are not used."""
 _CHECK_SECONDS: Final = 5.0
@@ -95,6 +96,7 @@ class AWSSource:
         self._provider: Callable[[], Any] | None = None
         self._keys: Keys | None = None
         self._check_at = 0.0
+        self._renew_seconds = _RENEW_SECONDS * (1 - random.SystemRandom().random() / 2)
         self._is_rejected = False
         self._renewal: SingleFlight[None] = SingleFlight()
         credentials = access.credentials
@@ -157,7 +159,7 @@ class AWSSource:
             await self._renewal.run(self._call_provider)
             return self._keys
         is_usable = self._keys is not None and not self._is_rejected
-        if is_usable and not self._expires_within(_RENEW_SECONDS):
+        if is_usable and not self._expires_within(self._renew_seconds):
             self._check_at = now + _CHECK_SECONDS
             return self._keys
         self._renewal.start(self._renew)

@@ -26,8 +26,13 @@ class ByteBudget:
         return self._held
 
     def try_acquire(self, size: int) -> bool:
-        """Acquire `size` bytes and return True; False if they are not free, or other calls wait."""
+        """Acquire `size` bytes and return True; False if they are not free, or other calls wait.
+
+        No bytes are always free, also while one call holds more than the whole budget.
+        """
         held = self._held
+        if not size:
+            return True
         if self._waiters or (held > 0 and held + size > self._max):
             return False
         self._held = held + size

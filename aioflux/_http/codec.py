@@ -205,7 +205,8 @@ def match_head(
     if match is None:
         return None
     status, *values = match.groups()
-    fields = Headers(zip(template.names, values, strict=True))
+    # The pattern has a group for each name. `strict=True` takes 0.1 us.
+    fields = Headers(zip(template.names, values))  # noqa: B905
     length = fields.get(b"content-length")
     content_length = None if length is None else int(length)
     # Twice as fast as `ResponseHead(...)`.

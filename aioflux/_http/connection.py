@@ -134,6 +134,46 @@ class Connection(asyncio.BufferedProtocol):
             carried it out.
     """
 
+    __slots__ = (
+        "_body",
+        "_bytes_buffer",
+        "_destination",
+        "_future",
+        "_has_body",
+        "_has_progressed",
+        "_hashed",
+        "_head",
+        "_head_seconds",
+        "_into",
+        "_is_head_request",
+        "_is_tls",
+        "_max_body_bytes",
+        "_num_expected",
+        "_num_interim",
+        "_num_received",
+        "_num_scratch",
+        "_num_unsent",
+        "_on_lost",
+        "_outgoing",
+        "_poll",
+        "_progress_at",
+        "_scratch",
+        "_scratch_end",
+        "_scratch_view",
+        "_slice_bytes",
+        "_streamed",
+        "_template",
+        "_transport",
+        "_unwritten_head",
+        "_write_paused",
+        "fully_sent",
+        "is_lost",
+        "is_usable",
+        "num_requests",
+        "response_started",
+        "slots",
+    )
+
     def __init__(self, *, on_lost: Callable[[Connection], None], is_tls: bool) -> None:
         self.slots: ConnectionSlots | None = None
         self.is_usable = False

@@ -233,7 +233,9 @@ class Pool:
         if match_target(target) is None:
             raise ValueError("target must be percent-encoded: visible ASCII only, no spaces")
         lines = encode_fields(headers)
-        head = b"GET %b HTTP/1.1\r\n%b%b%b\r\n" % (target, slots.host_line, fixed.encoded, lines)
+        head = b"".join(
+            (b"GET ", target, b" HTTP/1.1\r\n", slots.host_line, fixed.encoded, lines, b"\r\n")
+        )
         connection = None if self._is_closed else slots.acquire_idle()
         if connection is not None:
             connection.send(

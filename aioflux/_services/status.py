@@ -48,6 +48,8 @@ _BY_STATUS: dict[int, tuple[type[StorageError], str, str]] = {
 }
 """Error type of each status, with the texts before and after the text of the response. `s3` and
 `az` replace the texts of some statuses in their `service_error`."""
+_NO_BUCKET = "The specified bucket does not exist"
+"""Start of the message of the JSON API of Google Cloud Storage, which has no code for it."""
 _DIGEST_CODES = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
 
 
@@ -189,7 +191,9 @@ def error_from_status(
             "the service received other bytes than were sent, ",
             "",
         )
-    elif status == 404 and generation and code != "NoSuchBucket":
+    elif status == 404 and (code == "NoSuchBucket" or detail.startswith(_NO_BUCKET)):
+        before, advice = "the bucket does not exist, ", "check its name in the uri, or create it"
+    elif status == 404 and generation:
         before = f"its generation {generation} does not exist, "
         advice = "the object was replaced or deleted since it was listed; list it again"
     elif 300 <= status < 400:

@@ -4,7 +4,8 @@
 
 A dead process looks the same as a slow one, so the age decides: an upload that is still in progress
 after `older_than_seconds` is aborted too, and its writer fails. Objects that a manifest lists are
-kept. Manifests are read after the listing, so that a write that commits meanwhile is complete.
+kept, and for readers of the manifest that it may have replaced, those of a manifest that is young.
+Manifests are read after the listing, so that a write that commits meanwhile is complete.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from aioflux._transfer.get import fetch
 from aioflux._transfer.list import list_pages
 from aioflux._transfer.temp_keys import (
     COMPOSITE_PREFIX,
+    WRITTEN_PREFIX,
     is_temporary,
     stale_objects,
     stale_uploads,
@@ -27,7 +29,7 @@ from aioflux._values.meta import CleanResult
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from aioflux._transfer.session import Session
@@ -53,10 +55,15 @@ async def clean(
         metas += (page[index] for index, key in enumerate(page.keys) if is_temporary(key))
     errors: dict[str, StorageError] = {}
     objects: list[ObjectMeta] = []
-    for manifest, group in stale_objects(
-        metas, now=now, older_than_seconds=older_than_seconds
-    ).items():
-        objects += group if manifest is None else await _unlisted(session, manifest, group, errors)
+    stale = stale_objects(metas, now=now, older_than_seconds=older_than_seconds)
+
+    def is_young(time: datetime | None) -> bool:
+        return time is not None and (now - time).total_seconds() < older_than_seconds
+
+    for manifest, group in stale.items():
+        if manifest is not None:
+            unlisted = await _unlisted(session, manifest, group, is_young, errors)
+        objects += group if manifest is None else unlisted
     objects.sort(key=lambda meta: meta.key)
     if dry_run:
         removed = tuple(meta.key for meta in objects)
@@ -84,11 +91,16 @@ async def clean(
 
 
 async def _unlisted(
-    session: Session, manifest: str, metas: list[ObjectMeta], errors: dict[str, StorageError]
+    session: Session,
+    manifest: str,
+    metas: list[ObjectMeta],
+    is_young: Callable[[datetime | None], bool],
+    errors: dict[str, StorageError],
 ) -> list[ObjectMeta]:
-    """Return the objects that a manifest does not list; none if the manifest is damaged."""
+    """Return the objects that a manifest does not list; none if it is damaged or young."""
     try:
-        listing = Listing.from_bytes((await fetch(session, manifest)).data)
+        fetched = await fetch(session, manifest)
+        listing = Listing.from_bytes(fetched.data)
     except NotFoundError:
         return metas
     except (ValueError, StorageError) as exc:
@@ -96,5 +108,12 @@ async def _unlisted(
         message = f"kept {len(metas)} objects, since {uri} may list them: {exc}"
         errors[manifest] = StorageError(message, uri=uri)
         return []
-    listed = {(meta.uri, meta.generation) for meta in listing}
-    return [meta for meta in metas if (meta.uri, meta.generation) not in listed]
+    if is_young(fetched.meta().updated):
+        return []
+    listed = {_name(meta) for meta in listing}
+    return [meta for meta in metas if _name(meta) not in listed]
+
+
+def _name(meta: ObjectMeta) -> str:
+    """Return the unique part of a uri. A directory, or a copy of it, can have another path."""
+    return meta.uri.rpartition(f"/{WRITTEN_PREFIX}")[2]

@@ -118,10 +118,11 @@ def check_small(
         session.limits.unknown_size.add(size)
         if not data and not size:
             return FirstRange(memoryview(b""), body)
-    if not data or not isinstance(data, bytes) or len(data) != min(end, size):
+    if not data or not isinstance(data, bytes):
         return None
-    if len(data) < size:
-        return FirstRange(memoryview(data), body) if meta is None else None
+    if len(data) != size or size > end:
+        is_first = meta is None and len(data) == end < size
+        return FirstRange(memoryview(data), body) if is_first else None
     if meta is not None and size != end:
         return None
     if session.options.verify:
@@ -133,4 +134,5 @@ def check_small(
                 return None
         elif expected != crc32c(data):
             return None
-    return Fetched(data, body.meta if meta is None else meta)
+    # Twice as fast as `Fetched(...)`.
+    return tuple.__new__(Fetched, (data, body.meta if meta is None else meta))

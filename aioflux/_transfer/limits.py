@@ -4,15 +4,45 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import Final, Protocol
 
 from aioflux._concurrency.byte_budget import ByteBudget
 
-__all__ = ["AdaptiveLimit", "Limits", "SizeEstimate", "SlotWaiter"]
+__all__ = [
+    "AdaptiveLimit",
+    "Limits",
+    "RequestRate",
+    "SizeEstimate",
+    "SlotWaiter",
+    "first_limit",
+    "start_delay_seconds",
+]
 
 _GROWTH = 1 / 8
 """Growth of a limit of 8 or more after each success: a limit that was halved from 64 to 32 is 64
 again after 256 successes."""
+_REQUESTS_PER_SECOND: Final = 5000
+"""Reads per second that a bucket serves at first: 5,000 objects (Cloud Storage, "Request rate and
+access distribution guidelines"), 5,500 for each prefix (S3, "Optimizing performance")."""
+_FEW_RANKS: Final = 64
+
+
+def start_delay_seconds(world_size: int, fraction: float) -> float:
+    """Return the time that a new store waits before its first request: 0 to 1.6 for 8,000 ranks.
+
+    `fraction` is a random number in `[0, 1)`.
+    """
+    return fraction * world_size / _REQUESTS_PER_SECOND if world_size > _FEW_RANKS else 0.0
+
+
+def first_limit(max_in_flight: int, world_size: int) -> int:
+    """Return the first limit of a store: in large jobs, its share of the requests of a second.
+
+    At least 8, so that large parts of an upload do not delay the polls of the other ranks.
+    """
+    if world_size <= _FEW_RANKS:
+        return max_in_flight
+    return min(max_in_flight, max(8, _REQUESTS_PER_SECOND // world_size))
 
 
 class SlotWaiter(Protocol):
@@ -25,6 +55,33 @@ class SlotWaiter(Protocol):
         """Continue with a slot, which was acquired for this waiter."""
 
 
+class RequestRate:
+    """A token bucket of the attempts that a store may send, of the tokens of 0.1 s or of one token.
+
+    It starts with a share `fraction` of them, a random number in `[0, 1)`, so that the first
+    requests of many processes are spread over time.
+    """
+
+    def __init__(self, per_second: float, *, fraction: float) -> None:
+        self._per_second = per_second
+        self._most = max(1.0, per_second / 10)
+        self._tokens = self._most * fraction
+        self._filled_at: float | None = None
+
+    def try_acquire(self, now: float) -> float:
+        """Take a token and return 0, or return the seconds until there is one."""
+        added = (now - self._filled_at) * self._per_second if self._filled_at is not None else 0.0
+        self._tokens, self._filled_at = min(self._most, self._tokens + added), now
+        if self._tokens < 1 - 1e-9:  # a timer may fire that much early
+            return (1 - self._tokens) / self._per_second
+        self._tokens -= 1
+        return 0.0
+
+    def restore(self) -> None:
+        """Return the token of a request that was not sent."""
+        self._tokens += 1
+
+
 class AdaptiveLimit:
     """A semaphore of request slots, with fewer slots while the service throttles.
 
@@ -34,6 +91,7 @@ class AdaptiveLimit:
 
     Attributes:
         num_cuts: Number of times that the limit was halved.
+        rate: Gives a token for each slot that is acquired; None for no limit of the rate.
     """
 
     def __init__(self, max_in_flight: int) -> None:
@@ -43,6 +101,8 @@ class AdaptiveLimit:
         self._held = 0
         self._waiters: deque[SlotWaiter] = deque()
         self._is_waking = False
+        self.rate: RequestRate | None = None
+        self._rate_timer: asyncio.TimerHandle | None = None
 
     @property
     def limit(self) -> int:
@@ -56,7 +116,7 @@ class AdaptiveLimit:
 
     def try_acquire(self) -> bool:
         """Acquire a slot; return False if no slot is free or there are waiters."""
-        if self._waiters or self._held >= int(self._limit):
+        if self._waiters or not self._can_start():
             return False
         self._held += 1
         return True
@@ -67,7 +127,7 @@ class AdaptiveLimit:
         Args:
             in_front: Wait at the front of the queue, so that started work is finished first.
         """
-        if self._held < int(self._limit) and (in_front or not self._waiters):
+        if (in_front or not self._waiters) and self._can_start():
             self._held += 1
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,8 +141,24 @@ class AdaptiveLimit:
             if waiter.cancelled():
                 self.remove_waiter(waiter)
             else:
-                self.release()
+                self.release(is_unused=True)
             raise
+
+    def _can_start(self) -> bool:
+        """Return whether a slot is free and the rate allows a request, which takes its token."""
+        if self._held >= int(self._limit):
+            return False
+        if self.rate is None:
+            return True
+        loop = asyncio.get_running_loop()
+        wait = self.rate.try_acquire(loop.time())
+        if wait and self._rate_timer is None:
+            self._rate_timer = loop.call_later(wait, self._on_rate_timer)
+        return not wait
+
+    def _on_rate_timer(self) -> None:
+        self._rate_timer = None
+        self._wake()
 
     def add_waiter(self, waiter: SlotWaiter) -> None:
         """Add a waiter with callbacks; its `set_result` is called when it has a slot."""
@@ -93,11 +169,23 @@ class AdaptiveLimit:
         self._waiters.remove(waiter)
         self._wake()
 
-    def release(self) -> None:
-        """Release a slot."""
+    def release(self, *, is_unused: bool = False) -> None:
+        """Release a slot; `is_unused` is whether no request was sent."""
+        if is_unused and self.rate is not None:
+            self.rate.restore()
         self._held -= 1
         if self._waiters:
             self._wake()
+
+    def start_slowly(self, limit: int, delay_seconds: float) -> None:
+        """Let all requests wait for a time, and then start with a lower limit."""
+        self._limit = 0.0
+
+        def open_slots() -> None:
+            self._limit = float(limit)
+            self._wake()
+
+        asyncio.get_running_loop().call_later(delay_seconds, open_slots)
 
     def on_success(self) -> None:
         """Grow the limit, up to `max_in_flight`."""
@@ -123,6 +211,8 @@ class AdaptiveLimit:
             while self._waiters and self._held < int(self._limit):
                 waiter = self._waiters[0]
                 if waiter.cancelled():  # it calls `remove_waiter`, which wakes the next waiter
+                    return
+                if not self._can_start():
                     return
                 self._waiters.popleft()
                 self._held += 1
@@ -189,6 +279,6 @@ class Limits:
         self.bytes.release(num_bytes)
 
     def release(self, num_bytes: int) -> None:
-        """Release a slot and bytes."""
+        """Release a slot and bytes with which no request was sent."""
         self.bytes.release(num_bytes)
-        self.requests.release()
+        self.requests.release(is_unused=True)

@@ -3,9 +3,8 @@
     ListingPlan (pure) -> requests -> tasks -> pages of each range -> pages of the first range
 
 The first page is requested alone: many listings have one page only, and some callers read no other.
-From the second page on, pages are prefetched, unless the caller has set the page size. While
-`_MAX_WAITING_PAGES` or more pages wait in memory, as columns, only the first unfinished range is
-requested.
+From the second page on, the next `_WINDOW_PAGES` are prefetched, unless the caller has set the page
+size. They wait in memory, as columns.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = ["list_all", "list_pages", "visible"]
 _MAX_IN_FLIGHT = 32
 """Maximum number of requests of one listing in flight, even if the store allows more: parsing their
 pages keeps one process busy, and each badly placed range costs a request."""
-_MAX_WAITING_PAGES = 64
+_WINDOW_PAGES = 64
 
 
 def visible(objects: Listing, prefix: str) -> Listing:
@@ -139,11 +138,11 @@ class _PageFetcher:
             max_in_flight=min(session.options.max_in_flight, _MAX_IN_FLIGHT) if is_parallel else 1,
             page_size=page_size,
             delimiter=request.delimiter,
+            window=_WINDOW_PAGES,
         )
         self._prefetch = prefetch
         self._is_first = True
         self._tasks: dict[asyncio.Task[Page], Request] = {}
-        self._num_waiting = 0
 
     async def next_page(self) -> Listing | None:
         """Return the next page in order, or None at the end."""
@@ -153,8 +152,7 @@ class _PageFetcher:
             page = self._first_page()
             # Nothing is prefetched with the first page: many callers need no second page.
             if page is None or (self._prefetch and not self._is_first):
-                may_prefetch = self._num_waiting < _MAX_WAITING_PAGES
-                for request in self._plan.next_requests(may_prefetch=may_prefetch):
+                for request in self._plan.next_requests():
                     self._tasks[asyncio.create_task(self._fetch(request))] = request
             if page is not None:
                 self._is_first = False
@@ -173,7 +171,6 @@ class _PageFetcher:
         plan.forget(num_done)
         if not plan.ranges or not plan.ranges[0].pages:
             return None
-        self._num_waiting -= 1
         page: Listing = plan.ranges[0].pages.popleft()
         return page
 
@@ -226,7 +223,6 @@ class _PageFetcher:
         objects.prefixes = prefixes
         if objects or objects.prefixes:
             request.range.pages.append(objects)
-            self._num_waiting += 1
 
     async def aclose(self) -> None:
         """Cancel the requests in flight."""

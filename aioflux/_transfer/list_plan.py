@@ -239,15 +239,24 @@ class ListingPlan:
         max_in_flight: Largest number of requests in flight.
         page_size: Number of objects in each page except the last.
         delimiter: The delimiter if one level is listed, otherwise empty.
+        window: Number of next pages that are requested in parallel. A few more may wait for the
+            consumer.
     """
 
     def __init__(
-        self, prefix: str, *, max_in_flight: int, page_size: int, delimiter: str = ""
+        self,
+        prefix: str,
+        *,
+        max_in_flight: int,
+        page_size: int,
+        delimiter: str = "",
+        window: float = float("inf"),
     ) -> None:
         self.ranges = [KeyRange("", "", expected=float("inf"))]
         self._prefix = prefix
         self._delimiter = delimiter
         self._max_in_flight = max_in_flight
+        self._window = window
         self._requested_size = self._page_size = page_size
         self._largest_page = 0
         self._num_ranges = 1
@@ -265,30 +274,37 @@ class ListingPlan:
         """Return whether all pages were received."""
         return all(key_range.is_done for key_range in self.ranges)
 
-    def next_requests(self, *, may_prefetch: bool = True) -> list[Request]:
-        """Return the requests to send now.
+    def next_requests(self) -> list[Request]:
+        """Return the requests to send now, in the order of keys.
 
-        Args:
-            may_prefetch: Include requests for later ranges, whose pages wait for the consumer.
+        If the pages of all ranges were requested in turn, all that may wait would be far from the
+        consumer, which would then wait for one page after the other of the first range. So the
+        ranges of the next `window` pages are split and requested. Other ranges are requested while
+        few pages wait; only the first range if the window has more pages than estimated.
         """
         num_idle = self._max_in_flight - self._num_in_flight
-        if not may_prefetch:
-            first = next((key_range for key_range in self.ranges if not key_range.is_done), None)
-            can_send = first and num_idle > 0 and not first.is_in_flight
-            return [self._next_request(first)] if first and can_send else []
-        num_ready = len(self._ready_ranges())
-        while num_ready < num_idle and (num_added := self._split(num_idle - num_ready)):
-            num_ready += num_added
-        return [
-            self._next_request(key_range) for key_range in self._ready_ranges()[: max(num_idle, 0)]
-        ]
+        near = self._near_ranges()
+        while sum(not each.is_in_flight for each in near) < num_idle and self._split(near):
+            near = self._near_ranges()
+        num_waiting = sum(len(key_range.pages) for key_range in self.ranges)
+        requested = near if num_waiting < 1.5 * self._window else near[:1]
+        if num_waiting < self._window / 2:
+            requested = self.ranges
+        ready = [each for each in requested if not (each.is_done or each.is_in_flight)]
+        return [self._next_request(key_range) for key_range in ready[: max(num_idle, 0)]]
 
-    def _ready_ranges(self) -> list[KeyRange]:
-        return [
-            key_range
-            for key_range in self.ranges
-            if not (key_range.is_done or key_range.is_in_flight)
-        ]
+    def _near_ranges(self) -> list[KeyRange]:
+        """Return the unfinished ranges of about the next `window` pages; at least one."""
+        found: list[KeyRange] = []
+        num_pages = 0.0
+        for key_range in self.ranges:
+            if found and num_pages >= self._window:
+                break
+            num_pages += len(key_range.pages)
+            if not key_range.is_done:
+                found.append(key_range)
+                num_pages += max(1.0, key_range.expected / self._page_size)
+        return found
 
     def _next_request(self, key_range: KeyRange) -> Request:
         """Return the request of the next page: by token, or by key if the range was split since."""
@@ -424,12 +440,11 @@ class ListingPlan:
         allowed = 2 * self._max_in_flight + 1.2 * self._num_objects / self._page_size
         return int(allowed) - self._num_continued - self._num_ranges
 
-    def _split(self, num_wanted: int) -> int:
-        """Split the range with most remaining objects, and return the number of added ranges."""
-        if num_wanted <= 0 or self._num_splits <= 0:
-            return 0
-        open_ranges = [key_range for key_range in self.ranges if not key_range.is_done]
-        for key_range in sorted(open_ranges, key=_num_expected, reverse=True):
+    def _split(self, near: list[KeyRange]) -> bool:
+        """Split the range of `near` with most remaining objects, and insert the new range."""
+        if self._num_splits <= 0:
+            return False
+        for key_range in sorted(near, key=_num_expected, reverse=True):
             num_in_flight = self._page_size if key_range.is_in_flight else 0
             remaining = key_range.expected - num_in_flight
             if remaining < 3 * self._page_size or key_range.expected == float("inf"):
@@ -451,8 +466,8 @@ class ListingPlan:
                 key_range.expected - remaining / 2,
                 False,
             )
-            return 1
-        return 0
+            return True
+        return False
 
     def _up_to_delimiter(self, point: str) -> str:
         """Return the part of a key before its first delimiter after the prefix."""

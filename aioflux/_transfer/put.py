@@ -47,18 +47,16 @@ def write_request(
 async def put_once(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
     """Write a whole object in one request. A body that arrives damaged is resent up to twice."""
     await require(session, request.key, request.precondition)
-    # `find_written` and `compare_stored` need the checksum even if it is not sent.
-    checksum = crc32c(data)
-    sent = checksum if session.options.verify else None
+    checksum = crc32c(data) if session.options.verify else None
     meta = await send_write(
         session,
         request,
-        lambda: session.service.put(request, data, crc32c=sent),
-        lambda: find_written(session, request, size=data.nbytes, crc32c=checksum),
+        lambda: session.service.put(request, data, crc32c=checksum),
+        lambda: find_written(session, request, size=data.nbytes, crc32c=crc32c(data)),
         resends=ResendLimit(),
         num_bytes=data.nbytes,
     )
-    if meta.crc32c != checksum:
+    if checksum is not None and meta.crc32c != checksum:
         await compare_stored(session, meta, checksum)
     return meta
 

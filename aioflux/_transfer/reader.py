@@ -14,6 +14,7 @@ import logging
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Self
 
+from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._http.memory import BytesBuffer
 from aioflux._transfer.get_range import Pin, read_checked, read_checksum, reads_twice
 from aioflux._transfer.range_plan import plan_ranges
@@ -92,6 +93,7 @@ class ObjectReader:
         self._has_jumped = False
         self._is_reading = False
         self._confirmed: set[int] = set()
+        self._confirming = ByteBudget(self._max_bytes)
         self._twice = reads_twice(session)
         self._has_checksum = meta.crc32c is not None and options.verify_ranges != "always"
         self._verified = False
@@ -350,13 +352,17 @@ class ObjectReader:
 
     async def _confirm(self, index: int) -> None:
         start, end = self._plan[index]
-        for _ in range(_MAX_READS - 1):
-            checksum = await read_checksum(
-                self._session, self.meta.key, start, end - start, self._pin
-            )
-            if checksum == self._checksums[index]:
-                self._confirmed.add(index)
-                return
+        await self._confirming.acquire(end - start)
+        try:
+            for _ in range(_MAX_READS - 1):
+                checksum = await read_checksum(
+                    self._session, self.meta.key, start, end - start, self._pin
+                )
+                if checksum == self._checksums[index]:
+                    self._confirmed.add(index)
+                    return
+        finally:
+            self._confirming.release(end - start)
         raise self._mismatch(
             f"bytes [{start}, {end}) were returned, and were different when they were read again "
             f"{_MAX_READS - 1} times"
@@ -366,6 +372,7 @@ class ObjectReader:
         """Confirm the returned ranges of a reader that is closed before all bytes were read."""
         if not self._twice or self._verified:
             return
+        self._drop_ranges(set(self._ranges))
         try:
             await self._confirm_returned()
         except StorageError as exc:

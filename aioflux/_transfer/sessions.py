@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._transfer.counters import StoreCounters
-from aioflux._transfer.limits import Limits
+from aioflux._transfer.limits import Limits, RequestRate, first_limit, start_delay_seconds
 from aioflux._transfer.session import Session
 from aioflux._transfer.spread import Spread
 from aioflux.options import longest_cleanup
@@ -24,11 +26,15 @@ __all__ = ["Sessions", "copied", "live_sessions", "longest_cleanup_of_all"]
 
 T = TypeVar("T")
 
+_jitter: Final = random.SystemRandom().random
 _live: weakref.WeakSet[Sessions] = weakref.WeakSet()
 
 
 class Sessions:
     """The sessions of one store. Each is opened when the store is first used on an event loop.
+
+    Environment:
+        WORLD_SIZE: Number of ranks; above 64, the first requests of a session are spread over time.
 
     Attributes:
         cleanup_timeouts: Time limits of the clean-up of the store's transfers.
@@ -79,6 +85,13 @@ class Sessions:
             max_in_flight=self._transfer.max_in_flight,
             max_in_flight_bytes=self._transfer.max_in_flight_bytes,
         )
+        text = os.environ.get("WORLD_SIZE", "")
+        world_size = int(text) if text.isdecimal() else 1
+        if delay := start_delay_seconds(world_size, _jitter()):
+            first = first_limit(self._transfer.max_in_flight, world_size)
+            limits.requests.start_slowly(first, delay)
+        if (per_second := self._transfer.max_requests_per_second) is not None:
+            limits.requests.rate = RequestRate(per_second, fraction=_jitter())
         service = self._open_service()
         counters = self._counters.add_loop(loop, limits.requests)
         session = Session(

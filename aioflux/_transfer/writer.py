@@ -376,22 +376,22 @@ class ObjectWriter:
         resends = ResendLimit()
         checksum: int | None = None
 
+        def compute() -> int:
+            value = 0
+            for view in views:
+                value = crc32c(view, value)
+            return value
+
         async def send(service: Service) -> UploadedPart:
             # The checksum is computed when the part has a slot: the checksums of many parts at once
             # would block the event loop.
             nonlocal checksum
-            if checksum is None:
-                checksum = 0
-                for view in views:
-                    prefault(view)
-                    checksum = crc32c(view, checksum)
+            for view in views:
+                prefault(view)
+            if checksum is None and session.options.verify:
+                checksum = compute()
             return await service.put_part(
-                self._key,
-                self._initiation.upload_id,
-                number,
-                views,
-                offset=offset,
-                crc32c=checksum if session.options.verify else None,
+                self._key, self._initiation.upload_id, number, views, offset=offset, crc32c=checksum
             )
 
         async def attempt(_: int) -> UploadedPart:
@@ -399,8 +399,7 @@ class ObjectWriter:
                 part = await session.spread.run(num_bytes, send)
             except ChecksumError as exc:
                 raise resends.next_error(exc) from exc
-            sent = checksum if session.options.verify else None
-            if sent is not None and part.crc32c not in {None, sent}:
+            if checksum is not None and part.crc32c not in {None, checksum}:
                 raise resends.next_error(
                     ChecksumError(
                         f"could not write part {number} of {self._uri}: the stored bytes differ "
@@ -412,7 +411,8 @@ class ObjectWriter:
 
         num_bytes = sum(view.nbytes for view in views)
         part = await session.call(self._key, attempt, num_bytes=num_bytes)
-        assert checksum is not None
+        if checksum is None:
+            checksum = compute() if part.crc32c is None else part.crc32c
         return part, checksum
 
     async def _complete(self) -> ObjectMeta:

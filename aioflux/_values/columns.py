@@ -26,8 +26,10 @@ _STRIDE = 64
 """Number of strings between two stored offsets."""
 _BLOCK = 16 * _STRIDE
 """Number of strings that an iteration decodes at once."""
-_TIME_SIZE = len("2026-01-01T00:00:00.000Z")
 _TIME_SHAPE = b"0000-00-00T00:00:00.000Z"
+_TIME_SIZE = 9
+"""Bytes of a stored text: its 17 digits and a 0, two in each byte."""
+_LAST_DIGIT = bytes.maketrans(b"Z", b"0")
 _ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 
 
@@ -155,18 +157,18 @@ class KeyColumn:
 
 
 class TimeColumn:
-    """Times in UTC or None, stored as texts of the service or as numbers.
+    """Times in UTC or None, stored as digits of the service's texts or as numbers.
 
-    If all times are texts with milliseconds, of 24 bytes each, they are stored as texts and parsed
-    on access: parsing a million takes 0.3 s, and most times of a listing are never used. Otherwise
-    all times are stored as numbers: microseconds since 1970.
+    If all times are texts with milliseconds, of 24 bytes each, their digits are stored in 9 bytes
+    and parsed on access: parsing a million takes 0.3 s, and most times of a listing are never used.
+    Otherwise all times are stored as numbers: microseconds since 1970.
     """
 
     __slots__ = ("_numbers", "_texts")
 
     def __init__(self) -> None:
         self._texts = bytearray()
-        """Concatenated texts; empty if the times are stored as numbers."""
+        """Concatenated digits; empty if the times are stored as numbers."""
         self._numbers = array("q")
 
     def append(self, time: datetime | None) -> None:
@@ -178,10 +180,11 @@ class TimeColumn:
         joined = "".join(texts).encode()
         if joined.translate(_ANY_DIGIT) != _TIME_SHAPE * len(texts):
             return False
+        digits = bytes.fromhex(joined.translate(_LAST_DIGIT, b"-T:.").decode())
         if self._numbers:
-            self._numbers.extend(_parse_times(joined))
+            self._numbers.extend(_parse_times(digits))
         else:
-            self._texts += joined
+            self._texts += digits
         return True
 
     def add_times(self, times: Iterable[datetime | None]) -> None:
@@ -215,7 +218,7 @@ class TimeColumn:
         """Return the time at an index, which must not be negative."""
         texts = self._texts  # read once, because another thread may convert them to numbers
         if texts:
-            return _parse_time(texts[index * _TIME_SIZE : (index + 1) * _TIME_SIZE].decode())
+            return _parse_time(texts[index * _TIME_SIZE : (index + 1) * _TIME_SIZE].hex())
         number = self._numbers[index]
         return None if number == NONE else _EPOCH + number * _MICROSECOND
 
@@ -251,11 +254,12 @@ class TimeColumn:
         return column
 
 
-def _parse_time(text: str) -> datetime:
+def _parse_time(digits: str) -> datetime:
     try:
-        return datetime.fromisoformat(text)
+        return datetime.fromisoformat(f"{digits[:8]}T{digits[8:14]}.{digits[14:17]}Z")
     except ValueError as exc:
-        raise ValueError(f"the service returned {text!r}: not a valid time: {exc}") from exc
+        day = f"{digits[:4]}-{digits[4:6]}-{digits[6:8]}"
+        raise ValueError(f"the service returned {day}T...: not a valid time: {exc}") from exc
 
 
 def _microseconds(time: datetime) -> int:
@@ -265,6 +269,6 @@ def _microseconds(time: datetime) -> int:
 
 
 def _parse_times(texts: bytes | bytearray) -> Iterator[int]:
-    text = texts.decode()
-    starts = range(0, len(text), _TIME_SIZE)
-    return (_microseconds(_parse_time(text[start : start + _TIME_SIZE])) for start in starts)
+    text = texts.hex()
+    starts = range(0, len(text), 2 * _TIME_SIZE)
+    return (_microseconds(_parse_time(text[start : start + 2 * _TIME_SIZE])) for start in starts)

@@ -41,7 +41,7 @@ Kind: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
 
 
 class Listing(Sequence[ObjectMeta]):
-    """Sequence of the metadata of objects of one store, with about 120 bytes for each object.
+    """Sequence of the metadata of objects of one store, about 70 bytes and the key for each object.
 
     An `ObjectMeta` is created on each access. A slice is a Listing, too.
 
@@ -281,7 +281,8 @@ class Listing(Sequence[ObjectMeta]):
 
     def pick(self, indices: Iterable[int]) -> Listing:
         """Return the objects at these indexes, in this order, without prefixes."""
-        positions = [range(len(self))[index] for index in indices]
+        # An array needs a fifth of the memory of a list.
+        positions = array("q", (range(len(self))[index] for index in indices))
         result = self._part(0, 0)
         if positions:
             for name in ("_key", "_etag", "_generation", "_updated"):
@@ -296,9 +297,13 @@ class Listing(Sequence[ObjectMeta]):
 
         Such an object is empty, and its key ends with "/".
         """
-        pairs = enumerate(zip(self._size, self._key, strict=True))
-        indices = [index for index, (size, key) in pairs if size or not key.endswith("/")]
-        return self if len(indices) == len(self) else self.pick(indices)
+        if all(self._size):  # a fifth of the time of the loop below
+            return self
+        empty = (index for index, size in enumerate(self._size) if not size)
+        left_out = {index for index in empty if self._key[index].endswith("/")}
+        if not left_out:
+            return self
+        return self.pick(index for index in range(len(self)) if index not in left_out)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

@@ -45,6 +45,7 @@ from aioflux.checkpoint._save.job import (
 from aioflux.checkpoint._save.loop_uploader import LoopUploader, Uploader
 from aioflux.checkpoint._save.process_uploader import ProcessUploader
 from aioflux.checkpoint._save.ranks import open_ranks
+from aioflux.checkpoint._save.request_rates import plan_settings, plan_transfer
 from aioflux.checkpoint._save.staging import Arena, ArenaLayout, Stager
 from aioflux.checkpoint._save.state_spec import (
     CachingPlanner,
@@ -166,7 +167,7 @@ class Checkpointer:
             raise ValueError(f"max_staged_bytes must be above 0, not {max_staged_bytes!r}")
         if staging == "process":
             _check_importable(options.get("credentials"))
-        self._settings = replace(
+        settings = replace(
             self.upload_settings,
             commit_seconds=commit_seconds,
             heartbeat_seconds=heartbeat_seconds,
@@ -178,6 +179,10 @@ class Checkpointer:
             ),
             compression=_without_torch(compression) if compression is not None else None,
         )
+        self._ranks = open_ranks(process_group, commit_seconds)
+        self._settings = plan_settings(settings, self._ranks.world_size)
+        if options.get("transfer") is None and compression is None:  # which buffers whole parts
+            options["transfer"] = plan_transfer(self._ranks.world_size)
         self._schedule = Schedule(every)
         self._signals = StopSignals()
         self._options = options
@@ -185,7 +190,6 @@ class Checkpointer:
         _bridge.close_when_dropped(self._store)
         kind = ProcessUploader if staging == "process" else LoopUploader
         self._uploader: Uploader = kind(self._store, self._settings)
-        self._ranks = open_ranks(process_group, commit_seconds)
         self._planner = CachingPlanner(self._ranks)
         self._stager = Stager(
             max_staged_bytes, is_shared=staging == "process", on_drop=self._uploader.release
@@ -349,7 +353,7 @@ class Checkpointer:
                 quantized tensor; or a rank does not respond.
         """
         with self._lock.current:
-            handle = self._save(step, state, metrics or {})
+            handle = self._save(step, state, metrics or {}, is_urgent=self.is_stopping)
         if self.is_stopping:
             seconds = self._signals.seconds_left
             handle.wait(seconds)
@@ -362,7 +366,9 @@ class Checkpointer:
             handle.result()
         return handle
 
-    def _save(self, step: int, state: Any, metrics: Mapping[str, float]) -> SaveHandle:
+    def _save(
+        self, step: int, state: Any, metrics: Mapping[str, float], *, is_urgent: bool
+    ) -> SaveHandle:
         self._require_open()
         started, clock = time.time(), time.perf_counter()
         step = _checked_step(step)
@@ -371,7 +377,7 @@ class Checkpointer:
         spec, save_id, is_known = self._agree(step, state)
         with self._announced(step, save_id):
             plan = self._planner.plan(spec, is_known=is_known)
-            layout = self._wait_for_memory(plan)
+            layout = self._wait_for_memory(plan, is_urgent=is_urgent)
             staged, arena, numbers, failure = StagedState(), None, dict[str, float](), None
             try:
                 numbers = {name: float(value) for name, value in metrics.items()}
@@ -389,7 +395,7 @@ class Checkpointer:
                 metrics=numbers,
                 protected=tuple(self._protected),
                 started=started,
-                is_urgent=self.is_stopping,
+                is_urgent=is_urgent,
                 staged_seconds=time.perf_counter() - clock,
                 failure=f"{type(failure).__name__}: {failure}" if failure is not None else "",
             )
@@ -418,13 +424,13 @@ class Checkpointer:
             self._uploader.stop_heartbeat(save_id)  # no effect if the job was submitted
             raise
 
-    def _wait_for_memory(self, plan: RankSavePlan) -> ArenaLayout:
+    def _wait_for_memory(self, plan: RankSavePlan, *, is_urgent: bool) -> ArenaLayout:
         """Return the layout of a plan, once there is memory to stage its state."""
         layout = self._stager.lay_out(plan)
         # Frees arenas of saves that Ctrl-C interrupted after staging and before the upload.
         self._stager.reclaim(save.arena for save in self._in_flight)
         # The save after a signal has a deadline, and does not wait for memory.
-        while not self.is_stopping and not self._stager.has_memory_for(
+        while not is_urgent and not self._stager.has_memory_for(
             layout, sum(save.pickled_bytes for save in self._in_flight)
         ):
             self._wait_for_any()

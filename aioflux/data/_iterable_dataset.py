@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 from aioflux.data._epoch import EpochPlanner
 from aioflux.data._epoch_reader import EpochReader, ReadConfig
 from aioflux.data._error_policy import ErrorPolicy
+from aioflux.data._job_listing import Sharing
 from aioflux.data._options import DATASET_TRANSFER, ShardingConfig
 from aioflux.data._progress import show_progress
 from aioflux.data._sample import Item_co, ItemOfRecord, Record
@@ -107,6 +108,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         compose: Compose = "off",
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        share_listing: bool | str = True,
         transfer: TransferOptions | None = None,
         retry: RetryPolicy | None = None,
         timeouts: Timeouts | None = None,
@@ -146,6 +148,8 @@ class IterableDataset(TorchIterableDataset[Item_co]):
             cache: Local directory that stores objects for later epochs and runs; cached objects are
                 not requested again.
             cache_bytes: Largest size of the cache in bytes; 64 GiB by default.
+            share_listing: Whether one rank of a process group lists for all ranks. A uri also means
+                yes: large listings are handed over by a temporary object below it.
             transfer: As in `aioflux.open_store`, but with 256 requests in flight by default.
                 Limits apply to each DataLoader worker separately.
             retry: As in `aioflux.open_store`.
@@ -156,6 +160,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
 
         Raises:
             NotFoundError: There is no object below `uri`.
+            TransientError: The rank that lists for all ranks did not finish in time.
             ValueError: Options contradict each other, such as `rank` without `world_size`.
         """
         self._sharding = ShardingConfig(
@@ -194,6 +199,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
                 "ssl_context": ssl_context,
             },
             fetch_config,
+            Sharing(world_size != 1 and share_listing, is_same_on_all_ranks=rank is None),
         )
         self._planner = EpochPlanner(self._source, self._sharding, has_workers=True)
         self._current: tuple[EpochPlan, Callable[[], ShareProgress]] | None = None

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from aioflux.data._batch_prefetch import BatchPrefetcher
 from aioflux.data._error_policy import ErrorPolicy, worker_errors
+from aioflux.data._job_listing import Sharing
 from aioflux.data._options import DATASET_TRANSFER, unknown_option_error
 from aioflux.data._sample import Item, Item_co
 from aioflux.data._source import from_keys, from_manifests, open_source
@@ -79,6 +80,7 @@ class MapDataset(Dataset[Item_co]):
         compose: Compose = "off",
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        share_listing: bool | str = True,
         transfer: TransferOptions | None = None,
         retry: RetryPolicy | None = None,
         timeouts: Timeouts | None = None,
@@ -103,6 +105,8 @@ class MapDataset(Dataset[Item_co]):
             cache: Local directory that stores objects for later epochs and runs; cached objects are
                 not requested again.
             cache_bytes: Largest size of the cache in bytes; 64 GiB by default.
+            share_listing: Whether one rank of a process group lists for all ranks. A uri also means
+                yes: large listings are handed over by a temporary object below it.
             transfer: As in `aioflux.open_store`, but with 256 requests in flight by default.
                 Limits apply to each DataLoader worker separately.
             retry: As in `aioflux.open_store`.
@@ -115,6 +119,7 @@ class MapDataset(Dataset[Item_co]):
 
         Raises:
             NotFoundError: There is no object below `uri`.
+            TransientError: The rank that lists for all ranks did not finish in time.
         """
         if unknown:
             raise unknown_option_error(type(self), unknown)
@@ -133,6 +138,7 @@ class MapDataset(Dataset[Item_co]):
                 "ssl_context": ssl_context,
             },
             config,
+            Sharing(share_listing, is_same_on_all_ranks=False),
         )
         self._planner: EpochPlanner | None = None
         """Planner of the last `ObjectSampler` that was built for this dataset."""

@@ -38,6 +38,7 @@ class MapOptions(TypedDict, total=False):
     compose: Compose
     cache: str | os.PathLike[str] | None
     cache_bytes: int
+    share_listing: bool | str
     transfer: TransferOptions | None
     retry: RetryPolicy | None
     timeouts: Timeouts | None

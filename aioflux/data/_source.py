@@ -6,25 +6,24 @@ import zlib
 from bisect import bisect_right
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux import sync
 from aioflux._values.listing import KeyColumn, Listing
 from aioflux._values.meta import ObjectMeta
 from aioflux._values.uri import split_object_uri
+from aioflux.data._job_listing import listed_once
 from aioflux.data._store_reader import StoreReader
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from aioflux.data._job_listing import Listings, Sharing
     from aioflux.data._store_reader import FetchConfig, Samples
     from aioflux.options import StoreOptions, TransferOptions
 
 __all__ = ["Lister", "Source", "from_keys", "from_manifests", "open_source"]
-
-Listings: TypeAlias = "list[tuple[str, Listing | KeyColumn]]"
-"""The objects of a dataset: the uri of each store, and its objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,18 +176,21 @@ class Source:
 
 
 def open_source(
-    uri: str | Sequence[str] | Lister, options: StoreOptions, config: FetchConfig
+    uri: str | Sequence[str] | Lister, options: StoreOptions, config: FetchConfig, sharing: Sharing
 ) -> Source:
     """Return the source of the objects below `uri`, or of those that the lister `uri` returns.
 
     Raises:
         NotFoundError: There is no object below a uri.
-        ValueError: `uri` is an empty sequence.
+        ValueError: `uri` is an empty sequence, or not the same on all ranks.
     """
     if isinstance(uri, Lister):
         listings = uri.list_objects(options)
     else:
-        listings = [_list(store_uri, options) for store_uri in _as_uris(uri)]
+        uris = _as_uris(uri)
+        listings = listed_once(
+            uris, options, sharing, lambda given: [_list(store_uri, given) for store_uri in uris]
+        )
     return Source(listings, options, config)
 
 

@@ -7,7 +7,8 @@ shorter in proportion, so that the rate is that of the number.
 
 Accelerator utilization (AU) is the time of the steps, as configured, divided by the time of the
 run. MLPerf excludes the first of thousands of steps. These runs are short, so that they also
-exclude the steps whose batches were prefetched while the workers started.
+exclude the first `trial_seconds`: the start of the workers, and the time in which a loader that
+prefetches many objects requests the first of them, all at once.
 
 The client, with its workers, is pinned to one core, and the server to the others. Linux only.
 """
@@ -40,10 +41,10 @@ PREFETCH_BATCHES = 2
 """Batches that MLPerf's loader prefetches for each accelerator."""
 PRECISION = 1.1
 """The search ends if a number fails that is at most so many times a number that passes."""
-MAX_RUNS = 10
-"""Duration of a search, in runs of `trial_seconds`; the start of the workers counts too."""
+MAX_RUNS = 20
+"""Duration of a search, in `trial_seconds`; the start of the workers counts too."""
 _NUM_FIRST = 3
-"""Steps that are not measured, at least."""
+"""Steps that are not measured, and steps that are measured, at least."""
 
 
 def largest(
@@ -136,16 +137,18 @@ def _run(
     step_seconds = work.step_seconds * num_ranks / number
     num_first = max(_NUM_FIRST, math.ceil(work.num_workers / num_ranks))
     batches = iter(load(dataset, replace(work, prefetch_batches=PREFETCH_BATCHES * num_ranks)))
-    num_steps, seconds, before, cpu_before = -num_first, 0.0, 0.0, (0.0, 0.0)
-    while num_steps < num_first or seconds < work.trial_seconds:
+    num_steps, seconds, cpu_before = 0, 0.0, (0.0, 0.0)
+    is_measured, before = False, time.perf_counter()
+    while not is_measured or num_steps < num_first or seconds < work.trial_seconds:
         num_loaded = sum(1 for _ in islice(batches, num_ranks))
         if num_loaded < num_ranks:
             raise RuntimeError(f"the dataset ended before {work.trial_seconds} s")
         time.sleep(step_seconds)
         num_steps += 1
-        if num_steps == 0:
-            before, cpu_before = time.perf_counter(), _cpu_seconds(work)
         seconds = time.perf_counter() - before
+        if not is_measured and num_steps >= num_first and seconds >= work.trial_seconds:
+            is_measured, num_steps, seconds = True, 0, 0.0
+            before, cpu_before = time.perf_counter(), _cpu_seconds(work)
     cpu = _cpu_seconds(work)
     return {
         "utilization": num_steps * step_seconds / seconds,

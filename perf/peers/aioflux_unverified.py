@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from perf.peers.aioflux import get_many, get_one
+from perf.peers.aioflux import get_many, get_one, put_one
 
-__all__ = ["get_many", "get_one"]
+__all__ = ["get_many", "get_one", "put_one"]

@@ -126,22 +126,25 @@ async def put_many(work: Work) -> int:
     return await bounded(one, work)
 
 
+async def put(store: GCSStore | S3Store | AzureStore, key: str, body: bytes, work: Work) -> int:
+    """Write one object in parallel parts and return the bytes sent."""
+    await store.put_async(
+        f"put/{key}",
+        body,
+        use_multipart=True,
+        chunk_size=part_size_bytes(work),
+        max_concurrency=work.in_flight,
+    )
+    return len(body)
+
+
 async def put_one(work: Work) -> int:
     """Write one object after the other in parallel parts and return the bytes sent."""
     store = open_store(work)
 
     async def write(work: Work) -> int:
-        body, total = work.body(), 0
-        for key in work.each_key():
-            await store.put_async(
-                f"put/{key}",
-                body,
-                use_multipart=True,
-                chunk_size=part_size_bytes(work),
-                max_concurrency=work.in_flight,
-            )
-            total += len(body)
-        return total
+        body = work.body()
+        return sum([await put(store, key, body, work) for key in work.each_key()])
 
     return await steady(write, work)
 

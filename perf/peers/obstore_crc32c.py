@@ -1,6 +1,7 @@
-"""obstore, with google-crc32c over the bytes that it returned, as obstore compares no checksums.
+"""obstore, with google-crc32c over the bytes that it returned or sends.
 
-google-crc32c accepts only `bytes`, so that each body is copied once.
+obstore compares no checksums. google-crc32c accepts only `bytes`, so that each body that was read
+is copied once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from perf.peers.obstore import open_store
+from perf._meter import steady
+from perf.peers.obstore import open_store, put
 from perf.servers import contents
 from perf.work import bounded
 
@@ -33,3 +35,17 @@ async def get_many(work: Work) -> int:
         return len(data)
 
     return await bounded(one, work)
+
+
+async def put_one(work: Work) -> int:
+    """Compute the crc32c of each object, write it in parallel parts, and return the bytes sent."""
+    store = open_store(work)
+
+    async def write(work: Work) -> int:
+        body, total = work.body(), 0
+        for key in work.each_key():
+            google_crc32c.value(body)
+            total += await put(store, key, body, work)
+        return total
+
+    return await steady(write, work)

@@ -22,6 +22,7 @@ from perf.scenarios import (
     put_many,
     put_one,
     ratios,
+    ray,
     startup,
     sync_facade,
     torch_files,
@@ -33,7 +34,7 @@ __all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Sc
 _GROUPS = (
     *(listing, loader, epoch),
     *(checkpoint_save, checkpoint_load, checkpoint_async, torch_files, compression, dcp),
-    *(mlperf, clouds, ratios),
+    *(mlperf, clouds, ratios, ray),
 )
 _MODULES = (
     *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, startup, faults),

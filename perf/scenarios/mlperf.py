@@ -72,9 +72,10 @@ class Training(Sets):
         return self.matches() if self.scheme == "gs" else super().played()
 
     def toy(self) -> Self:
-        """See base class."""
+        """See base class. One rival, because each process takes seconds to start."""
         return replace(
             self,
+            rivals=self.rivals[:1],
             size_bytes=32 * KIB,
             num_objects=200,
             record_bytes=4 * KIB if self.record_bytes else 0,

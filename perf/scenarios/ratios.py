@@ -264,7 +264,11 @@ def _rivals(
 _PLAIN, _TLS = 1.2, 1.06
 """Goals of the CPU time of a verified read, as a share of that of an unverified one."""
 _RANGES = (Rival(peer="obstore_ranges", at_least=1.2),)
-_PUT = (Rival(peer="obstore", at_least=1.2, memory_at_most=1.0),)
+_PUT = (
+    Rival(peer="obstore", at_least=1.2, memory_at_most=1.0),
+    Rival(peer="obstore_crc32c"),
+    Rival(peer=_UNVERIFIED),
+)
 SCENARIOS = (
     _Get(
         name="ratio-get-1KiB",

@@ -87,7 +87,7 @@ async def test_keys_are_renewed_in_the_background_before_they_expire() -> None:
     credentials = Renewed(clock)
     source = source_of(credentials, clock)
     first = await source.get()
-    clock.now = credentials.ends_at - 600
+    clock.now = credentials.ends_at - 300
     credentials.may_end.clear()
     assert await source.get() is first  # no wait while they are valid
     credentials.may_end.set()
@@ -335,3 +335,23 @@ async def test_a_session_of_the_caller_is_used_by_one_thread_at_a_time() -> None
     keys = await asyncio.gather(*(source_of(session).get() for _ in range(3)))
     assert keys == [Keys("id", "secret", "")] * 3
     assert most == 1
+
+
+async def test_sources_renew_at_different_times() -> None:
+    """Ranks that started together have keys that expire together."""
+    clock = Clock()
+    sources = [source_of(Renewed(clock), clock) for _ in range(40)]
+    for source in sources:
+        await source.get()
+    renewed_at = []
+    for minutes in (44, 46, 49, 53):
+        clock.now = 1000.0 + 60 * minutes
+        for source in sources:
+            await source.get()
+        async with asyncio.timeout(100):
+            while any(source._renewal.is_running for source in sources):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        renewed_at.append(sum(source._credentials.num_renewed for source in sources))
+    assert renewed_at[0] == 0
+    assert 0 < renewed_at[2] < 40
+    assert renewed_at[3] == 40

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+from collections import Counter
 from datetime import UTC, datetime
 
 import google.auth.credentials
 import pytest
 from google.auth import exceptions
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aioflux import CredentialsError, TransientError
-from aioflux._auth.access_token import NOT_READY, AnonymousToken, ProvidedToken
+from aioflux._auth.access_token import NOT_READY, AnonymousToken, ProvidedToken, renewal_time
 from aioflux._auth.google import GoogleToken, open_token
 
 HOUR = 3600.0
@@ -105,7 +109,7 @@ async def test_it_is_renewed_in_the_background_while_it_is_valid(clock: Clock) -
     credentials = FakeCredentials(clock)
     token = GoogleToken(credentials, clock=clock)
     await token.get()
-    clock.now += HOUR - 200
+    clock.now += HOUR - 100
     credentials.may_end.clear()
     assert await token.get() == "token-1"  # the renewal is not awaited
     credentials.may_end.set()
@@ -127,7 +131,7 @@ async def test_a_renewal_that_fails_while_the_token_is_valid_is_repeated(clock: 
     token = GoogleToken(credentials, clock=clock)
     await token.get()
     credentials.failures = [exceptions.TransportError("no network")]
-    clock.now += HOUR - 200
+    clock.now += HOUR - 100
     for _ in range(100):
         assert await token.get() == "token-1"
     async with asyncio.timeout(100):
@@ -143,7 +147,7 @@ async def test_failures_do_not_hammer_the_server(clock: Clock) -> None:
     token = GoogleToken(credentials, clock=clock)
     await token.get()
     credentials.failures = [exceptions.TransportError("no network") for _ in range(50)]
-    clock.now += HOUR - 200
+    clock.now += HOUR - 100
     async with asyncio.timeout(100):
         while len(credentials.failures) == 50:
             await token.get()
@@ -463,3 +467,34 @@ def test_a_mapping_is_a_key_file_and_no_error_shows_it() -> None:
         with pytest.raises(CredentialsError, match="the mapping given as credentials=") as failure:
             open_token({**damaged, "private_key": "s3cret"}, emulator=False)
         assert "s3cret" not in repr(failure.value)
+
+
+# --- many ranks -------------------------------
+
+
+@given(st.floats(1, 100_000), st.floats(0, 1, exclude_max=True))
+def test_a_token_is_renewed_between_its_half_life_and_its_expiry(
+    seconds: float, fraction: float
+) -> None:
+    renewed_at = renewal_time(seconds, 0.0, fraction)
+    assert max(seconds - 240, seconds / 2) <= renewed_at < seconds
+
+
+def test_ranks_that_started_together_renew_over_two_minutes() -> None:
+    """8,000 ranks: no second has more than twice the mean number of renewals."""
+    draw = random.Random(0)
+    seconds = Counter(int(renewal_time(HOUR, 0.0, draw.random())) for _ in range(8000))
+    assert len(seconds) == 120
+    assert max(seconds.values()) < 2 * 8000 / 120
+
+
+async def test_two_sources_renew_at_different_times(clock: Clock) -> None:
+    """Each source of tokens draws its own time, without the module `random`, which is seeded."""
+    times = set()
+    for _ in range(8):
+        random.seed(0)
+        token = GoogleToken(FakeCredentials(clock), clock=clock)
+        await token.get()
+        times.add(token._renew_at)
+        await token.close()
+    assert len(times) == 8

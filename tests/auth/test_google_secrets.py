@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
+import subprocess
+import sys
+import tempfile
 import threading
 import traceback
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -23,7 +28,6 @@ from tests.service.gcs_rig import Answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from aioflux.testing.gcs_server import Request
 
@@ -216,3 +220,46 @@ def test_a_store_that_finds_its_key_pickles(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file))
     data: Any = pickle.dumps(aioflux.open_store("gs://bucket/p/"))
     assert_no_secret(repr(data), private_key)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A temporary directory for workers, whose sockets in it need paths of at most 107 bytes.
+
+    With a longer path a worker of torch loses its batches, and the loader waits for them forever.
+    """
+    with tempfile.TemporaryDirectory(prefix="nd-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+def test_no_secret_of_a_key_file_is_written_to_disk(
+    key_file: Path, private_key: str, server: GCSServer, tmp_path: Path, short_path: Path
+) -> None:
+    """Not by a cache, workers, checkpoints or manifests: in no file below home, temp and work."""
+    home = tmp_path / "home"
+    home.mkdir()
+    credentials = json.loads(key_file.read_text())
+    key_file.unlink()
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("disk_task.py"))],
+        input=json.dumps({"endpoint_url": server.url, "credentials": credentials}),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=home,
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "TMPDIR": str(short_path),
+            **dict.fromkeys(("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"), str(home)),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    assert TokenEndpoint.assertions  # the key was used
+    paths = [*tmp_path.rglob("*"), *short_path.rglob("*")]
+    files = [path for path in paths if path.is_file()]
+    assert len(files) > 10  # the cache
+    for path in files:
+        assert_no_secret(path.read_bytes().decode("latin-1"), private_key)
+    stored = b"".join(server.get("bucket", key) for key in server.keys("bucket"))
+    assert_no_secret(stored.decode("latin-1"), private_key)

@@ -169,3 +169,42 @@ def test_a_forked_child_forgets_files_of_its_parent(server: GCSServer) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         file.write(bytes(MIB))
     assert file.meta.size == 13 * MIB
+
+
+@pytest.mark.clouds("gs")
+def test_an_error_inside_torch_load_names_its_cause(server: GCSServer) -> None:
+    """torch's reader turns an error of a read into "object has no attribute 'read'"."""
+    with open_writer(URI) as file:
+        torch.save({str(number): torch.ones(MIB) for number in range(16)}, file)
+
+    def replace_object(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+        server.put("bucket", "run/model.pt", b"another object")
+        return storage
+
+    options = replace(SMALL, verify_ranges="never")  # or the exit would read again, and fail itself
+    with (
+        pytest.raises(aioflux.NotFoundError, match="was replaced") as caught,
+        open_reader(URI, transfer=options) as file,
+    ):
+        torch.load(file, map_location=replace_object)
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+@pytest.mark.clouds("gs")
+def test_an_error_after_a_repeated_read_is_not_replaced(server: GCSServer) -> None:
+    with open_writer(URI) as file:
+        file.write(bytes(5 * MIB))
+    retry = aioflux.RetryPolicy(max_attempts=1)
+
+    def read() -> None:
+        with open_reader(URI, retry=retry) as file:
+            with (
+                server.faults.inject("objects.media", status=503),
+                pytest.raises(aioflux.TransientError),
+            ):
+                file.read(10)
+            assert file.read(10) == bytes(10)
+            raise AttributeError("of the caller")
+
+    with pytest.raises(AttributeError, match="of the caller"):
+        read()

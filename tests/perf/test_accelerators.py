@@ -80,6 +80,11 @@ def test_utilization_is_the_share_of_the_steps() -> None:
     assert 0.01 <= moved.figures["utilization"] <= 1
 
 
+def test_toy_training_has_one_rival_and_our_own_workers() -> None:
+    names = [match.name for match in SCENARIOS["mlperf-cosmoflow"].toy().matches()]
+    assert names == ["gcsfs", "DataLoader"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_run_that_fails_says_why() -> None:
     with pytest.raises(RuntimeError, match="1 accelerators: RuntimeError: the dataset ended"):

@@ -28,14 +28,14 @@ SMALL, LARGE = 1000, 7 * MIB + 3
 READS = {"get_many", "get_one", "get_into"}
 OPERATIONS = {
     "aioflux": READS | {"put_many", "put_one"},
-    "aioflux_unverified": {"get_many", "get_one"},
+    "aioflux_unverified": {"get_many", "get_one", "put_one"},
     "aioflux_sync": READS | {"put_many"},
     "aiohttp": READS | {"put_many"},
     "gcloud_aio": READS | {"put_many", "put_one"},
     "gcsfs": READS | {"put_many", "put_one"},
     "google": READS | {"put_many", "put_one"},
     "obstore": READS | {"put_many", "put_one"},
-    "obstore_crc32c": {"get_many"},
+    "obstore_crc32c": {"get_many", "put_one"},
     "obstore_ranges": {"get_one"},
     "raw": {"get_many"},
     "requests": READS | {"put_many"},

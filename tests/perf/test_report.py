@@ -20,6 +20,7 @@ from perf._report import (
     terminal_row,
 )
 from perf._samples import MIB, Median, Pair, Result, Row, Sample
+from perf.ratios import main as ratios_main
 from perf.ratios import tables
 from perf.scenarios import SCENARIOS
 
@@ -196,14 +197,32 @@ def test_tables_of_the_ratios_are_made_from_their_record() -> None:
             one = pair(match, 1)
             lines += lines_of(SCENARIOS[name], match, one, [], {})
     first, *samples = map(json.loads, record_of(lines, "python -m perf ratios", {}))
-    assert len(samples) == 6
+    assert len(samples) == 8
     reads, others = tables([first, *samples]).split("\n\n")
     assert [row.split(" | ")[0] for row in reads.splitlines()[2:]] == ["| `ratio-get-1KiB`"]
     assert "| obstore_crc32c | aioflux_unverified |" in reads
     assert ">= 3x, CPU <= 0.25x MISSED" in reads
-    (row,) = others.splitlines()[2:]
+    row, fair = others.splitlines()[2:]
     assert row.startswith("| `ratio-put-1GiB` | obstore | ")
+    assert fair.startswith("| `ratio-put-1GiB` | obstore_crc32c | ")
     assert ">= 1.2x, memory <= 1x" in row
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("missing.jsonl", "cannot read"), ("table.md", "has no JSON lines")],
+)
+def test_tables_of_an_unusable_file_end_with_one_line(
+    tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "table.md").write_text("| command |\n")
+    with pytest.raises(SystemExit) as exited:
+        ratios_main([str(tmp_path / name)])
+    assert exited.value.code == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("perf.ratios: error: ")
+    assert message in last
+    assert name in last
 
 
 def test_summary_names_machine_python_and_peers() -> None:

@@ -60,6 +60,8 @@ PEERS = {
     "torch-save-298MB": ("obstore_torch",),
     "mlperf-unet3d": ("obstore_data",),
     "mlperf-resnet50": ("gcsfs_data",),
+    "ray-write": ("gcsfs_ray",),
+    "ray-train": ("gcsfs_ray",),
 }
 """Against whom; each peer somewhere, and few in all. The other epochs differ in their objects."""
 ON_NGINX = {
@@ -72,6 +74,7 @@ ON_NGINX = {
     "ratio-get-16MiB-tls": ("obstore", "raw"),
     "list-10M": ("aioflux", "aioflux_map"),
     "mlperf-resnet50": ("aioflux_data", "obstore_data"),
+    "ray-read": ("download_ray",),
 }
 
 

@@ -57,6 +57,7 @@ LONG = (
     *("ratio-put-1GiB", "ratio-put-1GiB-tls", "ratio-load-298MB", "ratio-save-298MB"),
     *("ratio-save-async", "ratio-save-async-first", "opening", "opening-tls"),
     *("gets-1M", "list-10M"),
+    *("ray-read", "ray-write", "ray-train"),
 )
 THREADS = {"dataflux x4": 3, "dataflux x8": 3, "dataflux x16": 3}
 
@@ -134,6 +135,9 @@ def test_a_group_stands_for_its_scenarios() -> None:
         ("ratio-save-async", {"memory_copy": 0.67}),
         ("gets-1M", {"100,000 objects": 0.9}),
         ("list-10M", {"1,000,000 objects": 0.9}),
+        ("ray-read", {"gcsfs_ray": 3, "download_ray": 2}),
+        ("ray-write", {"gcsfs_ray": 1.5}),
+        ("ray-train", {"gcsfs_ray": 10}),
     ],
 )
 def test_scenario_promises(name: str, goals: dict[str, float]) -> None:
@@ -169,7 +173,13 @@ def test_reads_limit_the_cpu_time(name: str, goals: dict[str, float]) -> None:
 
 def test_uploads_limit_the_memory() -> None:
     for name in ("ratio-put-1GiB", "ratio-put-1GiB-tls"):
-        assert [match.memory_at_most for match in SCENARIOS[name].matches()] == [1.0]
+        matches = SCENARIOS[name].matches()
+        assert [match.memory_at_most for match in matches] == [1.0, None, None]
+        assert [match.name for match in matches] == [
+            "obstore",
+            "obstore_crc32c",
+            "aioflux_unverified",
+        ]
 
 
 def test_growth_is_measured_once_and_against_a_tenth() -> None:
@@ -255,6 +265,7 @@ def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> 
             # Who loads what only it can read saves it first.
             saves = (
                 "put",
+                "write",
                 "save",
                 "stage",
                 "train",
@@ -429,6 +440,10 @@ def test_list_names_scenarios_goals_and_parameters() -> None:
     text = listing()
     assert all(name in text for name in (*NAMES, *LONG, *GROUPS))
     assert "wrk >= 0.5x" in text
+    assert "obstore_crc32c >= 3x, CPU <= 0.25x" in text
+    assert "obstore >= 1.2x, memory <= 1x" in text
+    assert "; waiting <= 5.0%" in text
+    assert "; memory above idle <= 256 MiB" in text
     assert "in_flight=64,256,1024" in text
     assert "size_bytes=100KiB" in text
 
@@ -465,4 +480,5 @@ def test_only_what_nginx_cannot_do_asks_for_the_embedded_server() -> None:
     embedded = {name for name, kind in kinds.items() if kind != {ServerSpec().kind}}
     kept = ("dcp-", "checkpoint-async-", "ratio-save-async", "nebula-", "s3-dcp-", "s3-lines-")
     stored = {name for name in SCENARIOS if name.startswith(kept)}
-    assert embedded == {"paced", "faults", "compression-bf16", "compression-fp32"} | stored
+    others = {"paced", "faults", "compression-bf16", "compression-fp32", "ray-write", "ray-train"}
+    assert embedded == others | stored

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import platform
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -102,3 +106,47 @@ async def test_an_idle_pool_releases_its_memory() -> None:
     assert pool._offered  # offered since the timer was started
     pool._on_timer()
     assert not pool._offered
+
+
+_FAULTS = """
+import resource
+from aioflux._http.memory import BytesPool
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        objects = [b"x" * (1 << 20) for _ in range(8)]
+        del objects
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+first = faults()
+BytesPool(1)
+faults()
+print(first, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="thresholds of glibc")
+def test_with_a_pool_the_allocator_retains_freed_memory() -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", _FAULTS]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert before > 20 * 8 * 256 / 2  # 8 MiB of pages in each round
+    assert after < before / 20
+
+
+_LIMITED = """
+import resource
+from aioflux._http.memory import BytesPool
+
+num_pages = int(open("/proc/self/statm").read().split()[0])
+limit = num_pages * resource.getpagesize() + 8 * 1024 * 1024
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+BytesPool(1)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_pool_needs_no_large_address_space() -> None:
+    subprocess.run([sys.executable, "-c", _LIMITED], check=True)

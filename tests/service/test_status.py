@@ -52,6 +52,21 @@ def test_a_status_has_one_meaning(status: int, code: str, kind: type[StorageErro
         assert word in str(error)
 
 
+@pytest.mark.parametrize(
+    ("code", "detail"), [("NoSuchBucket", ""), ("", "The specified bucket does not exist.")]
+)
+@pytest.mark.parametrize("generation", ["", "17"])
+def test_a_missing_bucket_is_not_called_a_missing_object(
+    code: str, detail: str, generation: str
+) -> None:
+    error = error_from_status(
+        404, action="read", uri="gs://b/k", code=code, detail=detail, generation=generation
+    )
+    assert isinstance(error, NotFoundError)
+    assert "the bucket does not exist" in str(error)
+    assert "object" not in str(error)
+
+
 def test_what_is_sent_again_does_not_hang_on_words() -> None:
     error = error_from_status(400, action="read", uri="gs://b/k", detail="503 try again later")
     assert not isinstance(error, TransientError)

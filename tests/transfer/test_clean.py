@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import time
 import uuid
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -15,6 +19,9 @@ from aioflux._services.base import WriteRequest
 from aioflux._transfer.temp_keys import manifest_of, stale_objects, stale_uploads
 from tests.servers.process_state import memory_bucket
 from tests.transfer.scripted_service import ScriptedService, refused_for_good, service_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NOW = datetime(2026, 2, 1, tzinfo=UTC)
 DAY = 86_400.0
@@ -107,6 +114,35 @@ async def test_objects_of_a_manifest_stay() -> None:
         )
         assert list(cleaned.errors) == ["a/damaged"]
         assert "kept 1 objects" in str(cleaned.errors["a/damaged"])
+
+
+async def test_objects_of_a_manifest_stay_in_a_directory_with_another_path(tmp_path: Path) -> None:
+    prefix = "aioflux-written-objects/m/1/"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    async with aioflux.open_store(f"file://{tmp_path}/data/{prefix}") as written:
+        await written.put("a", b"1")
+        await written.put("b", b"1")
+    async with aioflux.open_store(f"file://{tmp_path}/link") as link:
+        listing = await link.list_all(prefix)
+        await link.put("m", listing[:1].to_bytes())
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    for name in ("data", "link", "copy"):
+        async with aioflux.open_store(f"file://{tmp_path}/{name}") as store:
+            found = await store.clean(older_than_seconds=0, dry_run=True)
+            assert found.removed == (f"{prefix}b",)
+
+
+async def test_objects_of_a_replaced_manifest_stay_until_the_new_one_is_old(tmp_path: Path) -> None:
+    two_days_ago = time.time() - 2 * DAY
+    async with aioflux.open_store(f"file://{tmp_path}") as store:
+        async with aioflux.open_store(f"file://{tmp_path}/aioflux-written-objects/m") as written:
+            await written.put("1/a", b"1")
+        os.utime(tmp_path / "aioflux-written-objects/m/1/a", (two_days_ago, two_days_ago))
+        await store.put("m", aioflux.Listing().to_bytes())
+        assert (await store.clean()).removed == ()
+        os.utime(tmp_path / "m", (two_days_ago, two_days_ago))
+        assert (await store.clean()).removed == ("aioflux-written-objects/m/1/a",)
 
 
 @pytest.fixture

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import aioflux
 from aioflux._concurrency.byte_budget import ByteBudget
-from aioflux._transfer.limits import AdaptiveLimit, Limits, SizeEstimate
+from aioflux._transfer.limits import (
+    AdaptiveLimit,
+    Limits,
+    SizeEstimate,
+    first_limit,
+    start_delay_seconds,
+)
 
 
 async def settle() -> None:
@@ -179,6 +186,20 @@ async def test_the_limit_never_falls_below_one() -> None:
     assert limit.limit == 1
 
 
+async def test_a_request_without_a_body_does_not_wait_for_bytes() -> None:
+    """Otherwise a part above the budget delays the polls of a save until it is sent."""
+    budget = ByteBudget(100)
+    await budget.acquire(500)
+    waiting = start(budget, 500, [])
+    await settle()
+    assert budget.try_acquire(0)
+    await budget.acquire(0)
+    budget.release(0)
+    assert budget.held_bytes == 500
+    budget.release(500)
+    await waiting
+
+
 async def test_successes_grow_the_limit_back_to_what_the_user_set() -> None:
     limit = AdaptiveLimit(64)
     for _ in range(6):
@@ -335,3 +356,48 @@ def test_without_a_place_the_bytes_are_kept_by_those_in_line_alone() -> None:
     assert (limits.bytes.held_bytes, limits.requests.num_held) == (30, 1)
     limits.release(30)
     assert (limits.bytes.held_bytes, limits.requests.num_held) == (0, 0)
+
+
+# --- the start of a job -----------------------
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 64])
+def test_few_ranks_start_at_once_with_the_limit_of_the_user(world_size: int) -> None:
+    assert start_delay_seconds(world_size, 0.999) == 0
+    assert first_limit(256, world_size) == 256
+
+
+@given(st.integers(65, 100_000), st.integers(1, 1024))
+def test_first_requests_of_many_ranks_are_at_most_5000_a_second(
+    world_size: int, max_in_flight: int
+) -> None:
+    longest = start_delay_seconds(world_size, 1.0)
+    assert world_size / longest == pytest.approx(5000)
+    first = first_limit(max_in_flight, world_size)
+    assert min(max_in_flight, 8) <= first <= max_in_flight
+    assert first <= 8 or first * world_size <= 5000
+
+
+async def test_a_limit_that_opens_later_holds_requests_until_then() -> None:
+    limit, order = AdaptiveLimit(64), []
+    limit.start_slowly(2, delay_seconds=0.001)
+    assert not limit.try_acquire()
+    tasks = [take(limit, name, order) for name in "abc"]
+    await asyncio.gather(*tasks[:2])
+    assert (order, limit.limit, limit.num_held) == (["a", "b"], 2, 2)
+    limit.release()
+    await tasks[2]
+    for _ in range(1000):
+        limit.on_success()
+    assert limit.limit == 64
+
+
+async def test_a_store_of_one_of_many_ranks_reads_after_its_delay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first requests wait, and it starts with its share of the requests of one second."""
+    monkeypatch.setenv("WORLD_SIZE", "200")  # as torchrun does
+    async with aioflux.open_store("memory://bucket") as store:
+        assert (await store.put("a", b"x")).size == 1
+        assert await store.get("a") == b"x"
+        assert store.stats.max_in_flight == 25

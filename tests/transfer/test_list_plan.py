@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left
 from itertools import product
@@ -43,7 +44,7 @@ def listed(
     max_in_flight: int = 8,
     choose: Callable[[int], int] = lambda num: num - 1,
     meanwhile: Callable[[], None] = lambda: None,
-    most_held: int | None = None,
+    window: float = math.inf,
 ) -> tuple[list[str], int]:
     """List a source; `choose` says which of the requests under way is answered next.
 
@@ -51,13 +52,16 @@ def listed(
         The keys, and the pages that a consumer would have waited for: rounds.
     """
     plan = ListingPlan(
-        prefix, max_in_flight=max_in_flight, page_size=source.page_size, delimiter=delimiter
+        prefix,
+        max_in_flight=max_in_flight,
+        page_size=source.page_size,
+        delimiter=delimiter,
+        window=window,
     )
     under_way: list[Request] = []
     num_answered = num_most = 0
     while True:
-        held = sum(len(each.pages) for each in plan.ranges[1:])
-        under_way += plan.next_requests(may_prefetch=most_held is None or held < most_held)
+        under_way += plan.next_requests()
         num_most = max(num_most, len(under_way))
         assert num_most <= max_in_flight
         if not under_way:
@@ -226,11 +230,35 @@ def test_a_large_level_is_requested_at_once(width: int, below: int) -> None:
 
 @given(st.integers(0, 3), st.randoms(use_true_random=False))
 @settings(max_examples=25, deadline=None)
-def test_what_waits_for_its_turn_is_limited(most_held: int, rng: random.Random) -> None:
-    """Where nothing more may wait, only the first range goes on; and it does go on."""
+def test_a_listing_with_a_small_window_is_complete(window: int, rng: random.Random) -> None:
+    """While more pages wait, only the first range is requested, and the listing still ends."""
     source = Source([f"{at:04}" for at in range(2_000)], 20)
-    found, _ = listed(source, choose=rng.randrange, most_held=most_held)
+    found, _ = listed(source, choose=rng.randrange, window=window)
     assert found == source.keys
+
+
+@pytest.mark.parametrize("name", ["dense digits", "one giant prefix", "hexadecimal", "late"])
+def test_next_pages_are_received_in_parallel_and_few_wait(name: str) -> None:
+    """A consumer that takes pages in order waits for at most a fourth of them."""
+    source = Source(ADVERSARIAL[name], 100)
+    plan = ListingPlan("", max_in_flight=16, page_size=100, window=32)
+    found: list[str] = []
+    num_rounds = most_waiting = 0
+    while requests := plan.next_requests():
+        num_rounds += 1
+        for request in requests:
+            names, token = source.page(request)
+            start, end = plan.add_page(request, len(names), names.__getitem__, token)
+            request.range.pages.append(names[start:end])
+        while plan.ranges and (plan.ranges[0].pages or plan.ranges[0].is_done):
+            if plan.ranges[0].pages:
+                found += plan.ranges[0].pages.popleft()
+            else:
+                plan.forget(1)
+        most_waiting = max(most_waiting, sum(len(each.pages) for each in plan.ranges))
+    assert found == source.keys
+    assert num_rounds <= len(source.keys) / 100 / 4
+    assert most_waiting <= 1.5 * 32 + 16
 
 
 @given(st.integers(0, 2**32))
@@ -301,7 +329,7 @@ def test_a_gallop_goes_far_quickly() -> None:
 
 def test_keys_before_the_range_that_was_requested_are_rejected() -> None:
     plan = ListingPlan("", max_in_flight=4, page_size=1000, delimiter="")
-    [request] = plan.next_requests(may_prefetch=True)[:1]
+    [request] = plan.next_requests()[:1]
     request.range.start = "m"
     with pytest.raises(ValueError, match="but was requested from 'm' on"):
         plan.add_page(request, 1, ["a"].__getitem__, "")

@@ -214,6 +214,28 @@ async def test_bytes_read_after_a_jump_from_an_object_deleted_since_are_an_error
         await stack.aclose()
 
 
+async def test_second_reads_at_the_exit_are_bounded_as_the_prefetched_ranges_are(
+    scripted: ScriptedService,
+) -> None:
+    meta = plain(scripted).put("a", DATA)
+    inner = scripted.service.get
+    under_way, most = 0, 0
+
+    async def get(request: ReadRequest, **settings: Any) -> Any:
+        nonlocal under_way, most
+        under_way += request.end - request.start
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= request.end - request.start
+        return await inner(request, **settings)
+
+    async with scripted.store.open_reader(meta, read_ahead_bytes=2000) as reader:
+        for _ in range(6):
+            await reader.read(1000)
+        scripted.service.get = get  # type: ignore[method-assign]
+    assert 1000 < most <= 2002  # a second read begins a byte earlier
+
+
 async def test_what_was_read_in_order_is_confirmed_before_the_next_jump(
     scripted: ScriptedService,
 ) -> None:

@@ -443,6 +443,33 @@ async def test_a_part_that_is_held_as_another_is_sent_again(scripted: ScriptedSe
     assert scripted.is_clean()
 
 
+@pytest.mark.parametrize("are_reported", [True, False], ids=["reported", "not reported"])
+@SIZES
+async def test_a_write_without_verification_survives_lost_answers(
+    scripted: ScriptedService, data: bytes, *, are_reported: bool
+) -> None:
+    """No checksum is sent, but the object is still compared with the one of a lost completion."""
+    store = scripted.new_store(verify=False)
+    inner = scripted.service.put_part
+    sent: list[int | None] = []
+
+    async def put_part(
+        key: str, upload_id: str, number: int, pieces: Sequence[memoryview], **settings: object
+    ) -> UploadedPart:
+        sent.append(settings["crc32c"])
+        part = await inner(key, upload_id, number, pieces, **settings)
+        return replace(part, crc32c=crc32c(b"".join(pieces)) if are_reported else None)
+
+    scripted.service.put_part = put_part
+    for operation in ("put", "put_part", "complete_upload"):
+        scripted.service.fail(operation, LOSE)
+    meta = await store.put("a", data)
+    assert scripted.get("a") == data
+    assert meta.generation == scripted.bucket.objects["a"].meta.generation
+    assert not any(sent)
+    assert scripted.is_clean()
+
+
 async def test_every_part_travels_with_its_crc32c(scripted: ScriptedService) -> None:
     sent: list[int | None] = []
     inner = scripted.service.put_part

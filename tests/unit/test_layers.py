@@ -86,7 +86,10 @@ MAY_IMPORT: dict[str, str] = {
         f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._tag_checkpoints integrations.fsspec"
     ),
     "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
-    "integrations.ray": f"{BLOCKING} data data._records.* data._sample",
+    "integrations.ray": (
+        f"{BLOCKING} data data._records.* data._sample checkpoint checkpoint._format.commit "
+        "checkpoint._maintain.history checkpoint._store.commits integrations.fsspec"
+    ),
     "compat": "",
     "compat.dataflux": (
         f"{BLOCKING} data data._store_reader checkpoint checkpoint.dcp integrations.lightning "

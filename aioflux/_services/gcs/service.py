@@ -118,7 +118,7 @@ class GCSService(XMLService):
         self._endpoint_url = endpoint_url
         self._proxy = proxy_for(origin)
         self._is_closed = False
-        self._bucket_path = f"/{quote(bucket, safe='')}".encode()
+        self._bucket_path = f"/{quote(bucket, safe='')}/".encode()
         self._list_path = f"/storage/v1/b/{quote(bucket, safe='')}/o"
         self._listed_kind: Kind | None = None
 
@@ -328,7 +328,7 @@ class GCSService(XMLService):
         name = self._prefix + key
         if _PLAIN_NAME.fullmatch(name) is None:
             name = quote(self._name(key), safe="/")
-        return b"%b/%b" % (self._bucket_path, name.encode())
+        return self._bucket_path + name.encode()
 
     def _fields(self, response: Response, name: str, action: str, key: str) -> Mapping[str, str]:
         # Like S3, the service can return status 200 with an error in the body.

@@ -110,7 +110,7 @@ def hash_crc32c(header: bytes | None) -> int | None:
     """
     if not header:
         return None
-    if header.startswith(b"crc32c=") and header[15:16] in b",":
+    if header.startswith(b"crc32c=") and (len(header) == 15 or header[15:16] == b","):
         return decode_crc32c(header[7:15])
     _, name, rest = header.partition(b"crc32c=")
     return decode_crc32c(rest.partition(b",")[0].strip()) if name else None

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Literal, overload
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint._store.mapping import MemoryFile, populate, read_into_memory
+from aioflux.errors import StorageError
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from types import TracebackType
     from typing import Unpack
 
     from _typeshed import WriteableBuffer
@@ -41,6 +43,7 @@ class _RawReader(io.RawIOBase):
 
     def __init__(self, context: _bridge.OpenContext[ObjectReader]) -> None:
         self.meta = context.value.meta
+        self.error: StorageError | None = None  # of the last read, if it failed
         self._context = context
 
     def readable(self) -> bool:
@@ -60,7 +63,12 @@ class _RawReader(io.RawIOBase):
         num_left = max(0, reader.meta.size - reader.tell())
         view = memoryview(buffer).cast("B")[: min(_MAX_READ_BYTES, num_left)]
         populate(view, 0, view.nbytes)  # in this thread, while the event loop receives
-        return _bridge.run(reader.readinto(view))
+        self.error = None
+        try:
+            return _bridge.run(reader.readinto(view))
+        except StorageError as exc:
+            self.error = exc
+            raise
 
     def readall(self) -> bytes:
         return _bridge.run(self._context.value.read())
@@ -94,6 +102,18 @@ class CheckpointReader(io.BufferedReader):
     def uri(self) -> str:
         """Whole uri of the object."""
         return self.meta.uri
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file. A failed read of `torch.load` is raised again: torch hides its error."""
+        super().__exit__(kind, error, trace)
+        # torch then takes `read` for missing: "object has no attribute 'read'".
+        if isinstance(error, AttributeError) and self.raw.error is not None:
+            raise self.raw.error from error
 
     def __repr__(self) -> str:
         return f"<CheckpointReader {self.uri}>"

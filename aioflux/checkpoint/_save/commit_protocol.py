@@ -32,6 +32,7 @@ from aioflux.checkpoint._save.manifests import (
     failure_of,
 )
 from aioflux.checkpoint._save.packing import compressed_pieces, staged_pieces
+from aioflux.checkpoint._save.request_rates import plan_blocks_for, start_delay
 from aioflux.checkpoint._store.commits import read_commit
 from aioflux.checkpoint._store.objects import write_object
 from aioflux.errors import (
@@ -258,6 +259,9 @@ class RankSave:
         job, staged = self._job, self._job.staged
         if not staged.items:
             return ()
+        if not job.is_urgent:
+            is_multipart = staged.num_bytes > self._store.transfer.part_size_bytes
+            await asyncio.sleep(start_delay(job.rank, job.world_size, is_multipart=is_multipart))
         started = time.monotonic()
         key = data_key(job.save_id, job.rank, job.attempt)
         items = list(staged.items)
@@ -278,7 +282,7 @@ class RankSave:
             self._prefix + key,
             pieces,
             rank=self._job.rank,
-            size_hint=self._job.staged.num_bytes,
+            size_hint=plan_blocks_for(self._job.staged.num_bytes, self._job.world_size),
             progress=self._progress,
         )
 
@@ -329,20 +333,21 @@ class RankSave:
             OutcomeError: The coordinator reported a failure, stopped its heartbeats, or did not
                 commit in time.
         """
-        manifests, rank = self._manifests, self._job.rank
+        manifests = self._manifests
         failure: AiofluxError | None = None
         num_polls = 0
         async for seconds_left in manifests.polls(self._settings.commit_seconds):
             is_last = seconds_left <= 0
             num_polls += 1
             try:
-                ranks = await manifests.poll_coordinator()
+                await manifests.poll_coordinator()
                 is_last = is_last or bool(manifests.silent)
-                is_written = is_written or rank in ranks
+                exists = await manifests.is_written()
                 # The coordinator deletes the manifests after the commit.
-                if is_written and rank not in ranks:
+                if is_written and not exists:
                     await self._confirm_commit()
                     return
+                is_written = is_written or exists
                 # A coordinator without the permission to delete objects does not delete manifests.
                 is_read = is_last or not is_written or num_polls % _POLLS_PER_COMMIT_READ == 0
                 if is_read and await manifests.is_committed():

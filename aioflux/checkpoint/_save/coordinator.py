@@ -60,13 +60,12 @@ class Coordinator:
         """
         manifests = self._manifests
         missing = self._missing()
-        for rank in await manifests.poll(missing) & missing:
-            manifest = await manifests.read(rank)
+        for manifest in await manifests.read_all(await manifests.poll(missing) & missing):
             if manifest.error:
                 raise CheckpointError(
-                    f"{manifests.uri} was not saved: rank {rank}: {manifest.error}"
+                    f"{manifests.uri} was not saved: rank {manifest.rank}: {manifest.error}"
                 )
-            self._received[rank] = manifest
+            self._received[manifest.rank] = manifest
         if manifests.silent:
             raise CheckpointError(
                 f"{manifests.uri} was not saved: {manifests.describe_silent()}; an earlier save "
@@ -176,8 +175,7 @@ class Coordinator:
         job, manifests = self._job, self._manifests
         keys = [manifests.key(rank) for rank in range(1, job.world_size)]
         try:
-            if keys:
-                await self._store.delete_many(keys)
+            await manifests.delete(keys)
             if self._settings.retention.has_rules:
                 pruned = await prune(
                     self._store,

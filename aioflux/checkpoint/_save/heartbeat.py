@@ -5,7 +5,8 @@
     observers:   the other ranks; they poll the listing of manifests, which includes heartbeats
 
 A rank is silent if an observer, by its own monotonic clock, has seen no new generation for 2.5
-intervals. Clocks of different machines are never compared. With an interval of 10 s:
+intervals. Clocks of different machines are never compared. With an interval of 10 s, and less than
+120 ranks (see `request_rates`):
 
     an observer that waits for manifests polls at least every 1 s, and notices a death within 26 s
     the coordinator polls every 5 s during its upload, and notices a death within 30 s
@@ -24,6 +25,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from aioflux.checkpoint._save.request_rates import first_heartbeat_delay
 from aioflux.errors import AiofluxError, StorageError, TransientError
 
 if TYPE_CHECKING:
@@ -73,19 +75,20 @@ class Heartbeat:
     ) -> None:
         """Start the heartbeats.
 
-        The first heartbeat is written after one interval. If `is_late`, it is written at once: an
-        earlier uploader process of the save died, and its heartbeats have stopped.
+        The first heartbeat is written after `first_heartbeat_delay`. If `is_late`, it is written at
+        once: an earlier uploader process of the save died, and its heartbeats have stopped.
         """
         self._store = store
         self._prefix = prefix
         self._save_id = save_id
         self._rank = rank
         self._every_seconds = every_seconds
+        self._first_seconds = 0.0 if is_late else first_heartbeat_delay(rank, every_seconds)
         self._keys: list[str] = []
         """Keys that this writer may have written."""
         self._number = 0
         self._stopping = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run(is_late=is_late))
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     def cancel(self) -> None:
         """Stop without deleting the heartbeats, which `aioflux clean` deletes."""
@@ -111,9 +114,9 @@ class Heartbeat:
                     "a heartbeat could not be deleted; `aioflux clean` deletes it: %s", error
                 )
 
-    async def _run(self, *, is_late: bool) -> None:
+    async def _run(self) -> None:
         count = 0
-        pause = 0.0 if is_late else self._every_seconds
+        pause = self._first_seconds
         while not await self._is_stopping_after(pause):
             count += 1
             is_written = await self._write(b"%d" % count)

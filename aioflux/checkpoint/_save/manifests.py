@@ -9,24 +9,31 @@ No collectives are used, because uploads run during training, and possibly in th
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import random
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from aioflux.checkpoint._save.heartbeat import HeartbeatMonitor
 from aioflux.checkpoint._save.job import Manifest
+from aioflux.checkpoint._save.request_rates import DELETES_PER_SECOND
 from aioflux.checkpoint._store.commits import read_commit, uri_below
 from aioflux.errors import CheckpointError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Hashable, Sequence
+    from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Sequence
 
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.store import Store
 
 __all__ = ["FailedElsewhereError", "Manifests", "OutcomeError", "UnknownOutcomeError", "failure_of"]
 
-_FIRST_POLL_SECONDS = 0.05
+_FIRST_POLL_SECONDS: Final = 0.05
+_MAX_POLL_SECONDS: Final = 1.0
+"""Longest time between two polls of the coordinator."""
+_MANY_RANKS: Final = 256
+_jitter: Final = random.SystemRandom().random
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Manifest)
@@ -74,33 +81,44 @@ class Manifests:
     async def read(self, rank: int) -> Manifest:
         return _decoder.decode(await self.store.get(self.key(rank)))
 
-    async def poll(self, awaited: Collection[int]) -> set[int]:
+    async def read_all(self, ranks: Iterable[int]) -> list[Manifest]:
+        """Return the manifests of ranks, read in parallel."""
+        async with aclosing(self.store.get_many(map(self.key, ranks), ordered=False)) as objects:
+            return [_decoder.decode(data) async for _, data in objects]
+
+    async def poll(self, awaited: Collection[int], name: str = "") -> set[int]:
         """Return the ranks that have a manifest; set `silent` for awaited ranks without one."""
-        ranks, generations = await self._list()
+        ranks, generations = await self._list(name)
         missing = set(awaited) - ranks
         self.silent = self._monitor.observe(generations, missing, self.settings.clock())
         return ranks
 
-    async def poll_coordinator(self) -> set[int]:
-        """Return the ranks that have a manifest.
+    async def poll_coordinator(self) -> None:
+        """Poll rank 0 alone: a listing of all ranks by every rank would be too many requests.
 
         Raises:
             OutcomeError: The coordinator reported that the save failed.
         """
-        ranks = await self.poll({0})
-        if 0 in ranks:
+        if 0 in await self.poll({0}, "00000."):
             raise failure_of(await self.read(0))
-        return ranks
 
-    async def _list(self) -> tuple[set[int], dict[int, Hashable]]:
+    async def is_written(self) -> bool:
+        """Return whether the manifest of this rank exists."""
+        try:
+            await self.store.head(self.key(self.job.rank))
+        except NotFoundError:
+            return False
+        return True
+
+    async def _list(self, name: str = "") -> tuple[set[int], dict[int, Hashable]]:
         """Return the ranks that have a manifest, and keys and generations of each rank's objects.
 
-        A new heartbeat changes the generations of its rank.
+        A new heartbeat changes the generations of its rank. Names begin with `rank-` and `name`.
         """
         start = f"{self.prefix}{self.job.save_id}/rank-"
         ranks: set[int] = set()
         generations: dict[int, set[tuple[str, str]]] = {}
-        for meta in await self.store.list_all(start):
+        for meta in await self.store.list_all(start + name):
             rank = int(meta.key.removeprefix(start).partition(".")[0])
             generation = meta.generation or str(meta.updated)
             generations.setdefault(rank, set()).add((meta.key, generation))
@@ -132,11 +150,14 @@ class Manifests:
         """Yield the remaining seconds at each time to poll, at growing intervals; 0 at the end."""
         clock = self.settings.clock
         end = clock() + seconds
-        pause = _FIRST_POLL_SECONDS
+        longest = self.settings.max_poll_seconds
+        if self.job.rank == 0:
+            longest = min(longest, _MAX_POLL_SECONDS)
+        pause = max(_FIRST_POLL_SECONDS, longest / 16)
         while (remaining := end - clock()) > 0:
             yield remaining
-            await asyncio.sleep(min(pause, max(remaining, 0)))
-            pause = min(2 * pause, self.settings.max_poll_seconds)
+            await asyncio.sleep(min(pause * (1 - _jitter() / 2), remaining))
+            pause = min(2 * pause, longest)
         yield 0.0
 
     async def delete_after_failure(self) -> None:
@@ -144,28 +165,37 @@ class Manifests:
 
         Until then an uploader process that replaces a dead one may need to read the manifests. The
         coordinator waits for half of `cleanup_seconds`. If a rank reports its error later than
-        `cleanup_seconds` after the coordinator, that rank deletes all manifests.
+        `cleanup_seconds` after the coordinator, and as the last one, it deletes all manifests.
         """
         rank, cleanup_seconds = self.job.rank, self.settings.cleanup_seconds
         all_ranks = set(range(self.job.world_size))
         keys = [self.key(each) for each in all_ranks]
         failed: set[int] = set()
+        if rank != 0 and (len(keys) > _MANY_RANKS or not await self._is_late(keys)):
+            return  # every late rank would list all manifests; `aioflux clean` deletes them
         async for seconds_left in self.polls(cleanup_seconds / 2 if rank == 0 else 0.0):
-            for reporting_rank in (await self._list())[0] - failed:
-                try:
-                    manifest = await self.read(reporting_rank)
-                except NotFoundError:
-                    return  # another rank deletes the manifests
-                if manifest.error:
-                    failed.add(reporting_rank)
+            reporting = (await self._list())[0]
+            if rank != 0 and reporting != all_ranks:
+                return  # a later rank deletes the manifests, or `aioflux clean`
+            try:
+                manifests = await self.read_all(reporting - failed)
+            except NotFoundError:
+                return  # another rank deletes the manifests
+            failed.update(manifest.rank for manifest in manifests if manifest.error)
             if self.silent:
                 return  # a silent rank may be suspended, not dead, and need the manifests later
             if failed == all_ranks:
-                if rank == 0 or await self._is_late(keys):
-                    await self.store.delete_many(keys)
+                await self.delete(keys)
                 return
             if seconds_left <= 0:
                 return
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete manifests, at most `DELETES_PER_SECOND`."""
+        for start in range(0, len(keys), DELETES_PER_SECOND):
+            page = keys[start : start + DELETES_PER_SECOND]
+            pause = 1.0 if len(keys) > start + DELETES_PER_SECOND else 0.0
+            await asyncio.gather(self.store.delete_many(page), asyncio.sleep(pause))
 
     async def _is_late(self, keys: Sequence[str]) -> bool:
         """Return whether this rank wrote its manifest long after the coordinator.

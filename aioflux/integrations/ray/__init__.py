@@ -1,14 +1,18 @@
-"""Ray Data over aioflux: datasets of the objects below a uri, and writes that commit exactly once.
+"""Ray over aioflux: datasets, writes that commit exactly once, and checkpoints of Ray Train.
 
     dataset = read_objects("gs://bucket/train", records=jsonl())
     write_objects(dataset.map(clean), "gs://bucket/cleaned", format="parquet")
+
+    with RayCheckpointer(every=100) as checkpoints: ...  # in the training function
 
 The package needs Ray 2.60 or a later release of Ray 2: `pip install "aioflux[ray]"`.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
+from typing import TYPE_CHECKING, Any
 
 _NEEDS = (
     "aioflux.integrations.ray needs Ray Data 2.60 or later, below 3: pip install 'aioflux[ray]'"
@@ -24,4 +28,17 @@ if not (2, 60) <= tuple(map(int, re.findall(r"\d+", _ray.__version__)[:2])) < (3
 from aioflux.integrations.ray._read import read_objects  # noqa: E402
 from aioflux.integrations.ray._write import write_objects  # noqa: E402
 
-__all__ = ["read_objects", "write_objects"]
+if TYPE_CHECKING:
+    from aioflux.integrations.ray._storage import storage_filesystem
+    from aioflux.integrations.ray._train import RayCheckpointer
+
+__all__ = ["RayCheckpointer", "read_objects", "storage_filesystem", "write_objects"]
+
+_OF_TRAIN = {"RayCheckpointer": "_train", "storage_filesystem": "_storage"}
+"""Names of Ray Train and Ray Tune, each with its module. `read_objects` does not import them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_TRAIN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_OF_TRAIN[name]}"), name)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from aioflux import sync
 
+__all__ = ["ENCODERS", "object_pairs", "write_shards"]
+
 
 class _Sink:
     """File over an object that is being written, as pyarrow and tarfile need it."""
@@ -104,9 +106,11 @@ def _tar(sink: Any, _: pa.Schema) -> Iterator[Callable[[Any], object]]:
                 if not key or key == last_key:
                     raise ValueError(f"rows need different values of __key__, not {key!r}")
                 last_key = key
-                for extension, value in row.items():
-                    if value is not None:
-                        _add_member(archive, key, extension, value)
+                members = [item for item in row.items() if item[1] is not None]
+                if not members:
+                    raise ValueError(f"the sample {key!r} has no value, so that it has no file")
+                for extension, value in members:
+                    _add_member(archive, key, extension, value)
 
         yield add_table
 

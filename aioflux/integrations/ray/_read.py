@@ -15,6 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import ray
 import ray.data
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
@@ -74,9 +75,11 @@ def read_objects(
         include_uri: Add to each record the uri of its object, as the column `uri`.
         manifest: Key of a manifest below `uri`, written by `write_objects` or `save_manifest`, to
             read instead of listing. By default, `aioflux-manifest` is read if it is in the listing.
-        parallelism: Number of read tasks, at most one for each object; chosen by Ray by default.
+        parallelism: Number of read tasks, at most one for each object. By default two for each
+            processor of the cluster, or more, so that each reads at most about 128 MiB.
         on_error: "raise"; "skip" logs a warning and skips the rest of an object that cannot be read
-            or decoded; a function of the error and the uri skips if it returns.
+            or decoded; a function of the error and the uri skips if it returns. If a repeated task
+            does not skip the same objects, rows of other objects may be missing or doubled.
         max_in_flight_per_node: Requests in flight of all read tasks of a node; 256 by default. The
             tasks that fit on a node have equal shares, of at least one request, and each has at
             most the limits of `transfer`.
@@ -86,7 +89,7 @@ def read_objects(
     Raises:
         NotFoundError: There is no object below the uri, or no such manifest.
         TypeError: The options contain credentials, which are not sent to other processes.
-        ValueError: An argument is invalid, or the manifest is damaged.
+        ValueError: An argument or the uri (`memory://`) is invalid, or the manifest is damaged.
     """
     if not (callable(on_error) or on_error in {"raise", "skip"}):
         raise ValueError(f'on_error must be "raise", "skip" or a function, not {on_error!r}')
@@ -102,9 +105,9 @@ def read_objects(
             store, options, listing.root, max_in_flight_per_node=max_in_flight_per_node
         )
     reader = _ReadShare(tasks, records, on_error, include_uri)
-    blocks = {} if parallelism is None else {"override_num_blocks": parallelism}
+    source = ObjectDatasource(listing, reader, columns, parallelism)
     dataset: ray.data.Dataset = ray.data.read_datasource(
-        ObjectDatasource(listing, reader, columns), **blocks, **(ray_options or {})
+        source, override_num_blocks=source.num_tasks(), **(ray_options or {})
     )
     return dataset
 
@@ -112,7 +115,13 @@ def read_objects(
 class ObjectDatasource(Datasource):
     """Read tasks for the objects of one listing."""
 
-    def __init__(self, listing: Listing, reader: _ReadShare, columns: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        listing: Listing,
+        reader: _ReadShare,
+        columns: Sequence[str] | None,
+        parallelism: int | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         if reader.records is None:
             columns = list(OBJECT_TYPES if columns is None else columns)
@@ -123,6 +132,7 @@ class ObjectDatasource(Datasource):
         self._projection_map = None if columns is None else {name: name for name in columns}
         self._listing = listing
         self._reader = reader
+        self._parallelism = parallelism
 
     def supports_projection_pushdown(self) -> bool:
         """Return whether columns that a later operator does not need are not read."""
@@ -131,6 +141,19 @@ class ObjectDatasource(Datasource):
     def estimate_inmemory_data_size(self) -> int:
         """Return the estimated size of all blocks, in bytes."""
         return self._estimate(self._listing)
+
+    def num_tasks(self) -> int:
+        """Return the number of read tasks.
+
+        Ray's own number makes short tasks, which begin and end with few requests in flight.
+        """
+        if self._parallelism is not None:
+            return self._parallelism
+        if not ray.is_initialized():
+            ray.init()  # as Ray Data does
+        cluster: Any = ray.cluster_resources
+        num_bytes, num_cpus = self._estimate(self._listing), int(cluster().get("CPU", 1))
+        return _tables.num_tasks(num_bytes, len(self._listing), num_cpus)
 
     def _estimate(self, listing: Listing) -> int:
         if self._reader.records is None:  # 128 bytes for the other columns of an object
@@ -149,6 +172,7 @@ class ObjectDatasource(Datasource):
         is_exact = reader.records is None and reader.on_error == "raise"
 
         def task(share: Listing) -> ReadTask:
+            share = share[:per_task_row_limit] if is_exact else share
             num_rows, num_bytes = len(share) if is_exact else None, self._estimate(share)
             metadata = BlockMetadata(
                 num_rows=num_rows, size_bytes=num_bytes, exec_stats=None, input_files=None
@@ -156,7 +180,8 @@ class ObjectDatasource(Datasource):
             read = replace(reader, share=share, columns=columns)
             return ReadTask(read, metadata, schema, per_task_row_limit)
 
-        shares = _tables.split_by_bytes(self._listing.sizes, max(1, parallelism))
+        num_tasks = max(1, min(parallelism, self.num_tasks()))  # fewer with fewer columns
+        shares = _tables.split_by_bytes(self._listing.sizes, num_tasks)
         return [task(self._listing[start:end]) for start, end in shares]
 
 

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
     from aioflux._values.meta import ObjectMeta
 
+__all__ = [
+    "OBJECT_TYPES",
+    "grouped",
+    "num_tasks",
+    "object_name",
+    "object_table",
+    "row_size",
+    "row_table",
+    "select",
+    "split_by_bytes",
+]
+
 T = TypeVar("T")
 
 OBJECT_TYPES: Final = {
@@ -28,6 +40,8 @@ OBJECT_TYPES: Final = {
 }
 _OBJECT_WEIGHT: Final = 64 * 1024
 """Bytes that an object counts in addition to its size: a request takes as long as these bytes."""
+_TASK_WEIGHT: Final = 128 * 1024 * 1024
+"""Bytes of a read task, with those of `_OBJECT_WEIGHT`; as many as of a block of Ray."""
 
 
 def split_by_bytes(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]]:
@@ -39,6 +53,11 @@ def split_by_bytes(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]
             bounds.append(index)
             part = end * num_parts // ends[-1] + 1
     return list(pairwise(bounds))
+
+
+def num_tasks(num_bytes: int, num_objects: int, num_cpus: int) -> int:
+    """Return the number of read tasks that are long, and use all processors."""
+    return max(2 * num_cpus, (num_bytes + _OBJECT_WEIGHT * num_objects) // _TASK_WEIGHT)
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:

@@ -28,7 +28,16 @@ class TaskStore:
 
     @classmethod
     def of(cls, store: sync.Store, options: StoreOptions, uri: str = "", **limit: int) -> TaskStore:
-        """Return one with the options of `store`. TypeError: they contain credentials."""
+        """Return one with the options of `store`.
+
+        Raises:
+            TypeError: The options contain credentials.
+            ValueError: The objects of `memory://` are only in this process.
+        """
+        if store.uri.startswith("memory:"):
+            raise ValueError(
+                f"tasks cannot open {store.uri}, which is in the memory of one process"
+            )
         pickle.dumps(store)
         sent = {name: value for name, value in options.items() if name != "progress"}
         pickled = pickle.dumps(sent | {"transfer": store.transfer})
@@ -47,7 +56,13 @@ def task_transfer(transfer: TransferOptions, max_per_node: int, num_tasks: int) 
     """Return the limits of one of `num_tasks` tasks on a node: of requests, and of their bytes."""
     in_flight = max(1, min(transfer.max_in_flight, max_per_node // num_tasks))
     num_bytes = max(1, transfer.max_in_flight_bytes * in_flight // transfer.max_in_flight)
-    return replace(transfer, max_in_flight=in_flight, max_in_flight_bytes=num_bytes)
+    buffered = max(transfer.part_size_bytes, min(transfer.max_buffered_bytes, num_bytes))
+    return replace(
+        transfer,
+        max_in_flight=in_flight,
+        max_in_flight_bytes=num_bytes,
+        max_buffered_bytes=buffered,
+    )
 
 
 @lru_cache(maxsize=8)

@@ -63,14 +63,14 @@ def write_objects(
     accepted attempts. Before, nothing is visible; afterwards, the whole dataset is, for
     `read_objects` and for `from_manifest` of the PyTorch datasets. All other objects are deleted,
     or by `aioflux clean` if the driver was killed. `aioflux clean` also deletes the objects of a
-    manifest that was deleted or replaced.
+    manifest that was deleted or renamed, or replaced by one that is old enough, too.
 
     Args:
         dataset: Rows to write.
         uri: Destination: a bucket or a prefix.
-        format: "parquet"; "jsonl", in which NaN becomes null, and bytes base64; "tar", with a file
-            for each column, whose name is the extension, and the name of the sample in the column
-            `__key__`; or "objects", with the columns `key` and `bytes`.
+        format: "parquet"; "jsonl", in which NaN and infinity become null, and bytes base64; "tar",
+            with a file for each column, whose name is the extension, and the name of the sample in
+            the column `__key__`; or "objects", with the columns `key` and `bytes`.
         manifest: Key of the manifest below `uri`, without "/"; `aioflux-manifest` by default.
         mode: "create" raises an error if the manifest exists; "overwrite" replaces it.
         copy: After the commit, copy the objects on the service to keys that listings show, such as
@@ -145,7 +145,8 @@ def accepted_objects(
         if found[name] != written:
             raise ValueError(
                 f"of the attempt {name} [objects, bytes] are {found[name]}, not {written}; were "
-                "objects deleted during the write, or do two rows have the same key?"
+                "objects deleted during the write or stored on a disk of another node, or do two "
+                "rows have the same key?"
             )
     return indexes
 

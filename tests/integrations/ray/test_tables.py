@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 import ray.cloudpickle
 from hypothesis import given
@@ -16,8 +17,11 @@ from ray.data.block import BlockAccessor
 import aioflux
 from aioflux import sync
 from aioflux.errors import RecordError
+from aioflux.integrations.ray._encode import write_shards
+from aioflux.integrations.ray._read import ObjectDatasource, _ReadShare
 from aioflux.integrations.ray._tables import (
     grouped,
+    num_tasks,
     object_name,
     object_table,
     row_table,
@@ -93,11 +97,48 @@ def test_a_written_object_has_the_name_in_its_attempt(key: str, name: str) -> No
 
 
 def test_tasks_share_the_limits_of_a_node() -> None:
-    transfer = aioflux.TransferOptions(max_in_flight=64, max_in_flight_bytes=64_000)
+    transfer = aioflux.TransferOptions(max_in_flight=64, max_in_flight_bytes=1 << 28)
     assert task_transfer(transfer, 256, 2) == transfer
     shared = task_transfer(transfer, 256, 16)
-    assert (shared.max_in_flight, shared.max_in_flight_bytes) == (16, 16_000)
+    assert (shared.max_in_flight, shared.max_in_flight_bytes) == (16, 1 << 26)
     assert task_transfer(transfer, 256, 1000).max_in_flight == 1
+
+
+def test_tasks_share_the_memory_of_a_node() -> None:
+    mib = 1024 * 1024
+    shared = task_transfer(aioflux.TransferOptions(), 256, 8)
+    assert shared.max_in_flight_bytes == 128 * mib
+    assert shared.max_buffered_bytes == 64 * mib
+    shared = task_transfer(aioflux.TransferOptions(), 256, 64)
+    assert shared.max_in_flight_bytes == shared.max_buffered_bytes == 16 * mib
+    assert task_transfer(aioflux.TransferOptions(), 256, 256).max_buffered_bytes == 16 * mib
+
+
+def test_objects_in_the_memory_of_the_driver_are_an_error() -> None:
+    with (
+        sync.open_store("memory://bucket") as store,
+        pytest.raises(ValueError, match="memory://bucket, which is in the memory"),
+    ):
+        TaskStore.of(store, {})
+
+
+def test_a_task_with_a_limit_reads_only_objects_that_are_needed() -> None:
+    metas = [aioflux.ObjectMeta(key=str(n), uri=f"gs://b/{n}", size=1) for n in range(9)]
+    for on_error, expected in (("raise", [2, 2, 2]), ("skip", [None] * 3)):
+        reader = _ReadShare(TaskStore("gs://b", b""), None, on_error, include_uri=False)
+        source = ObjectDatasource(aioflux.Listing(metas), reader, None, parallelism=3)
+        tasks = source.get_read_tasks(3, per_task_row_limit=2)
+        assert [task.metadata.num_rows for task in tasks] == expected
+        assert [len(task.read_fn.share) for task in tasks] == [n or 3 for n in expected]
+
+
+def test_a_row_without_a_file_is_an_error() -> None:
+    """The sample would be missing in the archive."""
+    rows = pa.table({"__key__": ["a", "b"], "bin": [b"1", None]})
+    with sync.open_store("memory://bucket") as store, pytest.raises(ValueError, match="'b' has no"):
+        list(write_shards(store, "shard", iter([rows]), "tar", 1))
+    with sync.open_store("memory://bucket") as store:
+        assert store.list_all().keys[:] == []
 
 
 def test_credentials_are_not_sent() -> None:
@@ -142,3 +183,9 @@ def test_objects_that_do_not_fit_their_attempts_are_an_error(names, message) -> 
     attempts = [WriteAttempt("a", 1, 5), WriteAttempt("b", 1, 5)]
     with pytest.raises(ValueError, match=message):
         accepted_objects(names, [5] * len(names), attempts)
+
+
+def test_tasks_read_a_block_each_and_use_all_processors() -> None:
+    assert num_tasks(20_000 * 100 * 1024, 20_000, 2) == 25
+    assert num_tasks(1000, 1000, 64) == 128
+    assert num_tasks(0, 0, 2) == 4

@@ -1,0 +1,142 @@
+"""Ray on one node: ray-read and ray-write of Ray Data, and ray-train of Ray Train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from perf.scenarios._objects import ManyObjects
+from perf.scenarios._scenario import KIB, MIB, Match, Rival, Side, matches_against
+from perf.scenarios._sets import on_one_server
+from perf.scenarios.checkpoint_async import Staging
+from perf.servers import ServerSpec
+
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["GROUP", "SCENARIOS", "RayRead", "RayTrain", "RayWrite"]
+
+GROUP = "ray"
+_OURS = Rival(peer="aioflux_ray")
+_MAX_PAIRS, _MIN_LIMIT_SECONDS = 3, 180.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnRay(ManyObjects):
+    """A dataset of many objects or blocks on one node of Ray, with two processors."""
+
+    @property
+    def is_by_name_only(self) -> bool:
+        """See base class."""
+        return True
+
+    @property
+    def max_pairs(self) -> float:
+        """See base class."""
+        return _MAX_PAIRS
+
+    @property
+    def min_limit_seconds(self) -> float:
+        """See base class."""
+        return _MIN_LIMIT_SECONDS
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        return matches_against(self.rivals, self._side, ours=_OURS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayRead(_OnRay):
+    """Read of the bytes of objects into batches of `iter_torch_batches`."""
+
+    batch_size: int = 100
+    """Objects in a batch."""
+    latency_seconds: float = 0.02
+    """Time to the first byte."""
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        return on_one_server(super().matches())
+
+    def toy(self) -> Self:
+        """See base class."""
+        return replace(
+            self, size_bytes=4 * KIB, num_objects=24, batch_size=4, latency_seconds=0.001
+        )
+
+    def _side(self, rival: Rival) -> Side:
+        work = replace(self._work(rival, "read_ray"), is_set=True, batch_size=self.batch_size)
+        return Side(work=work, server=ServerSpec(latency_seconds=self.latency_seconds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayWrite(_OnRay):
+    """Write of blocks as Parquet, to the embedded server, which lists what was written."""
+
+    def toy(self) -> Self:
+        """See base class."""
+        return replace(self, size_bytes=100 * KIB, num_objects=4)
+
+    @property
+    def displayed_bytes(self) -> int:
+        """See base class."""
+        return self.size_bytes
+
+    def _side(self, rival: Rival) -> Side:
+        room = 8 * self.num_objects * self.size_bytes + 64 * MIB
+        return Side(
+            work=self._work(rival, "write_ray"),
+            server=ServerSpec(kind="embedded", written_bytes=room),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayTrain(Staging):
+    """Saves of a state by a training of one worker: the mean time for which one blocks its loop."""
+
+    num_steps: int = 100
+    """Training steps, of about 10 ms, before each save."""
+
+    @property
+    def max_pairs(self) -> float:
+        """See base class."""
+        return _MAX_PAIRS
+
+    @property
+    def min_limit_seconds(self) -> float:
+        """See base class."""
+        return _MIN_LIMIT_SECONDS
+
+    def matches(self) -> tuple[Match, ...]:
+        """See base class."""
+        return matches_against(
+            self.rivals,
+            lambda rival: self._side(rival.peer, "train_ray", num_steps=self.num_steps),
+            ours=_OURS,
+        )
+
+    def toy(self) -> Self:
+        """See base class."""
+        return replace(super().toy(), num_steps=5)
+
+
+SCENARIOS = (
+    RayRead(
+        name="ray-read",
+        num_objects=20_000,
+        rivals=(
+            Rival(peer="gcsfs_ray", at_least=3.0, share=0.1),
+            Rival(peer="download_ray", at_least=2.0),
+        ),
+    ),
+    RayWrite(
+        name="ray-write",
+        size_bytes=10_000_000,
+        num_objects=200,
+        rivals=(Rival(peer="gcsfs_ray", at_least=1.5),),
+    ),
+    RayTrain(
+        name="ray-train",
+        rivals=(Rival(peer="gcsfs_ray", at_least=10.0),),  # blocked for 10 % of the time
+    ),
+)
