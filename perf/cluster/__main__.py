@@ -228,14 +228,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if unknown := [name for name in args.cases if name not in names]:
         parser.error(f"unknown case {unknown[0]!r}; there are {', '.join(names)}")
-    logging.disable(logging.WARNING)  # thousands of ranks log what they retry
     args.out.mkdir(parents=True, exist_ok=True)
     print(HEADER, flush=True)
     groups: dict[str, list[Result]] = {}
     for case in CASES:
         if args.cases and case.name not in args.cases:
             continue
-        result = run_case(case, _TOY_RANKS if args.toy else args.ranks)
+        logging.disable(logging.WARNING)  # thousands of ranks log what they retry
+        try:
+            result = run_case(case, _TOY_RANKS if args.toy else args.ranks)
+        finally:
+            logging.disable(logging.NOTSET)
         print(result.row(), flush=True)
         groups.setdefault(case.name.partition("-")[0], []).append(result)
     for group, results in groups.items():

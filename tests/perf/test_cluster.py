@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -177,6 +178,7 @@ def test_the_command_prints_a_row_for_each_case(
     assert main(["cluster", "--toy", "save", "save-slow-rank", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert printed.count("| `save") == 2
+    assert not logging.root.manager.disable
     with pytest.raises(SystemExit):
         main(["cluster", "unknown"])
 
