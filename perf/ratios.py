@@ -1,4 +1,4 @@
-"""`python -m perf.ratios FILE ...`: the tables of the group `ratios`, from JSON lines of its runs.
+"""`python -m perf.ratios FILE ...`: the tables of `perf/README.md`, from JSON lines of runs.
 
 The files are results of record (`perf/results/NAME.jsonl`) or output files. If a scenario was run
 several times, all of its pairs count. Prints tables in Markdown.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perf._report import HEADINGS, cells
 from perf._samples import Pair, Result, Sample, judge, judge_promise
-from perf.scenarios import GROUPS, SCENARIOS
+from perf.scenarios import SCENARIOS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from perf.scenarios import Match, Side
 
 __all__ = ["pairs_of", "reads_table", "table", "tables"]
-
-_COMMAND = HEADINGS.index("scenario")
-_LEFT_OUT = frozenset({_COMMAND, HEADINGS.index("server CPU us, ours / peer")})
 
 
 def pairs_of(lines: Iterable[Mapping[str, Any]], matches: Sequence[Match]) -> list[list[Pair]]:
@@ -82,13 +79,15 @@ def _both(row: Row | None) -> str:
 
 def table(rows: Mapping[str, Sequence[Row]]) -> str:
     """Return the table of the other scenarios, with a row for each match and each other goal."""
-    head = [name for at, name in enumerate(HEADINGS) if at not in _LEFT_OUT]
-    lines = [_line(("command", *head)), _line(["---"] * (1 + len(head)))]
+    lines = [_line(("command", "against", "ours/s", "ratio")), _line(["---"] * 4)]
     for name, each in rows.items():
         for row in each:
-            words = [word for at, word in enumerate(cells(row)) if at not in _LEFT_OUT]
+            words = dict(zip(HEADINGS, cells(row), strict=True))
             command = f"`{name}` ({row.case})" if row.case else f"`{name}`"
-            lines.append(_line((command, *words)))
+            figure = words["ratio (spread)"] if row.ratio is None else _both(row)
+            if row.ratio is None and row.goal:
+                figure += f"; {row.goal} {words['met']}"
+            lines.append(_line((command, row.peer, words["ours/s"], figure)))
     return "\n".join(lines)
 
 
@@ -99,8 +98,10 @@ def _line(words: Iterable[str]) -> str:
 def tables(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return both tables from the JSON lines of runs."""
     rows: dict[str, list[Row]] = {}
-    for name in GROUPS["ratios"]:
-        scenario = SCENARIOS[name]
+    found = {line.get("scenario") for line in lines}
+    for name, scenario in SCENARIOS.items():
+        if name not in found:
+            continue
         matches = scenario.matches()
         own = [line for line in lines if line.get("scenario") == name]
         played = pairs_of(own, matches)
