@@ -1,16 +1,17 @@
 """Listings of a job: one rank lists objects, and the other ranks receive the listing.
 
-Ranks run no collective. They meet in the key-value store of torch.distributed, in rounds:
+Ranks run no collective. They use the key-value store of torch.distributed, one round of keys for
+each dataset:
 
-    first rank     add 1 to the arrivals -> 1; list; wait until all ranks have arrived; close the
-                   round; publish the listing in parts; set the head
-    other ranks    add 1 to the arrivals -> above 1; wait for the head; get the parts
+    first rank     add 1 to `arrived` -> 1; list; wait until all ranks have arrived; close the
+                   round; set the parts, then the head
+    other ranks    add 1 to `arrived` -> above 1; wait for the head; get the parts
     last receiver  delete the keys
 
 A listing is shared by all ranks or by none: if only some ranks build a dataset, the round is closed
 after a time, and each of them lists. So no rank receives a listing of minutes ago. A listing that
-the store, one process, could not send in ten seconds is handed over by an object, if the caller has
-named a place for it.
+the store, one process, could not send in ten seconds is written to an object, if the caller has
+given a uri for it.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ _PART_BYTES: Final = 4 * 1024 * 1024
 _STORE_BYTES: Final = 8 * 10**9
 """Bytes that the store sends in ten seconds: 0.9 GB/s with four clients on two cores."""
 _WAIT_SECONDS: Final = 10.0
-"""Time for which ranks wait for others that may not build the dataset at all."""
+"""Time for which ranks wait for other ranks, which need not build the dataset."""
 _CLOSED: Final = 1 << 40
-"""Added to the arrivals of a round that no other rank may join."""
+"""Added to `arrived` when a round is closed, so that no other rank joins it."""
 
 
 class Sharing(NamedTuple):
-    """Settings of a dataset; `place` is its argument `share_listing`."""
+    """Settings of a dataset; `place` is the value of its argument `share_listing`."""
 
     place: bool | str
     is_same_on_all_ranks: bool
@@ -71,7 +72,7 @@ class Sharing(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """Parts in the store, an object below `place`, or an error; with none, each rank lists."""
+    """The number of parts, the uri of an object, or an error; without these, each rank lists."""
 
     rank: int
     what: str
@@ -96,7 +97,7 @@ def listed_once(
 ) -> Listings:
     """Return `list_objects(options)`, which one rank of the job calls for all ranks.
 
-    All ranks wait for the rank that lists: its options have no `max_requests_per_second`.
+    The options of this call have no `max_requests_per_second`, because all ranks wait for it.
 
     Environment:
         TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT, GROUP_WORLD_SIZE: As torchrun sets
@@ -145,7 +146,7 @@ def _restart_of_group(environment: Mapping[str, str]) -> str:
     """Return the number of the restart if the agent of torchrun keeps the store over restarts.
 
     See pytorch/pytorch issue 135712. Agents of several nodes count different numbers: only the
-    agent whose process failed counts. Their ranks would not meet.
+    agent whose process failed counts. Their ranks would use different keys.
     """
     keeps_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_one_agent = environment.get("GROUP_WORLD_SIZE") == "1"
@@ -153,7 +154,7 @@ def _restart_of_group(environment: Mapping[str, str]) -> str:
 
 
 class _Meeting:
-    """The ranks that build one dataset."""
+    """One round: the exchange of the listing of one dataset among the ranks that build it."""
 
     def __init__(
         self, store: Any, uris: Sequence[str], options: StoreOptions, sharing: Sharing
@@ -252,7 +253,7 @@ class _Meeting:
         self._leave(head)
 
     def _receive(self) -> Listings | None:
-        """Return the listing of the first rank, or None if this rank must list."""
+        """Return the listing that the first rank made, or None if this rank must list."""
         head = self._wait_for_head()
         if head.what != self._what:
             raise ValueError(

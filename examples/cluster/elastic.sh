@@ -1,11 +1,11 @@
 #!/bin/bash
-# Start this script on each node: one to four nodes train, and nodes may come and go. After a
-# failure or a change, torchrun restarts the processes, and they resume from the newest checkpoint.
+# Start this script on each of one to four nodes; nodes may join and leave. After a failure or such
+# a change, torchrun restarts the processes, and they resume from the newest checkpoint.
 #
 #     DATA=gs://bucket/train RUN=gs://bucket/run-1 RENDEZVOUS=node-0:29400 elastic.sh
 set -euo pipefail
 
-# Otherwise the processes after a restart find addresses of those before it, and wait for them
+# Otherwise restarted processes may connect to the addresses of the previous ones, and hang
 # (github.com/pytorch/pytorch/issues/135712; also in PyTorch 2.13).
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 

@@ -29,7 +29,7 @@ WIDTH = 16
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that `init_process_group` reads, from those of Slurm or Kubernetes."""
+    """Return the variables of `init_process_group`, computed from those of Slurm or Kubernetes."""
     if "RANK" in environment:  # torchrun has set them
         return {}
     if "SLURM_PROCID" in environment:
@@ -42,7 +42,7 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def decode(sample: Sample) -> torch.Tensor:
-    """Return a vector of the counts of bytes."""
+    """Return the number of bytes of each value, modulo `WIDTH`."""
     counts = torch.bincount(torch.frombuffer(bytearray(sample.data), dtype=torch.uint8) % WIDTH)
     vector = torch.zeros(WIDTH)
     vector[: len(counts)] = counts

@@ -1,4 +1,4 @@
-"""Try learning rates with Ray Tune; the trials share one listing, and the cache of their node."""
+"""Try learning rates with Ray Tune; trials share one listing, and a cache on each node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`python -m perf cluster`: what 8,000 ranks send to one bucket, simulated with the real code.
+"""`python -m perf cluster`: requests of 8,000 ranks to one bucket, simulated with the real code.
 
-Prints a table and an answer for each question, and writes plots of the requests per second.
+Prints a row for each case, and writes plots of the requests per second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Case:
     Figures are multiplied by it."""
 
     def scaled(self, num_ranks: int) -> Save | Reads:
-        """Return the parameters of a case of `num_ranks` in all.
+        """Return the parameters of the case with `num_ranks` ranks.
 
         The rates of a bucket that is read shrink with the number of ranks. Those of saves do not,
         because the protocol spreads its requests by the number of ranks.
@@ -90,7 +90,7 @@ CASES: Final = (
 
 @dataclass(kw_only=True)
 class Result:
-    """What one simulation shows, as figures of all ranks."""
+    """Result of one simulation, with figures of all ranks."""
 
     case: Case
     bucket: Bucket
@@ -134,7 +134,7 @@ HEADER: Final = (
 
 
 def run_case(case: Case, num_ranks: int) -> Result:
-    """Simulate a case with `num_ranks` ranks in all."""
+    """Simulate a case with `num_ranks` ranks, divided by its divisor."""
     started = time.process_time()
     parameters = case.scaled(num_ranks)
     report: SaveReport | ReadsReport

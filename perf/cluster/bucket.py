@@ -1,4 +1,4 @@
-"""Model of a bucket: objects, request rates, latency, links of nodes, outages and prices.
+"""Model of a bucket: objects, request rates, latency, network links, outages and prices.
 
     request -> counted -> outage or rate exceeded: 503 or 429 after the latency
                        -> its bytes over the link of the node -> latency -> effect and response
@@ -32,7 +32,7 @@ READS: Final = frozenset({"get", "head", "list"})
 """Operations that count as reads; all others count as writes."""
 _FREE: Final = frozenset({"delete", "abort"})
 _MIN_LINKED_BYTES: Final = 64 * 1024
-"""Smaller bodies take no time on a link: they fit in one congestion window or little more."""
+"""Smaller bodies take no time on a link: they fit into about one congestion window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +87,10 @@ S3: Final = Profile(
 
 
 class Link:
-    """The network of one node, shared equally by the bodies that are under way.
+    """Network link of one node, shared equally by the bodies in flight.
 
-    Fair queueing: `_share` is the number of bytes that each body has sent since the beginning, if
-    it had been under way all the time.
+    Fair queueing: `_share` is the number of bytes that a body would have sent if it had been in
+    flight since the beginning.
     """
 
     def __init__(self, bytes_per_second: float) -> None:
@@ -104,7 +104,7 @@ class Link:
         self._timer: asyncio.TimerHandle | None = None
 
     async def transfer(self, num_bytes: float) -> None:
-        """Wait until a body has passed."""
+        """Wait until a body has been sent."""
         if num_bytes < _MIN_LINKED_BYTES:
             return
         loop = asyncio.get_running_loop()
@@ -175,7 +175,7 @@ class Bucket:
     outages: tuple[tuple[float, float], ...] = ()
     """Times `[start, end)` in which every request gets a 503."""
     scale_of: Callable[[str], float] = lambda _: 1.0
-    """Bytes that one stored byte of an object stands for, given its key."""
+    """Function of the key of an object: bytes that one of its stored bytes represents."""
     objects: dict[str, Stored] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     requests: Counter[str] = field(default_factory=Counter)
@@ -203,7 +203,7 @@ class Bucket:
         return TokenBucket(rate, rate * self.burst_seconds)
 
     async def exchange(self, operation: str, uri: str, link: Link, num_bytes: float = 0) -> None:
-        """Take the time of one request; the caller has the effect afterwards.
+        """Count one request and wait for its time; the caller applies its effect afterwards.
 
         Raises:
             TransientError: The request was rejected.
@@ -255,11 +255,11 @@ class Bucket:
         return self.objects.get(name)
 
     def page(self, request: ListRequest, limit: int) -> Page | None:
-        """Return a page that needs no search in `names`, or None."""
+        """Return a page without a search in `names`, or None."""
         return None
 
     def names(self, start: str) -> Iterator[str]:
-        """Yield the names from `start` on, sorted. Do not change the bucket meanwhile."""
+        """Yield the names from `start` on, sorted. The bucket must not change meanwhile."""
         return itertools.islice(self.keys, bisect_left(self.keys, start), None)
 
     def excess_seconds(self) -> dict[str, int]:

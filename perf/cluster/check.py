@@ -1,4 +1,4 @@
-"""The check of the model: the same scenarios in processes against the embedded server.
+"""Check of the model: the same scenarios in processes against the embedded server.
 
 Each process is one rank with a store of its own. The processes start at the same time, when all are
 ready; the server has the latency and the rate limit of the model. Requests, retries and the time
@@ -48,7 +48,7 @@ class Check:
     num_ranks: int = 16
     objects_per_rank: int = 100
     latency_seconds: float = 0.05
-    """More than real services have, so that the CPU time of the processes matters less."""
+    """Longer than of real services, so that the CPU time of the processes matters less."""
     requests_per_second: float = 200.0
     request_burst: int = 200
     state_bytes: int = 64 * 1024
@@ -58,7 +58,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one scenario cost."""
+    """Requests, retries and duration of one run of a scenario."""
 
     requests: int
     """Number of requests, rejected ones included."""
@@ -202,7 +202,7 @@ async def _warm_up(store: Store, rank: int) -> None:
 
 
 def compare(names: Sequence[str], check: Check, *, pairs: int = 1) -> list[dict[str, Any]]:
-    """Run scenarios in both ways, and return a row for each."""
+    """Run scenarios in processes and in the simulation, and return a row for each."""
     rows = []
     for name in names:
         real = [measure(name, check) for _ in range(pairs)]

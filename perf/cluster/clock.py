@@ -1,4 +1,4 @@
-"""An asyncio event loop on a virtual clock, which jumps to the next timer if nothing is ready."""
+"""An asyncio event loop on a virtual clock, which jumps to the next timer when it is idle."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def run_in_executor(self, *_: Any) -> NoReturn:  # type: ignore[override]
-        """Raise: the time that a thread takes is not simulated."""
+        """Raise RuntimeError: the time that a thread takes is not simulated."""
         raise RuntimeError("code in the simulation started a thread")
 
 

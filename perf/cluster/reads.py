@@ -1,8 +1,8 @@
 """Reads of a dataset by many ranks: the start of an epoch, and the recovery after an outage.
 
-Each rank lists, or receives the listing of rank 0; takes its share (`shard`), and reads it with
-`Store.get_many`, as its consumer trains one object after another. Objects are one byte, which
-stands for `object_bytes`.
+Each rank lists, or receives the listing of rank 0, and reads its share (`shard`) with
+`Store.get_many`, while its consumer trains with one object after another. An object is one byte,
+which represents `object_bytes`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CRC32C: Final = 0x527D5351
 _PREFIX: Final = "train/"
 _DIGITS: Final = 9
 _LISTED_BYTES: Final = 22
-"""Compressed size of one object in a listing that is handed over: 22 MB for a million objects."""
+"""Compressed size of one object in a shared listing: 22 MB for a million objects."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -99,7 +99,7 @@ class Reads:
     seconds_per_object: float = 2.0
     """Time that a rank trains with one object."""
     listing: Literal["once", "every", "known"] = "known"
-    """Rank 0 lists and hands the listing over by an object; every rank lists; no rank lists."""
+    """Rank 0 lists, and the others read its listing from an object; every rank lists; or none."""
     max_in_flight: int = 8
     max_requests_per_second: float | None = None
     """Limit of each rank; None for no limit."""
@@ -117,7 +117,7 @@ class Reads:
 
 @dataclass(kw_only=True)
 class ReadsReport:
-    """What happened in one simulated epoch."""
+    """Times and errors of one simulated epoch."""
 
     reads: Reads
     bucket: Dataset
@@ -129,7 +129,7 @@ class ReadsReport:
     """Seconds for which the consumer of each rank waited for objects after the first one."""
     num_read: int = 0
     failed: dict[int, str] = field(default_factory=dict)
-    """Ranks whose reads gave up, with the error."""
+    """Ranks whose reads failed after all attempts, with the error."""
 
     def peak(self, start: int, end: int) -> int:
         """Return the largest number of requests in a second of `[start, end)`."""

@@ -1,7 +1,7 @@
 """A checkpoint of many ranks: the commit protocol of every rank, with slow and dead ranks.
 
 Each rank runs `SaveQueue.run`: heartbeats, upload, manifest, outcome; rank 0 coordinates and
-commits. Tensors are one byte for each MiB. Staging and the plan of DCP need torch and send no
+commits. One byte represents one MiB of a tensor. Staging and the plan of DCP need torch and send no
 requests, so they are left out.
 """
 
@@ -49,10 +49,10 @@ class Save:
     """Requests of one rank in flight: 64 of a node with eight ranks."""
     slow_rank: int | None = None
     slow_factor: float = 4.0
-    """How many times slower the network of the slow rank is than its share of its node."""
+    """Bandwidth of a rank, its share of a node, divided by that of the slow rank."""
     dead_rank: int | None = None
     dead_at_seconds: float = 5.0
-    """Time at which the dead rank stops for good."""
+    """Time at which the dead rank stops to send requests."""
     heartbeat_seconds: float = 10.0
     part_size_mib: int | None = None
     """Size of a part, in MiB; None for the plan of the Checkpointer."""
@@ -63,7 +63,7 @@ class Save:
 
 @dataclass(kw_only=True)
 class SaveReport:
-    """What happened in one simulated save."""
+    """Times and errors of one simulated save."""
 
     save: Save
     bucket: Bucket

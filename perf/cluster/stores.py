@@ -32,7 +32,7 @@ ROOT = "memory://bucket/"
 
 
 class ModelService(Service):
-    """One prefix of the model, used by one process on a node."""
+    """Service for one prefix of the model, used by one process on a node."""
 
     def __init__(self, bucket: Bucket, link: Link, prefix: str) -> None:
         super().__init__(root_uri=ROOT, prefix=prefix)
@@ -214,7 +214,7 @@ class _VirtualSessions(Sessions):
 
 
 def scaled_transfer(transfer: TransferOptions, bytes_per_byte: int) -> TransferOptions:
-    """Return options for objects of which one byte stands for many."""
+    """Return options for objects of which one byte represents many."""
     scaled = replace(transfer)
     for name in ("part_size", "range_size", "max_buffered", "max_in_flight"):
         size = getattr(transfer, f"{name}_bytes") // bytes_per_byte
@@ -232,7 +232,7 @@ class SimulatedStore(Store):
         prefix: Prefix of the store.
         transfer: As for `open_store`.
         retry: As for `open_store`.
-        bytes_per_byte: Bytes for which one byte of an object of `open_writer` stands. Parts of
+        bytes_per_byte: Bytes that one byte of an object of `open_writer` represents. Parts of
             such an object are scaled, too.
     """
 

@@ -24,15 +24,15 @@ __all__ = [
 ]
 
 _STARTS_PER_SECOND: Final = 400
-"""Uploads of one request that start in a second; later each writes a manifest, too."""
+"""Single-request uploads that start in a second; later, each of them writes a manifest, too."""
 _MULTIPART_STARTS_PER_SECOND: Final = 250
 _HEARTBEATS_PER_SECOND: Final = 150
 _POLLS_PER_SECOND: Final = 120
 DELETES_PER_SECOND: Final = 500
 _RANKS_OF_ONE_BURST: Final = 256
-"""Ranks that may start at the same time."""
+"""Number of ranks that may start at the same time."""
 _PART_BYTES_PER_RANK: Final = 384 * 1024
-"""Ranks that send 156 MB/s each (8 of a node with 10 Gbit/s) then send 400 parts a second together.
+"""If each rank sends 156 MB/s (8 share 10 Gbit/s), all ranks together send 400 parts a second.
 From 43 ranks on, parts are larger than the default of 16 MiB."""
 _MAX_PLANNED_BYTES: Final = 16 * 1024**4
 _MAX_PART_BYTES: Final = 2 * 1024**3
@@ -42,7 +42,7 @@ _MAX_PART_BYTES: Final = 2 * 1024**3
 def start_delay(rank: int, world_size: int, *, is_multipart: bool) -> float:
     """Return the seconds after which a rank starts its upload; 0 for few ranks.
 
-    In the order of ranks, so that the uploads of the nodes also end one after another.
+    Ranks start in order, so that the uploads of the nodes also end one after another.
     """
     if world_size <= _RANKS_OF_ONE_BURST:
         return 0.0
@@ -50,7 +50,7 @@ def start_delay(rank: int, world_size: int, *, is_multipart: bool) -> float:
 
 
 def first_heartbeat_delay(rank: int, every_seconds: float) -> float:
-    """Return the seconds until the first heartbeat of a rank: an interval, less for later ranks."""
+    """Return the seconds until the first heartbeat of a rank: fewer for ranks that start later."""
     return max(0.0, every_seconds - rank / _HEARTBEATS_PER_SECOND)
 
 

@@ -21,7 +21,7 @@ __all__ = ["ENCODERS", "object_pairs", "write_shards"]
 
 
 class _Sink:
-    """File over an object that is being written, as pyarrow and tarfile need it."""
+    """Writable file of pyarrow and tarfile, which sends its bytes to an object."""
 
     closed = False
 
@@ -48,8 +48,8 @@ def write_shards(
 ) -> Iterator[int]:
     """Write tables to the objects `<prefix>-0.<extension>`, and so on, and yield their sizes.
 
-    An object ends after the table with which it reaches `max_bytes`; of Parquet also when the
-    schema changes.
+    An object ends after the table that makes it reach `max_bytes`, and a Parquet object also before
+    a table with another schema.
     """
     table = next(tables, None)
     number = 0
@@ -69,7 +69,7 @@ def write_shards(
 
 
 def object_pairs(prefix: str, tables: Iterable[pa.Table]) -> Iterator[tuple[str, bytes]]:
-    """Yield the columns `key`, after a prefix, and `bytes` of each row."""
+    """Yield the key, below a prefix, and the bytes of each row."""
     for table in tables:
         for row in _rows(table.select(["key", "bytes"])):
             if not (row["key"] and isinstance(row["bytes"], bytes)):
@@ -78,7 +78,7 @@ def object_pairs(prefix: str, tables: Iterable[pa.Table]) -> Iterator[tuple[str,
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows as dicts, of which few are in memory."""
+    """Yield the rows as dicts, converted 1,024 at a time."""
     for batch in table.to_batches(max_chunksize=1024):
         yield from batch.to_pylist()
 

@@ -60,18 +60,18 @@ def read_objects(
 ) -> ray.data.Dataset:
     """Return a Ray dataset of the objects below a uri, or of their records.
 
-    The objects are listed once, before the function returns. Every task, repeated or not, reads the
-    listed generations: if an object was replaced since, its read raises an error. Failed requests
-    are retried by aioflux, and not by Ray.
+    The objects are listed once, before the function returns. Every task, also a repeated one, reads
+    the listed generations: if an object was replaced since, its read raises an error. aioflux
+    retries failed requests, and Ray does not.
 
     Args:
         uri: Objects to read: a bucket or a prefix.
         records: Decoder of the records of an object, such as `jsonl()`, `tar()` or `parquet()` of
-            `aioflux.data`. Each record is a row: a dict has a column for each key, a pyarrow.Table
-            is many rows, another record is in the column `item`. By default each object is a row
-            with the columns `key`, `bytes`, `size`, `generation` and `uri`.
+            `aioflux.data`. A dict is a row with a column for each key, a pyarrow.Table has many
+            rows, and another record is a row with the column `item`. By default each object is a
+            row with the columns `key`, `bytes`, `size`, `generation` and `uri`.
         columns: Columns to read, all by default. Without `bytes`, no object is read; of Parquet,
-            only these columns are. Other records without one of the columns have a null.
+            only these columns are. A record without one of the columns has a null there.
         include_uri: Add to each record the uri of its object, as the column `uri`.
         manifest: Key of a manifest below `uri`, written by `write_objects` or `save_manifest`, to
             read instead of listing. By default, `aioflux-manifest` is read if it is in the listing.
@@ -81,8 +81,8 @@ def read_objects(
             or decoded; a function of the error and the uri skips if it returns. If a repeated task
             does not skip the same objects, rows of other objects may be missing or doubled.
         max_in_flight_per_node: Requests in flight of all read tasks of a node; 256 by default. The
-            tasks that fit on a node have equal shares, of at least one request, and each has at
-            most the limits of `transfer`.
+            tasks that a node's processors can run at once have equal shares, of at least one
+            request. The limits of `transfer` apply to each task.
         ray_options: Further keywords of `ray.data.read_datasource`, such as `num_cpus`.
         **options: Keywords of `aioflux.open_store`, which are sent to the tasks.
 
@@ -135,7 +135,7 @@ class ObjectDatasource(Datasource):
         self._parallelism = parallelism
 
     def supports_projection_pushdown(self) -> bool:
-        """Return whether columns that a later operator does not need are not read."""
+        """Return whether only the columns that later operators need are read."""
         return self._reader.records is None or self._reader.reads_parquet
 
     def estimate_inmemory_data_size(self) -> int:
@@ -168,7 +168,7 @@ class ObjectDatasource(Datasource):
         columns, schema, reader = self._get_data_columns(), None, self._reader
         if reader.records is None and columns:
             schema = pa.schema([(name, OBJECT_TYPES[name]) for name in columns])
-        # Ray takes the number of rows for the result of `count`, so that it must be exact.
+        # Ray returns this number from `count`, so it must be exact.
         is_exact = reader.records is None and reader.on_error == "raise"
 
         def task(share: Listing) -> ReadTask:
@@ -187,10 +187,10 @@ class ObjectDatasource(Datasource):
 
 @dataclass(frozen=True)
 class _ReadShare:
-    """Function of one read task.
+    """Function that Ray calls in one read task.
 
     A repeated task must yield the same tables: objects are read in the order of the listing, and
-    the tables do not depend on the times at which they arrive.
+    the tables do not depend on the times at which they are received.
     """
 
     tasks: TaskStore

@@ -1,4 +1,4 @@
-"""The storage of a run of Ray Train or Ray Tune: a pyarrow filesystem over aioflux, and its uri."""
+"""Storage of a run of Ray Train or Ray Tune: a pyarrow filesystem over aioflux, and its uri."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def storage_filesystem(uri: str, **options: Unpack[StoreOptions]) -> PyFileSyste
             storage_filesystem=storage_filesystem("gs://bucket/runs"),
         )
 
-    A file becomes visible, whole, when it is closed. Ray sends the filesystem to all nodes; they
-    find their own credentials.
+    A file becomes visible as a whole when it is closed. Ray sends the filesystem to all nodes,
+    without credentials: each node finds its own.
 
     Args:
-        uri: Any uri of the storage. The filesystem has all buckets of its scheme, with paths such
-            as `bucket/runs`.
+        uri: Any uri with the scheme of the storage. The filesystem has paths such as `bucket/runs`,
+            in all buckets.
         options: As for `aioflux.open_store`.
 
     Raises:
-        ValueError: No other process can read the storage: `memory://`.
+        ValueError: The uri is `memory://`, which no other process can read.
         TypeError: The options contain credentials, which are never pickled. Pass a function of a
             module that returns them.
     """
@@ -70,7 +70,7 @@ def run_storage() -> Any:
 
 
 def find_storage(uri: str | None, settings: dict[str, Any]) -> tuple[str, Any, dict[str, Any]]:
-    """Return the uri of the checkpoints, the filesystem that Ray deletes them with, and settings.
+    """Return the uri of the checkpoints, the filesystem by which Ray deletes them, and settings.
 
     Raises:
         ValueError: Ray does not accept checkpoints at `uri`.

@@ -39,9 +39,9 @@ OBJECT_TYPES: Final = {
     "uri": pa.string(),
 }
 _OBJECT_WEIGHT: Final = 64 * 1024
-"""Bytes that an object counts in addition to its size: a request takes as long as these bytes."""
+"""Bytes that are added to the size of an object: a request takes as long as these bytes."""
 _TASK_WEIGHT: Final = 128 * 1024 * 1024
-"""Bytes of a read task, with those of `_OBJECT_WEIGHT`; as many as of a block of Ray."""
+"""Bytes of a read task, with `_OBJECT_WEIGHT` for each object; the size of a block of Ray."""
 
 
 def split_by_bytes(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]]:
@@ -56,7 +56,7 @@ def split_by_bytes(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]
 
 
 def num_tasks(num_bytes: int, num_objects: int, num_cpus: int) -> int:
-    """Return the number of read tasks that are long, and use all processors."""
+    """Return the number of read tasks: two for each processor, or more for tasks of 128 MiB."""
     return max(2 * num_cpus, (num_bytes + _OBJECT_WEIGHT * num_objects) // _TASK_WEIGHT)
 
 
@@ -75,13 +75,13 @@ def grouped(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
 
 
 def object_name(key: str) -> str:
-    """Return the key of an object, and for an object of `write_objects` its key in its attempt."""
+    """Return the key of an object, without the prefix that `write_objects` has added."""
     _, _, written = f"/{key}".partition(f"/{WRITTEN_PREFIX}")
     return written.split("/", 3)[3] if written.count("/") >= 3 else key
 
 
 def object_table(objects: Sequence[tuple[ObjectMeta, bytes]], columns: Sequence[str]) -> pa.Table:
-    """Return the rows of objects."""
+    """Return a table with a row for each object."""
 
     def values(name: str) -> list[Any]:
         if name == "bytes":
@@ -102,9 +102,10 @@ def row_size(record: Any) -> int:
 def row_table(
     records: Sequence[tuple[str, Any]], columns: Sequence[str] | None, *, include_uri: bool
 ) -> pa.Table:
-    """Return the rows of records, which are given with the uri of their object.
+    """Return a table with a row for each record, given with the uri of its object.
 
-    The columns are the union of the keys. RecordError: the values of one have no common type.
+    Without `columns`, the columns are the union of the keys. RecordError: the values of a column
+    have no common Arrow type.
     """
     rows = [record if isinstance(record, Mapping) else {"item": record} for _, record in records]
     if include_uri:
@@ -121,5 +122,5 @@ def row_table(
 
 
 def select(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return some columns of a table. Ray counts the rows even if there are no columns."""
+    """Return some columns of a table. Without columns, the table keeps its number of rows."""
     return BlockAccessor.for_block(table).select(list(columns))

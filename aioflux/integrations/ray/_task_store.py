@@ -20,7 +20,7 @@ __all__ = ["TaskStore", "task_transfer"]
 
 @dataclass(frozen=True)
 class TaskStore:
-    """Opens a store in the process of a task. Successive tasks of a process share connections."""
+    """Settings of a store that a task opens. Tasks of one process share its connections."""
 
     uri: str
     pickled_options: bytes
@@ -28,11 +28,11 @@ class TaskStore:
 
     @classmethod
     def of(cls, store: sync.Store, options: StoreOptions, uri: str = "", **limit: int) -> TaskStore:
-        """Return one with the options of `store`.
+        """Return the settings of `store`, with `uri` instead of its uri if given.
 
         Raises:
             TypeError: The options contain credentials.
-            ValueError: The objects of `memory://` are only in this process.
+            ValueError: The uri is `memory://`, which no other process can read.
         """
         if store.uri.startswith("memory:"):
             raise ValueError(
@@ -44,7 +44,7 @@ class TaskStore:
         return cls(uri or store.uri, pickled, **limit)
 
     def open(self, prefix: str = "") -> sync.Store:
-        """Return the store of a prefix below the uri."""
+        """Return the store of a prefix below the uri, with the limits of one task of this node."""
         context: Any = ray.get_runtime_context()
         task_cpus = context.get_assigned_resources().get("CPU", 1.0)
         num_tasks = max(1, int(_node_cpus(context.get_node_id()) / task_cpus))

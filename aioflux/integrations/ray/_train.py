@@ -1,6 +1,6 @@
-"""RayCheckpointer: the checkpoints of a run of Ray Train, committed by aioflux and kept by Ray.
+"""RayCheckpointer: checkpoints of a run of Ray Train, committed by aioflux, deleted by Ray.
 
-    all workers:  save_async -> ray.train.report, which waits for the commit in a thread of Ray
+    all workers:  save_async -> ray.train.report, whose thread waits for the commit
     controller:   receives the report of a committed step -> deletes steps (`num_to_keep`)
 
 The steps are below the storage path of the run, so that Ray can delete them. No data is copied to
@@ -59,23 +59,22 @@ class RayCheckpointer(Checkpointer):
                 if checkpoints.should_save(step):
                     checkpoints.report(step, training, {"loss": loss})
 
-    All workers make the same calls. Ray owns the retention: it deletes the steps beyond
-    `CheckpointConfig(num_to_keep=)`.
+    All workers make the same calls. Ray deletes old steps, by `CheckpointConfig(num_to_keep=)`.
 
     Args:
         uri: Prefix of the checkpoints. By default the directory of the run in the storage of its
             `RunConfig`; another uri must be below it. Required in Ray's local mode, which has no
             storage.
-        weights: Keys of the state that are saved if a whole save would miss the deadline of a
-            preemption. If the state has none of them, it is always saved whole.
-        preemption_every: Number of steps between two calls in which `should_save` asks Ray for a
-            preemption, which waits for all workers.
+        weights: Keys of the state that are saved if a save of the whole state would miss the
+            deadline of a preemption. If the state has none of them, it is always saved as a whole.
+        preemption_every: Number of steps after which `should_save` checks for a preemption, which
+            waits for all workers.
         settings: Other settings of `Checkpointer`, and options of `open_store`. By default they are
             the options of `storage_filesystem`.
 
     Raises:
         ValueError: A rule of retention is set, Ray cannot find checkpoints at `uri`, or
-            torch.distributed does not have the ranks of the run.
+            torch.distributed has another number of ranks than the run has workers.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class RayCheckpointer(Checkpointer):
         self._preemption_every = preemption_every
         self._preempted_nodes: set[str] = set()
         self._deadline: float | None = None
-        """Time of a preemption that the next report saves for, in seconds since 1970."""
+        """Deadline of the save of the next report, after a preemption; in seconds since 1970."""
         latest = ray.train.get_checkpoint()
         self._reported_step = -1 if latest is None else _step_of(latest)
         self._step_at_start = self._reported_step
@@ -127,9 +126,9 @@ class RayCheckpointer(Checkpointer):
     def restore(self, state: Any) -> int | None:
         """Load the newest committed step into a state, and return the step.
 
-        This may be a step that was committed before a worker died, and that was not yet reported
-        to Ray. `restore` reports such steps, with those of their metrics that are finite numbers.
-        As in Ray, a run with the name and the storage of an earlier run continues that run.
+        The step may have been committed before a worker died, and not been reported to Ray.
+        `restore` reports such steps, with those of their metrics that are finite numbers. As in
+        Ray, a run with the name and the storage of an earlier run continues that run.
 
         Args:
             state: As for `load(into=state)`.
@@ -157,9 +156,9 @@ class RayCheckpointer(Checkpointer):
         return step
 
     def should_save(self, step: int) -> bool:
-        """Return whether to save after a step: as scheduled, or because a node is preempted.
+        """Return whether to save after a step: by the schedule, or because of a preemption.
 
-        A preemption makes this return True once for each node that Ray will take away.
+        It is True once for each node whose preemption Ray announces.
         """
         is_scheduled = super().should_save(step)
         if step % self._preemption_every:
@@ -190,17 +189,17 @@ class RayCheckpointer(Checkpointer):
         only the weights are saved, below `weights_uri`. `restore` does not load them.
 
         Args:
-            step: As for `save_async`. A step that Ray knows is saved again, but reported without a
-                checkpoint.
+            step: As for `save_async`. A step that was reported before is saved again, but reported
+                without a checkpoint.
             state: As for `save_async`.
             metrics: As for `ray.train.report`.
             checkpoint_upload_mode: ASYNC returns when the state is copied; SYNC after the commit.
 
         Raises:
             AiofluxError: As for `save_async`.
-            ValueError: `checkpoint_upload_mode` is neither ASYNC nor SYNC; or an earlier run with
-                the same name and storage has reported this step or a later one, and no step was
-                restored.
+            ValueError: `checkpoint_upload_mode` is neither ASYNC nor SYNC; or no step was restored,
+                and an earlier run with the same name and storage has reported this step or a later
+                one.
         """
         if checkpoint_upload_mode not in _UPLOAD_MODES:
             raise ValueError(
@@ -272,7 +271,7 @@ class RayCheckpointer(Checkpointer):
         return {name: values[name] for name in self._weights_names if name in values}
 
     def _fits_before(self, deadline: float) -> bool:
-        """Return whether a whole save is expected to end before a time; True if unknown."""
+        """Return whether a save of the whole state should end before a time; True if unknown."""
         try:
             expected = expected_seconds(self.history())
         except AiofluxError as exc:
@@ -299,7 +298,7 @@ class RayCheckpointer(Checkpointer):
         return handle
 
     def _on_coordinator(self, call: Callable[[], T]) -> T:
-        """Return on all ranks the result of a call on the coordinator, or raise its error."""
+        """Make a call on the coordinator, and return its result or raise its error on all ranks."""
         value: T | None = None
         failure: AiofluxError | None = None
         if self._ranks.is_coordinator:
@@ -331,6 +330,6 @@ def expected_seconds(records: Sequence[SaveRecord]) -> float | None:
 
 
 def _step_of(checkpoint: Checkpoint) -> int:
-    """Return the step of a reported checkpoint; -1 if it is none of a Checkpointer."""
+    """Return the step of a reported checkpoint; -1 if no Checkpointer wrote it."""
     step = parse_step(checkpoint.path.rstrip("/").rpartition("/")[2] + "/")
     return -1 if step is None else step

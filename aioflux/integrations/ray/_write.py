@@ -1,10 +1,10 @@
-"""write_objects: a write of a Ray dataset that commits exactly once, by a manifest.
+"""write_objects: a write of a Ray dataset, which a manifest commits exactly once.
 
     task attempt: blocks -> objects below a prefix of its own, which listings omit
     driver:       accepted attempts -> list their objects -> manifest -> delete all other objects
 
 The objects of an attempt that fails, or whose result Ray discards, are in no manifest. The driver
-deletes them at the end. If it is killed, they remain until `Store.clean`.
+deletes them at the end; if it was killed, `Store.clean` does.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ def write_objects(
     """Execute a dataset, write each of its rows exactly once, and return the manifest's metadata.
 
     Every attempt of a task writes its own objects below `aioflux-written-objects/`, which listings
-    omit. When all tasks have ended, the manifest is written, which lists the objects of the
-    accepted attempts. Before, nothing is visible; afterwards, the whole dataset is, for
-    `read_objects` and for `from_manifest` of the PyTorch datasets. All other objects are deleted,
-    or by `aioflux clean` if the driver was killed. `aioflux clean` also deletes the objects of a
-    manifest that was deleted or renamed, or replaced by one that is old enough, too.
+    omit. When all tasks have ended, the driver writes the manifest, which lists the objects of the
+    accepted attempts. Then the whole dataset is visible to `read_objects` and to `from_manifest` of
+    the PyTorch datasets. The driver deletes all other objects. `aioflux clean` deletes those of a
+    killed driver, and of a manifest that was deleted, renamed or replaced.
 
     Args:
         dataset: Rows to write.
@@ -73,18 +72,18 @@ def write_objects(
             the column `__key__`; or "objects", with the columns `key` and `bytes`.
         manifest: Key of the manifest below `uri`, without "/"; `aioflux-manifest` by default.
         mode: "create" raises an error if the manifest exists; "overwrite" replaces it.
-        copy: After the commit, copy the objects on the service to keys that listings show, such as
-            `00000-1a2b3c4d-0.parquet`, list the copies in the manifest, and delete the originals. A
-            driver that is killed meanwhile leaves a committed manifest, and some of the copies.
-        max_object_bytes: Size at which a task ends an object after a block; 512 MiB by default.
-            Without effect for "objects".
+        copy: After the commit, copy the objects on the service to listed keys, such as
+            `00000-1a2b3c4d-0.parquet`, list the copies in the manifest, and delete the originals.
+            If the driver is killed meanwhile, the dataset is committed, and some copies remain.
+        max_object_bytes: Size above which a task begins another object with the next block; 512 MiB
+            by default. Without effect for "objects".
         ray_options: Further keywords of `Dataset.write_datasink`, such as `concurrency`.
         **options: Keywords of `aioflux.open_store`, which are sent to the tasks.
 
     Raises:
         AlreadyExistsError: `mode` is "create" and the manifest exists, or the key of a copy.
-        StorageError: The objects are not those that the tasks have written, because they were
-            deleted during the write, or because two rows of "objects" have the same key.
+        StorageError: Objects were deleted during the write, or two rows of "objects" have the same
+            key.
         TypeError: The options contain credentials, which are not sent to other processes.
         ValueError: An argument is invalid, or a row does not fit the format.
     """
@@ -114,7 +113,7 @@ class WriteAttempt(NamedTuple):
     """Result of one attempt of a write task."""
 
     name: str
-    """Unique name, the first segment of the names of its objects."""
+    """Unique name, with which the names of its objects begin."""
     num_objects: int
     num_bytes: int
 
@@ -122,7 +121,7 @@ class WriteAttempt(NamedTuple):
 def accepted_objects(
     names: Iterable[str], sizes: Iterable[int], attempts: Sequence[WriteAttempt]
 ) -> list[int]:
-    """Return the indexes of the objects of the accepted attempts, in a listing of all attempts.
+    """Return the indexes of the objects of the accepted attempts in a listing of all attempts.
 
     Raises:
         ValueError: The objects of an attempt are not those that it has written, or two objects have
@@ -152,7 +151,7 @@ def accepted_objects(
 
 
 class ObjectDatasink(Datasink[WriteAttempt]):
-    """Write tasks whose attempts write objects of their own, and the commit of the driver."""
+    """Sink whose task attempts write separate objects, and whose driver commits by a manifest."""
 
     def __init__(
         self, store: sync.Store, tasks: TaskStore, extension: str, max_bytes: int, *commit: Any
