@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--uri", help="prefix in a bucket; by default a server is started")
     uri = parser.parse_args().uri
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory() as cache:
         if uri is not None:
             run(f"{uri.rstrip('/')}/{uuid.uuid4().hex[:8]}", cache)
