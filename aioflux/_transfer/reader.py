@@ -3,7 +3,7 @@
 position -> prefetched ranges -> returned in order -> crc32c of the object, before the last range
             |                    |
             |                    +-- before a read elsewhere, or if closed early: read again
-            +-- elsewhere than in order: each range is read twice at the same time
+            +-- elsewhere than in order: the bytes are read twice at the same time
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._http.memory import BytesBuffer
-from aioflux._transfer.get_range import Pin, read_checked, read_checksum, reads_twice
+from aioflux._transfer.get_range import Pin, read_checked, read_checksum, read_into, reads_twice
 from aioflux._transfer.range_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, StorageError
@@ -46,7 +46,7 @@ class ObjectReader:
     """An object opened for reading at one generation.
 
     Ranges are prefetched up to `TransferOptions.max_buffered_bytes`, or up to the
-    `read_ahead_bytes` of the call that opened the reader.
+    `read_ahead_bytes` of the call that opened the reader. A short read far away requests its bytes.
 
     If the whole object is read, in any order, its crc32c is compared before the last range is
     returned. After a mismatch, the ranges that were not returned yet are read again, up to two
@@ -91,6 +91,7 @@ class ObjectReader:
         self._num_leading = 0  # returned ranges without a gap, from the first range on
         self._last_index = -1  # of the returned ranges; -2 after a jump
         self._has_jumped = False
+        self._read_alone: set[int] = set()  # ranges of which a jump has requested its bytes only
         self._is_reading = False
         self._confirmed: set[int] = set()
         self._confirming = ByteBudget(self._max_bytes)
@@ -174,6 +175,14 @@ class ObjectReader:
         last, num_filled = self._index(max(start, end - 1)), 0
         self._is_reading = True
         try:
+            if self._last_index == -2 and self._is_alone(start, end):
+                await self._confirm_returned()
+                key, piece = self.meta.key, target[: end - start]
+                await read_into(
+                    self._session, key, piece, start=start, pin=self._pin, twice=self._twice
+                )
+                num_filled = piece.nbytes
+                self._read_alone.add(self._index(start))
             while start + num_filled < end:
                 index = self._index(start + num_filled)
                 data = memoryview(await self._range(index, last))
@@ -203,6 +212,18 @@ class ObjectReader:
         """Return the index of the range with the byte at `position`."""
         return bisect_right(self._plan, (position, self.meta.size)) - 1
 
+    def _is_alone(self, start: int, end: int) -> bool:
+        """Return whether a jump requests its own bytes: the first read of a range far from others.
+
+        A second read of the range requests all of it, because more of its bytes may follow.
+        """
+        index = self._index(start)
+        is_far = 0 < index < len(self._plan) - 1 and index != self._index(self._next_position)
+        is_new = index not in self._ranges and index not in self._read_alone
+        is_short = 0 < end - start < self._plan[index][1] - self._plan[index][0]
+        is_large = self.meta.size > self._max_bytes
+        return is_far and is_new and is_short and is_large and not self._is_rest_in_flight(index)
+
     def _reads_twice(self, index: int, first: int) -> bool:
         """Return whether a range must be read twice, in a read that goes on from range `first`."""
         is_known = self._verified or index in self._returned or index in self._confirmed
@@ -210,10 +231,11 @@ class ObjectReader:
         is_in_order = self._has_checksum and (is_next or first < self._num_leading)
         return self._twice and not is_known and not is_in_order
 
-    def _is_rest_in_flight(self) -> bool:
-        """Return whether the object has a crc32c, and all ranges were read or are being read."""
+    def _is_rest_in_flight(self, index: int) -> bool:
+        """Return whether the object's crc32c can verify a range once all that is read has come."""
         known = self._checksums.keys() | self._ranges
-        return self._has_checksum and bool(self._ranges) and len(known) == len(self._plan)
+        is_all = bool(self._ranges) and len(known) == len(self._plan)
+        return is_all and self._has_checksum and self._reads_twice(index, index)
 
     def _combined_checksum(self) -> int:
         checksum = 0
@@ -223,7 +245,7 @@ class ObjectReader:
 
     async def _range(self, index: int, last: int) -> bytes:
         """Return the bytes of a range, and prefetch the next ranges; `last` is needed, too."""
-        if self._reads_twice(index, index) and self._is_rest_in_flight():
+        if self._is_rest_in_flight(index):
             # The crc32c of the object verifies all of it.
             await asyncio.wait(self._ranges.values())
             await self._check_whole()
@@ -343,6 +365,8 @@ class ObjectReader:
 
         All of them are read, so that ChecksumError is raised even if other reads fail first.
         """
+        if not self._twice or self._verified:
+            return
         pending = sorted(self._returned - self._confirmed)
         results = await asyncio.gather(*map(self._confirm, pending), return_exceptions=True)
         errors = [result for result in results if result is not None]
@@ -370,8 +394,6 @@ class ObjectReader:
 
     async def _confirm_at_end(self) -> None:
         """Confirm the returned ranges of a reader that is closed before all bytes were read."""
-        if not self._twice or self._verified:
-            return
         self._drop_ranges(set(self._ranges))
         try:
             await self._confirm_returned()

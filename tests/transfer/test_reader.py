@@ -236,6 +236,72 @@ async def test_second_reads_at_the_exit_are_bounded_as_the_prefetched_ranges_are
     assert 1000 < most <= 2002  # a second read begins a byte earlier
 
 
+@pytest.mark.parametrize(("is_guarded", "num_reads"), [(False, 2), (True, 1)])
+async def test_short_reads_far_apart_request_their_bytes_only(
+    scripted: ScriptedService, is_guarded: bool, num_reads: int
+) -> None:
+    data = pattern(8 * PART)
+    meta = (scripted if is_guarded else plain(scripted)).put("a", data)
+    ranges = requested(scripted)
+    async with one_range_ahead(scripted).open_reader(meta) as reader:
+        for start in (5 * PART + 7, 2 * PART, 6 * PART + 9):
+            reader.seek(start)
+            assert await reader.read(1000) == data[start:][:1000]
+            assert reader.tell() == start + 1000
+        # Each second copy begins a byte earlier.
+        assert num_bytes(ranges) == 3000 * num_reads + 3 * (num_reads - 1)
+        ranges.clear()
+        await reader.read(1000)  # in order after a jump
+        assert num_bytes(ranges) >= PART
+
+
+async def test_the_second_jump_into_a_range_requests_all_of_it(scripted: ScriptedService) -> None:
+    data = pattern(8 * PART)
+    meta = scripted.put("a", data)
+    ranges = requested(scripted)
+    async with one_range_ahead(scripted).open_reader(meta) as reader:
+        for at in range(0, 9000, 1000):  # two places in turn
+            for start in (5 * PART + at, 6 * PART + at):
+                reader.seek(start)
+                assert await reader.read(1000) == data[start:][:1000]
+    assert len(ranges) <= 6
+
+
+@pytest.mark.parametrize("num_wrong", [1, 2, 3])
+async def test_wrong_bytes_of_a_short_read_are_never_returned(
+    scripted: ScriptedService, num_wrong: int
+) -> None:
+    data = pattern(8 * PART)
+    meta = plain(scripted).put("a", data)
+    async with one_range_ahead(scripted).open_reader(meta) as reader:
+        reader.seek(5 * PART)
+        scripted.service.fail("get", *[Fault(kind="flip", num_bytes=3)] * num_wrong)
+        if num_wrong == 1:
+            assert await reader.read(9) == data[5 * PART :][:9]
+        else:
+            with pytest.raises(ChecksumError, match="three different contents"):
+                await reader.read(9)
+            assert reader.tell() == 5 * PART
+            assert await reader.read(9) == data[5 * PART :][:9]
+
+
+@pytest.mark.parametrize("options", [{"verify": False}, {"verify_ranges": "never"}, {}])
+async def test_a_short_read_confirms_only_bytes_that_nothing_verified(
+    scripted: ScriptedService, options: dict[str, Any]
+) -> None:
+    data = pattern(8 * PART)
+    meta = plain(scripted).put("a", data)
+    async with one_range_ahead(scripted, **options).open_reader(meta) as reader:
+        if not options:
+            await reader.read()  # with the crc32c of the object
+        else:
+            await reader.read(PART + 1)
+        ranges = requested(scripted)
+        reader.seek(5 * PART)
+        assert await reader.read(9) == data[5 * PART :][:9]
+        assert num_bytes(ranges) <= 9 + 10
+
+
 async def test_what_was_read_in_order_is_confirmed_before_the_next_jump(
     scripted: ScriptedService,
 ) -> None:
@@ -390,7 +456,7 @@ async def test_a_range_that_is_fetched_again_must_be_what_was_handed_out(
             reader.seek(0)
             assert await reader.read(9) == LONG[:9]
             reader.seek(PART)
-            await reader.read(9)
+            await reader.read(PART)
             scripted.service.fail("get", *faults)
             reader.seek(0)
             if matches:
