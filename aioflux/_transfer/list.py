@@ -163,16 +163,10 @@ class _PageFetcher:
 
     def _first_page(self) -> Listing | None:
         """Return the next page of the first unfinished range, or None if it has not arrived."""
-        plan, num_done = self._plan, 0
-        for key_range in plan.ranges:
-            if key_range.pages or not key_range.is_done:
-                break
-            num_done += 1
-        plan.forget(num_done)
-        if not plan.ranges or not plan.ranges[0].pages:
-            return None
-        page: Listing = plan.ranges[0].pages.popleft()
-        return page
+        ranges = self._plan.ranges
+        while ranges and ranges[0].is_done and not ranges[0].pages:
+            del ranges[0]
+        return ranges[0].pages.popleft() if ranges and ranges[0].pages else None
 
     async def _fetch(self, request: Request) -> Page:
         page = replace(
@@ -190,7 +184,7 @@ class _PageFetcher:
         if not self._session.service.capabilities.list_ranges:
             # Some services set `list_ranges` to False after the first page, if the server proves
             # to be unable to list ranges.
-            self._plan.be_sequential()
+            self._plan.max_in_flight = 1
         objects, prefixes = page.objects, list(page.prefixes)
         keys = objects.keys if isinstance(objects, Listing) else [meta.key for meta in objects]
         if prefixes and prefixes[0] == request.range.last:
