@@ -5,7 +5,7 @@ Ranks run no collective. They meet in the key-value store of torch.distributed, 
     first rank     add 1 to the arrivals -> 1; list; wait until all ranks have arrived; close the
                    round; publish the listing in parts; set the head
     other ranks    add 1 to the arrivals -> above 1; wait for the head; get the parts
-    last receiver  delete the keys
+    last rank      delete the keys
 
 A listing is shared by all ranks or by none: if only some ranks build a dataset, the round is closed
 after a time, and each of them lists. So no rank receives a listing of minutes ago. A listing that
@@ -75,7 +75,6 @@ class _Head(NamedTuple):
 
     rank: int
     what: str
-    num_ranks: int
     num_parts: int = 0
     place: str = ""
     error: Exception | None = None
@@ -163,12 +162,10 @@ class _Meeting:
         self._what = ", ".join(uris) + (f" at {endpoint_url}" if endpoint_url else "")
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._name = ""
-        digest = hashlib.sha256(repr(self._what).encode()).hexdigest()
-        kind = "all" if sharing.is_same_on_all_ranks else digest
-        restart = _restart_of_group(os.environ)
-        self._rounds = f"aioflux/{restart}/{self._world_size}/{kind}"
-        self._timeout_seconds: float = store.timeout.total_seconds()
         is_needed = sharing.is_same_on_all_ranks
+        kind = "all" if is_needed else hashlib.sha256(repr(self._what).encode()).hexdigest()
+        self._rounds = f"aioflux/{_restart_of_group(os.environ)}/{self._world_size}/{kind}"
+        self._timeout_seconds: float = store.timeout.total_seconds()
         self._wait_seconds = min(self._timeout_seconds, math.inf if is_needed else _WAIT_SECONDS)
 
     def listings(self, list_objects: _ListObjects) -> Listings:
@@ -247,45 +244,57 @@ class _Meeting:
         return {"num_parts": len(parts)}
 
     def _set_head(self, num_ranks: int, **result: Any) -> None:
-        head = _Head(self._rank, self._what, num_ranks, **result)
+        head = _Head(self._rank, self._what, **result)
         self._store.set(f"{self._name}/head", pickle.dumps(head))
-        self._leave(head)
+        self._leave(1 - num_ranks)
 
     def _receive(self) -> Listings | None:
         """Return the listing of the first rank, or None if this rank must list."""
-        head = self._wait_for_head()
-        if head.what != self._what:
-            raise ValueError(
-                f"rank {self._rank} builds a dataset of {self._what}, and rank {head.rank} one of "
-                f"{head.what}; build the same datasets in the same order on all ranks, and others "
-                "with share_listing=False"
-            )
-        data = b"".join(self._store.get(f"{self._name}/{each}") for each in range(head.num_parts))
-        if head.place:
-            with sync.open_store(head.place, **self._options) as store:
-                data = store.get("objects")
-        self._leave(head)
+        try:
+            head = self._wait_for_head()
+            if head.what != self._what:
+                raise ValueError(
+                    f"rank {self._rank} builds a dataset of {self._what}, and rank {head.rank} one "
+                    f"of {head.what}; build the same datasets in the same order on all ranks, and "
+                    "others with share_listing=False"
+                )
+            parts = (f"{self._name}/{number}" for number in range(head.num_parts))
+            data = b"".join(map(self._store.get, parts))
+            if head.place:
+                with sync.open_store(head.place, **self._options) as store:
+                    data = store.get("objects")
+        finally:
+            with suppress(dist.DistError):  # the store ended, and the keys with it
+                self._leave()
         if head.error is not None:
             raise head.error
         return pickle.loads(zlib.decompress(data)) if data else None  # noqa: S301  of this job
 
     def _wait_for_head(self) -> _Head:
-        name, num_polls = f"{self._name}/head", 0
+        num_polls = 0
         wait_seconds = self._wait_seconds + self._timeout_seconds
         deadline = time.monotonic() + wait_seconds
         # Not `Store.wait`: it holds the lock of the connection, and delays Ctrl-C.
-        while not self._store.check([name]):
+        while not self._store.check([f"{self._name}/head"]):
             if time.monotonic() > deadline:
                 raise self._error(f"the rank that lists did not finish in {wait_seconds:g} s")
             time.sleep(poll_seconds(num_polls, self._world_size))
             num_polls += 1
-        head: _Head = pickle.loads(self._store.get(name))  # noqa: S301  written by this job
+        return self._read_head()
+
+    def _read_head(self) -> _Head:
+        head: _Head = pickle.loads(self._store.get(f"{self._name}/head"))  # noqa: S301  of this job
         return head
 
-    def _leave(self, head: _Head) -> None:
-        """Count this rank; the last one of the round deletes the listing."""
-        if self._store.add(f"{self._name}/left", 1) < head.num_ranks:
+    def _leave(self, change: int = 1) -> None:
+        """Count this rank; the last one of the round deletes the listing.
+
+        The rank that lists subtracts the other ranks, after it has set the head. A rank that is
+        interrupted counts itself before that. So the sum is 0 for the last rank only.
+        """
+        if self._store.add(f"{self._name}/left", change) != 0:
             return
+        head = self._read_head()
         if head.place:
             try:
                 with sync.open_store(head.place, **self._options) as store:
