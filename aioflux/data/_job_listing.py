@@ -1,6 +1,6 @@
 """Listings of a job: one rank lists objects, and the other ranks receive the listing.
 
-Ranks run no collective. They meet in the key-value store of torch.distributed, in rounds:
+Ranks run no collective. They use the key-value store of torch.distributed, in rounds:
 
     first rank     add 1 to the arrivals -> 1; list; wait until all ranks have arrived; close the
                    round; publish the listing in parts; set the head
@@ -9,8 +9,8 @@ Ranks run no collective. They meet in the key-value store of torch.distributed, 
 
 A listing is shared by all ranks or by none: if only some ranks build a dataset, the round is closed
 after a time, and each of them lists. So no rank receives a listing of minutes ago. A listing that
-the store, one process, could not send in ten seconds is handed over by an object, if the caller has
-named a place for it.
+the store, one process, could not send in ten seconds is written to an object, if the caller has
+passed a uri for it.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Sharing(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """Parts in the store, an object below `place`, or an error; with none, each rank lists."""
+    """Result of a round: parts in the store, an object, or an error; if none, each rank lists."""
 
     rank: int
-    what: str
+    uris: str
     num_parts: int = 0
     place: str = ""
     error: Exception | None = None
@@ -114,7 +114,7 @@ def listed_once(
     store = _store_of_group() if sharing.place else None
     if store is None:
         return list_objects(options)
-    return _Meeting(store, uris, options, sharing).listings(list_objects)
+    return _Rendezvous(store, uris, options, sharing).listings(list_objects)
 
 
 def _store_of_group() -> Any:
@@ -151,7 +151,7 @@ def _restart_of_group(environment: Mapping[str, str]) -> str:
     return environment.get("TORCHELASTIC_RESTART_COUNT", "") if keeps_store and is_one_agent else ""
 
 
-class _Meeting:
+class _Rendezvous:
     """The ranks that build one dataset."""
 
     def __init__(
@@ -159,11 +159,11 @@ class _Meeting:
     ) -> None:
         self._store, self._options, self._sharing = store, options, sharing
         endpoint_url = options.get("endpoint_url")
-        self._what = ", ".join(uris) + (f" at {endpoint_url}" if endpoint_url else "")
+        self._uris = ", ".join(uris) + (f" at {endpoint_url}" if endpoint_url else "")
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._name = ""
         is_needed = sharing.is_same_on_all_ranks
-        kind = "all" if is_needed else hashlib.sha256(repr(self._what).encode()).hexdigest()
+        kind = "all" if is_needed else hashlib.sha256(repr(self._uris).encode()).hexdigest()
         self._rounds = f"aioflux/{_restart_of_group(os.environ)}/{self._world_size}/{kind}"
         self._timeout_seconds: float = store.timeout.total_seconds()
         self._wait_seconds = min(self._timeout_seconds, math.inf if is_needed else _WAIT_SECONDS)
@@ -185,10 +185,10 @@ class _Meeting:
 
     def _error(self, problem: str) -> TransientError:
         message = (
-            f"rank {self._rank} of {self._world_size} has no listing of {self._what}: {problem}; "
+            f"rank {self._rank} of {self._world_size} has no listing of {self._uris}: {problem}; "
             "see the logs of all ranks. With share_listing=False each rank lists"
         )
-        return TransientError(message, uri=self._what)
+        return TransientError(message, uri=self._uris)
 
     def _list(self, list_objects: _ListObjects) -> Listings:
         result: dict[str, Any] = {}
@@ -222,7 +222,7 @@ class _Meeting:
             time.sleep(poll_seconds(num_polls, 1))
             num_polls += 1
             if num_polls == 100:  # ten seconds
-                _log.warning("waiting for other ranks to build the dataset of %s", self._what)
+                _log.warning("waiting for other ranks to build the dataset of %s", self._uris)
         num_ranks = int(self._store.add(name, _CLOSED)) % _CLOSED
         self._store.add(f"{self._rounds}/num_closed", 1)
         return num_ranks
@@ -237,25 +237,25 @@ class _Meeting:
                 with sync.open_store(uri, **self._options) as store:
                     store.put("objects", data)
                 return {"place": uri}
-            _log.warning("share_listing= a uri is faster for the large listing of %s", self._what)
+            _log.warning("share_listing= a uri is faster for the large listing of %s", self._uris)
         parts = [data[start : start + _PART_BYTES] for start in range(0, len(data), _PART_BYTES)]
         for number, part in enumerate(parts):
             self._store.set(f"{self._name}/{number}", part)
         return {"num_parts": len(parts)}
 
     def _set_head(self, num_ranks: int, **result: Any) -> None:
-        head = _Head(self._rank, self._what, **result)
+        head = _Head(self._rank, self._uris, **result)
         self._store.set(f"{self._name}/head", pickle.dumps(head))
-        self._leave(1 - num_ranks)
+        self._count_exit(1 - num_ranks)
 
     def _receive(self) -> Listings | None:
         """Return the listing of the first rank, or None if this rank must list."""
         try:
             head = self._wait_for_head()
-            if head.what != self._what:
+            if head.uris != self._uris:
                 raise ValueError(
-                    f"rank {self._rank} builds a dataset of {self._what}, and rank {head.rank} one "
-                    f"of {head.what}; build the same datasets in the same order on all ranks, and "
+                    f"rank {self._rank} builds a dataset of {self._uris}, and rank {head.rank} one "
+                    f"of {head.uris}; build the same datasets in the same order on all ranks, and "
                     "others with share_listing=False"
                 )
             parts = (f"{self._name}/{number}" for number in range(head.num_parts))
@@ -265,7 +265,7 @@ class _Meeting:
                     data = store.get("objects")
         finally:
             with suppress(dist.DistError):  # the store ended, and the keys with it
-                self._leave()
+                self._count_exit()
         if head.error is not None:
             raise head.error
         return pickle.loads(zlib.decompress(data)) if data else None  # noqa: S301  of this job
@@ -286,7 +286,7 @@ class _Meeting:
         head: _Head = pickle.loads(self._store.get(f"{self._name}/head"))  # noqa: S301  of this job
         return head
 
-    def _leave(self, change: int = 1) -> None:
+    def _count_exit(self, change: int = 1) -> None:
         """Count this rank; the last one of the round deletes the listing.
 
         The rank that lists subtracts the other ranks, after it has set the head. A rank that is
