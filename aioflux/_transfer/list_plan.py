@@ -20,6 +20,7 @@ import string
 from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ _DEPTH = 4
 _TOKENS_ONLY = 6
 """Pages of fewer keys are always requested by token. A request by start key returns the last key of
 the previous page again, which would be a large part of so small a page."""
-_KINDS = (string.digits, "abcdef", string.ascii_lowercase, "ABCDEF", string.ascii_uppercase)
+_LETTERS = (("abcdef", string.ascii_lowercase), ("ABCDEF", string.ascii_uppercase))
 _LAST_CHARACTER = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
@@ -56,8 +57,7 @@ class Alphabets:
         """Add a key."""
         self._sorted.clear()
         seen = self._seen
-        while len(seen) < len(key):
-            seen.append(set())
+        seen.extend(set() for _ in range(len(key) - len(seen)))
         for place, character in enumerate(key):
             seen[place].add(character)
 
@@ -84,33 +84,24 @@ class Alphabets:
 
     def top(self, start: int, end: int) -> int:
         """Return one more than the largest number of any key at these positions."""
-        value = 1
-        for place in range(start, end):
-            value *= len(self.at(place)) + 1
-        return value
+        return prod(len(self.at(place)) + 1 for place in range(start, end))
 
     def text(self, value: int, start: int, end: int) -> str:
         """Return the characters of a number at the positions `[start, end)`; see `number`."""
-        digits: list[int] = []
+        characters = ""
         for place in reversed(range(start, end)):
             value, digit = divmod(value, len(self.at(place)) + 1)
-            digits.append(digit)
-        characters = ""
-        for place, digit in zip(range(start, end), reversed(digits), strict=True):
-            if digit == 0:
-                break
-            characters += self.at(place)[digit - 1]
+            characters = self.at(place)[digit - 1] + characters if digit else ""
         return characters
 
 
 def _same_kinds(seen: set[str]) -> set[str]:
     """Return all characters of the kinds of `seen`; only a-f if no other letter was seen."""
-    characters: set[str] = set()
-    for narrow, wide in ((_KINDS[1], _KINDS[2]), (_KINDS[3], _KINDS[4])):
-        letters = seen & set(wide)
-        if letters:
+    characters = set(string.digits) if seen & set(string.digits) else set()
+    for narrow, wide in _LETTERS:
+        if letters := seen & set(wide):
             characters |= set(narrow if letters <= set(narrow) else wide)
-    return characters | set(_KINDS[0]) if seen & set(_KINDS[0]) else characters
+    return characters
 
 
 def _successor(text: str) -> str:
