@@ -13,10 +13,7 @@ import ctypes
 import sys
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Final, cast
 
 __all__ = ["LEAST_POOLED_BYTES", "BytesBuffer", "BytesPool", "new_buffer"]
 
@@ -27,29 +24,21 @@ _THRESHOLD_BYTES: Final = 31 * 1024 * 1024
 IDLE_SECONDS: Final = 1.0
 """Time after which a pool that is not used releases its memory."""
 
-_CPYTHON = sys.implementation.name == "cpython"
 _HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 
-if _CPYTHON:
-    _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-    _new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
-    _new_bytes.restype = ctypes.py_object
-    _PAYLOAD_OFFSET = bytes.__basicsize__ - 1
-    _HASH_BYTES = ctypes.sizeof(ctypes.c_ssize_t)
-    # One array type for every length: creating a ctypes array type takes 10 us.
-    _Window = ctypes.c_ubyte * (1 << 46)
+# A prototype of its own: `argtypes` set on a function of `pythonapi` would apply to all modules.
+_allocator = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
+_new_bytes = _allocator(("PyBytes_FromStringAndSize", ctypes.pythonapi))
+_new_bytearray = _allocator(("PyByteArray_FromStringAndSize", ctypes.pythonapi))
+_PAYLOAD_OFFSET = bytes.__basicsize__ - 1
+_HASH_BYTES = ctypes.sizeof(ctypes.c_ssize_t)
+# One array type for every length: creating a ctypes array type takes 10 us.
+_Window = ctypes.c_ubyte * (1 << 46)
 
 
-def _make_allocator() -> Callable[[int], bytearray]:
-    """Return a function like `bytearray(n)` that does not zero the memory."""
-    allocate = ctypes.pythonapi.PyByteArray_FromStringAndSize
-    # A new prototype: the function of `pythonapi` is shared with other modules.
-    prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
-    function = prototype(ctypes.cast(allocate, ctypes.c_void_p).value or 0)
-    return lambda size: cast("bytearray", function(None, size))
-
-
-new_buffer = _make_allocator()
+def new_buffer(size: int) -> bytearray:
+    """Return `bytearray(size)`, whose memory is not zeroed."""
+    return cast("bytearray", _new_bytearray(None, size))
 
 
 class BytesBuffer:
@@ -71,7 +60,7 @@ class BytesBuffer:
 
     def __init__(self, size: int, reused: bytes | None = None) -> None:
         self._data: bytes | bytearray
-        if not _CPYTHON or size == 0:
+        if size == 0:
             self._data = bytearray(size)
             self.recv_view = memoryview(self._data)
             return
@@ -152,8 +141,7 @@ class BytesPool:
         """Use the memory of `data` again, as soon as no other code references `data`."""
         size, offered = len(data), self._offered
         # Without the GIL, `getrefcount` does not count all references of other threads.
-        is_countable = _CPYTHON and _HAS_GIL
-        if not is_countable or not LEAST_POOLED_BYTES <= size <= self._max_bytes:
+        if not _HAS_GIL or not LEAST_POOLED_BYTES <= size <= self._max_bytes:
             return
         if offered and len(offered[0]) != size:
             offered.clear()
@@ -183,5 +171,5 @@ class BytesPool:
 
 
 _probe = deque([bytes(2)])
-_UNSHARED: Final = sys.getrefcount(_probe[0]) if _CPYTHON else 0
+_UNSHARED: Final = sys.getrefcount(_probe[0])
 """Value of `sys.getrefcount` for an object that only a deque references."""

@@ -343,7 +343,7 @@ class Service(ABC):
 
     @abstractmethod
     async def put(
-        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
+        self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
         """Write an object in one request; the service compares `crc32c` if it is not None."""
 

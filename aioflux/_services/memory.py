@@ -164,9 +164,9 @@ class MemoryService(Service):
         )
 
     async def put(
-        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
+        self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
-        content = bytes(data)
+        content = b"".join(pieces)
         self._check_crc32c(request.key, content, crc32c)
         return self._store(request, content)
 

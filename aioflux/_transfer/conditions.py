@@ -244,7 +244,7 @@ async def _head(session: Session, key: str) -> ObjectMeta:
 async def _put(session: Session, key: str, data: bytes, precondition: Precondition) -> ObjectMeta:
     put = session.service.put
     request = WriteRequest(key, precondition)
-    return await _send(session, lambda: put(request, data, crc32c=None))
+    return await _send(session, lambda: put(request, [data], crc32c=None))
 
 
 async def _replace(session: Session, key: str, data: bytes, generation: str) -> ObjectMeta | None:
@@ -265,7 +265,7 @@ async def _put_if_supported(
 ) -> ObjectMeta | None:
     """Write under a precondition that holds; return None if the server rejects it."""
     try:
-        return await service.put(WriteRequest(key, precondition), data, crc32c=None)
+        return await service.put(WriteRequest(key, precondition), [data], crc32c=None)
     except PreconditionFailedError:
         return None
     except (TransientError, NotFoundError, PermissionDeniedError):

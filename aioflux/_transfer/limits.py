@@ -14,8 +14,7 @@ __all__ = [
     "RequestRate",
     "SizeEstimate",
     "SlotWaiter",
-    "first_limit",
-    "start_delay_seconds",
+    "plan_start",
 ]
 
 _GROWTH = 1 / 8
@@ -27,22 +26,17 @@ access distribution guidelines"), 5,500 for each prefix (S3, "Optimizing perform
 _FEW_RANKS: Final = 64
 
 
-def start_delay_seconds(world_size: int, fraction: float) -> float:
-    """Return the time that a new store waits before its first request: 0 to 1.6 for 8,000 ranks.
+def plan_start(max_in_flight: int, world_size: int, fraction: float) -> tuple[int, float]:
+    """Return the first limit of a store, and the seconds before its first request.
 
-    `fraction` is a random number in `[0, 1)`.
-    """
-    return fraction * world_size / _REQUESTS_PER_SECOND if world_size > _FEW_RANKS else 0.0
-
-
-def first_limit(max_in_flight: int, world_size: int) -> int:
-    """Return the first limit of a store: in large jobs, its share of the requests of a second.
-
-    At least 8, so that large parts of an upload do not delay the polls of the other ranks.
+    In large jobs the limit is a share of the requests of a second, but at least 8, so that large
+    parts of an upload do not delay the polls of other ranks. The delay is 0 to 1.6 s for 8,000
+    ranks, by `fraction`, a random number in `[0, 1)`.
     """
     if world_size <= _FEW_RANKS:
-        return max_in_flight
-    return min(max_in_flight, max(8, _REQUESTS_PER_SECOND // world_size))
+        return max_in_flight, 0.0
+    share = max(8, _REQUESTS_PER_SECOND // world_size)
+    return min(max_in_flight, share), fraction * world_size / _REQUESTS_PER_SECOND
 
 
 class SlotWaiter(Protocol):
@@ -116,10 +110,7 @@ class AdaptiveLimit:
 
     def try_acquire(self) -> bool:
         """Acquire a slot; return False if no slot is free or there are waiters."""
-        if self._waiters or not self._can_start():
-            return False
-        self._held += 1
-        return True
+        return not self._waiters and self._try_acquire()
 
     async def acquire(self, *, in_front: bool = False) -> None:
         """Wait for a slot.
@@ -127,8 +118,7 @@ class AdaptiveLimit:
         Args:
             in_front: Wait at the front of the queue, so that started work is finished first.
         """
-        if (in_front or not self._waiters) and self._can_start():
-            self._held += 1
+        if (in_front or not self._waiters) and self._try_acquire():
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if in_front:
@@ -144,17 +134,18 @@ class AdaptiveLimit:
                 self.release(is_unused=True)
             raise
 
-    def _can_start(self) -> bool:
-        """Return whether a slot is free and the rate allows a request, which takes its token."""
+    def _try_acquire(self) -> bool:
+        """Acquire a slot if one is free and the rate allows a request, regardless of waiters."""
         if self._held >= int(self._limit):
             return False
-        if self.rate is None:
-            return True
-        loop = asyncio.get_running_loop()
-        wait = self.rate.try_acquire(loop.time())
-        if wait and self._rate_timer is None:
-            self._rate_timer = loop.call_later(wait, self._on_rate_timer)
-        return not wait
+        if self.rate is not None:
+            loop = asyncio.get_running_loop()
+            if wait := self.rate.try_acquire(loop.time()):
+                if self._rate_timer is None:
+                    self._rate_timer = loop.call_later(wait, self._on_rate_timer)
+                return False
+        self._held += 1
+        return True
 
     def _on_rate_timer(self) -> None:
         self._rate_timer = None
@@ -208,15 +199,9 @@ class AdaptiveLimit:
             return
         self._is_waking = True
         try:
-            while self._waiters and self._held < int(self._limit):
-                waiter = self._waiters[0]
-                if waiter.cancelled():  # it calls `remove_waiter`, which wakes the next waiter
-                    return
-                if not self._can_start():
-                    return
-                self._waiters.popleft()
-                self._held += 1
-                waiter.set_result(None)
+            # A cancelled waiter calls `remove_waiter`, which wakes the next waiter.
+            while self._waiters and not self._waiters[0].cancelled() and self._try_acquire():
+                self._waiters.popleft().set_result(None)
         finally:
             self._is_waking = False
 

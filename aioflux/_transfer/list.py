@@ -122,9 +122,7 @@ class _PageFetcher:
         filters_here = pattern and not capabilities.match_glob
         self._filter = compile_glob(pattern) if filters_here else None
         max_page_size = capabilities.page_size
-        page_size = (
-            max_page_size if request.page_size is None else min(request.page_size, max_page_size)
-        )
+        page_size = min(request.page_size or max_page_size, max_page_size)
         self._request = replace(
             request,
             # Keys that match begin with both prefixes, so the longer one is sent.
@@ -163,16 +161,10 @@ class _PageFetcher:
 
     def _first_page(self) -> Listing | None:
         """Return the next page of the first unfinished range, or None if it has not arrived."""
-        plan, num_done = self._plan, 0
-        for key_range in plan.ranges:
-            if key_range.pages or not key_range.is_done:
-                break
-            num_done += 1
-        plan.forget(num_done)
-        if not plan.ranges or not plan.ranges[0].pages:
-            return None
-        page: Listing = plan.ranges[0].pages.popleft()
-        return page
+        ranges = self._plan.ranges
+        while ranges and ranges[0].is_done and not ranges[0].pages:
+            del ranges[0]
+        return ranges[0].pages.popleft() if ranges and ranges[0].pages else None
 
     async def _fetch(self, request: Request) -> Page:
         page = replace(
@@ -190,9 +182,9 @@ class _PageFetcher:
         if not self._session.service.capabilities.list_ranges:
             # Some services set `list_ranges` to False after the first page, if the server proves
             # to be unable to list ranges.
-            self._plan.be_sequential()
-        objects, prefixes = page.objects, list(page.prefixes)
-        keys = objects.keys if isinstance(objects, Listing) else [meta.key for meta in objects]
+            self._plan.max_in_flight = 1
+        objects = page.objects if isinstance(page.objects, Listing) else Listing(page.objects)
+        keys, prefixes = objects.keys, list(page.prefixes)
         if prefixes and prefixes[0] == request.range.last:
             # Listed again, since objects were added below the last prefix of the page before.
             del prefixes[0]
@@ -209,13 +201,11 @@ class _PageFetcher:
                 "wrong page",
                 uri=uri,
             ) from exc
-        if isinstance(names, list) and prefixes:
+        if isinstance(names, list):
             names = names[start:end]
             start, end = _within(list(keys), names)
             prefixes = prefixes[slice(*_within(prefixes, names))]
-        if not isinstance(objects, Listing):
-            objects = Listing(objects[start:end])
-        elif (start, end) != (0, len(objects)):
+        if (start, end) != (0, len(objects)):
             objects = objects[start:end]
         if self._filter is not None:
             match = self._filter.fullmatch
@@ -228,11 +218,7 @@ class _PageFetcher:
         """Cancel the requests in flight."""
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        for task in self._tasks:
-            if not task.cancelled():
-                task.exception()  # the first failure was raised; mark the others as retrieved
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
 

@@ -20,6 +20,8 @@ import string
 from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from aioflux._services.base import MAX_EMPTY_PAGES
@@ -35,12 +37,11 @@ have a long common beginning, so that the middle of the range would be far from 
 _SAMPLES = 16
 """Keys of each page from which the characters are collected."""
 _DEPTH = 4
-"""Number of characters that are used after the first position in which the keys of a page differ.
-"""
+"""Number of characters that are used after the first position in which keys of a page differ."""
 _TOKENS_ONLY = 6
 """Pages of fewer keys are always requested by token. A request by start key returns the last key of
 the previous page again, which would be a large part of so small a page."""
-_KINDS = (string.digits, "abcdef", string.ascii_lowercase, "ABCDEF", string.ascii_uppercase)
+_LETTERS = (("abcdef", string.ascii_lowercase), ("ABCDEF", string.ascii_uppercase))
 _LAST_CHARACTER = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
@@ -56,8 +57,7 @@ class Alphabets:
         """Add a key."""
         self._sorted.clear()
         seen = self._seen
-        while len(seen) < len(key):
-            seen.append(set())
+        seen.extend(set() for _ in range(len(key) - len(seen)))
         for place, character in enumerate(key):
             seen[place].add(character)
 
@@ -84,33 +84,24 @@ class Alphabets:
 
     def top(self, start: int, end: int) -> int:
         """Return one more than the largest number of any key at these positions."""
-        value = 1
-        for place in range(start, end):
-            value *= len(self.at(place)) + 1
-        return value
+        return prod(len(self.at(place)) + 1 for place in range(start, end))
 
     def text(self, value: int, start: int, end: int) -> str:
         """Return the characters of a number at the positions `[start, end)`; see `number`."""
-        digits: list[int] = []
+        characters = ""
         for place in reversed(range(start, end)):
             value, digit = divmod(value, len(self.at(place)) + 1)
-            digits.append(digit)
-        characters = ""
-        for place, digit in zip(range(start, end), reversed(digits), strict=True):
-            if digit == 0:
-                break
-            characters += self.at(place)[digit - 1]
+            characters = self.at(place)[digit - 1] + characters if digit else ""
         return characters
 
 
 def _same_kinds(seen: set[str]) -> set[str]:
     """Return all characters of the kinds of `seen`; only a-f if no other letter was seen."""
-    characters: set[str] = set()
-    for narrow, wide in ((_KINDS[1], _KINDS[2]), (_KINDS[3], _KINDS[4])):
-        letters = seen & set(wide)
-        if letters:
+    characters = set(string.digits) if seen & set(string.digits) else set()
+    for narrow, wide in _LETTERS:
+        if letters := seen & set(wide):
             characters |= set(narrow if letters <= set(narrow) else wide)
-    return characters | set(_KINDS[0]) if seen & set(_KINDS[0]) else characters
+    return characters
 
 
 def _successor(text: str) -> str:
@@ -170,8 +161,6 @@ class KeyRange:
     """Consecutive pages without a key."""
     is_in_flight: bool = False
     is_done: bool = False
-    is_whole: bool = True
-    """The range is still the whole listing: it was never split."""
     pages: deque[Any] = field(default_factory=deque)
     """Pages that wait for the consumer, kept for the executor of the plan."""
 
@@ -236,7 +225,7 @@ class ListingPlan:
 
     Args:
         prefix: Beginning of all keys.
-        max_in_flight: Largest number of requests in flight.
+        max_in_flight: Largest number of requests in flight; may be changed later.
         page_size: Number of objects in each page except the last.
         delimiter: The delimiter if one level is listed, otherwise empty.
         window: Number of next pages that are requested in parallel. A few more may wait for the
@@ -253,9 +242,10 @@ class ListingPlan:
         window: float = float("inf"),
     ) -> None:
         self.ranges = [KeyRange("", "", expected=float("inf"))]
+        self._is_whole = True
         self._prefix = prefix
         self._delimiter = delimiter
-        self._max_in_flight = max_in_flight
+        self.max_in_flight = max_in_flight
         self._window = window
         self._requested_size = self._page_size = page_size
         self._largest_page = 0
@@ -265,15 +255,6 @@ class ListingPlan:
         self._num_in_flight = 0
         self._alphabets = Alphabets()
 
-    def be_sequential(self) -> None:
-        """Make `next_requests` return one request at a time from now on."""
-        self._max_in_flight = 1
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether all pages were received."""
-        return all(key_range.is_done for key_range in self.ranges)
-
     def next_requests(self) -> list[Request]:
         """Return the requests to send now, in the order of keys.
 
@@ -282,7 +263,7 @@ class ListingPlan:
         ranges of the next `window` pages are split and requested. Other ranges are requested while
         few pages wait; only the first range if the window has more pages than estimated.
         """
-        num_idle = self._max_in_flight - self._num_in_flight
+        num_idle = self.max_in_flight - self._num_in_flight
         near = self._near_ranges()
         while sum(not each.is_in_flight for each in near) < num_idle and self._split(near):
             near = self._near_ranges()
@@ -311,11 +292,8 @@ class ListingPlan:
         key_range.is_in_flight = True
         self._num_in_flight += 1
         last = key_range.last_request
-        by_token = key_range.token and (
-            last is not None
-            and (last.end == key_range.end or not key_range.last or self._page_size < _TOKENS_ONLY)
-        )
-        if by_token and last is not None:
+        is_same = last is not None and (last.end == key_range.end or not key_range.last)
+        if last and key_range.token and (is_same or self._page_size < _TOKENS_ONLY):
             return Request(key_range, last.start, last.end, key_range.token)
         return Request(key_range, key_range.listed_up_to, key_range.end, "")
 
@@ -398,13 +376,13 @@ class ListingPlan:
             else self._alphabets.top(start, depth)
         )
         key_range.expected = num_objects * _ratio(end - last, page_span)
-        if key_range.expected > _MAX_CREDIBLE or (key_range.is_whole and not key_range.end):
+        if key_range.expected > _MAX_CREDIBLE or self._is_whole:
             self._gallop(key_range, first, num_objects)
 
     def _gallop(self, key_range: KeyRange, first: str, num_objects: int) -> None:
         """Split a range after its last page, at fast growing distances."""
-        key_range.is_whole = False
-        if self._max_in_flight < 2:
+        self._is_whole = False
+        if self.max_in_flight < 2:
             return
         points: list[str] = []
         for point in gallop(first, key_range.last, key_range.end, self._prefix):
@@ -416,8 +394,7 @@ class ListingPlan:
         end = key_range.end
         index = self.ranges.index(key_range) + 1
         self.ranges[index:index] = [
-            KeyRange(start, stop, is_whole=False)
-            for start, stop in zip(points, [*points[1:], end], strict=True)
+            KeyRange(start, stop) for start, stop in zip(points, [*points[1:], end], strict=True)
         ]
         self._num_ranges += len(points)
         key_range.end = points[0]
@@ -437,14 +414,14 @@ class ListingPlan:
     @property
     def _num_splits(self) -> int:
         """Number of ranges that may be added within the bound of requests."""
-        allowed = 2 * self._max_in_flight + 1.2 * self._num_objects / self._page_size
+        allowed = 2 * self.max_in_flight + 1.2 * self._num_objects / self._page_size
         return int(allowed) - self._num_continued - self._num_ranges
 
     def _split(self, near: list[KeyRange]) -> bool:
         """Split the range of `near` with most remaining objects, and insert the new range."""
         if self._num_splits <= 0:
             return False
-        for key_range in sorted(near, key=_num_expected, reverse=True):
+        for key_range in sorted(near, key=attrgetter("expected"), reverse=True):
             num_in_flight = self._page_size if key_range.is_in_flight else 0
             remaining = key_range.expected - num_in_flight
             if remaining < 3 * self._page_size or key_range.expected == float("inf"):
@@ -458,14 +435,11 @@ class ListingPlan:
                 continue
             self.ranges.insert(
                 self.ranges.index(key_range) + 1,
-                KeyRange(point, key_range.end, expected=remaining / 2, is_whole=False),
+                KeyRange(point, key_range.end, expected=remaining / 2),
             )
             self._num_ranges += 1
-            key_range.end, key_range.expected, key_range.is_whole = (
-                point,
-                key_range.expected - remaining / 2,
-                False,
-            )
+            key_range.end = point
+            key_range.expected -= remaining / 2
             return True
         return False
 
@@ -473,11 +447,3 @@ class ListingPlan:
         """Return the part of a key before its first delimiter after the prefix."""
         index = point.find(self._delimiter, len(self._prefix)) if self._delimiter else -1
         return point if index < 0 else point[:index]
-
-    def forget(self, num_ranges: int) -> None:
-        """Drop the first ranges, whose pages were all consumed."""
-        del self.ranges[:num_ranges]
-
-
-def _num_expected(key_range: KeyRange) -> float:
-    return key_range.expected

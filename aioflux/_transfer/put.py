@@ -10,11 +10,11 @@ from aioflux._transfer.arguments import lower_names
 from aioflux._transfer.conditions import require
 from aioflux._transfer.delete import delete
 from aioflux._transfer.temp_keys import TEMPORARY_PREFIXES, is_temporary
-from aioflux._values.checksums import crc32c
+from aioflux._values.checksums import crc32c_of_pieces
 from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
@@ -44,17 +44,20 @@ def write_request(
     )
 
 
-async def put_once(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
+async def put_once(
+    session: Session, request: WriteRequest, pieces: Sequence[memoryview]
+) -> ObjectMeta:
     """Write a whole object in one request. A body that arrives damaged is resent up to twice."""
     await require(session, request.key, request.precondition)
-    checksum = crc32c(data) if session.options.verify else None
+    checksum = crc32c_of_pieces(pieces) if session.options.verify else None
+    size = sum(map(len, pieces))
     meta = await send_write(
         session,
         request,
-        lambda: session.service.put(request, data, crc32c=checksum),
-        lambda: find_written(session, request, size=data.nbytes, crc32c=crc32c(data)),
+        lambda: session.service.put(request, pieces, crc32c=checksum),
+        lambda: find_written(session, request, size=size, crc32c=crc32c_of_pieces(pieces)),
         resends=ResendLimit(),
-        num_bytes=data.nbytes,
+        num_bytes=size,
     )
     if checksum is not None and meta.crc32c != checksum:
         await compare_stored(session, meta, checksum)

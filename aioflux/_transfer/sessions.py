@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._transfer.counters import StoreCounters
-from aioflux._transfer.limits import Limits, RequestRate, first_limit, start_delay_seconds
+from aioflux._transfer.limits import Limits, RequestRate, plan_start
 from aioflux._transfer.session import Session
 from aioflux._transfer.spread import Spread
 from aioflux.options import longest_cleanup
@@ -87,8 +87,8 @@ class Sessions:
         )
         text = os.environ.get("WORLD_SIZE", "")
         world_size = int(text) if text.isdecimal() else 1
-        if delay := start_delay_seconds(world_size, _jitter()):
-            first = first_limit(self._transfer.max_in_flight, world_size)
+        first, delay = plan_start(self._transfer.max_in_flight, world_size, _jitter())
+        if delay:
             limits.requests.start_slowly(first, delay)
         if (per_second := self._transfer.max_requests_per_second) is not None:
             limits.requests.rate = RequestRate(per_second, fraction=_jitter())

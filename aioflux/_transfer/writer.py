@@ -27,10 +27,11 @@ from aioflux._transfer.prefault import prefault
 from aioflux._transfer.put import compare_stored, put_once
 from aioflux._transfer.range_plan import plan_part_size
 from aioflux._transfer.temp_keys import new_temporary_key
-from aioflux._values.checksums import combine_crc32c, crc32c
+from aioflux._values.checksums import combine_crc32c, crc32c_of_pieces
 from aioflux.errors import AiofluxError, ChecksumError, NotFoundError, StorageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from aioflux._services.base import Service, UploadedPart
@@ -54,7 +55,7 @@ async def put(session: Session, request: WriteRequest, data: memoryview) -> Obje
         async with _WholeWriter(session, request) as writer:
             await writer.write(data)
         return writer.meta
-    return await put_once(session, request, data)
+    return await put_once(session, request, [data])
 
 
 class ObjectWriter:
@@ -166,9 +167,9 @@ class ObjectWriter:
         try:
             self._session.require_own_process(self._request.key)
             self._raise_failure()
-            await self._flush()
+            unsent = await self._flush()
             if self._initiating is None:
-                self.meta = await put_once(self._session, self._request, memoryview(self._buffer))
+                self.meta = await put_once(self._session, self._request, unsent)
             else:
                 self.meta = await self._complete()
         except BaseException as exc:
@@ -311,10 +312,11 @@ class ObjectWriter:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
 
-    async def _flush(self) -> None:
-        """Send the last part of an upload; without an upload, `aclose` sends the buffer."""
+    async def _flush(self) -> Sequence[memoryview]:
+        """Send the last part of an upload; without an upload, return the whole object."""
         if self._initiating is not None and self._buffer:
             await self._send_buffer()
+        return [memoryview(self._buffer)]
 
     async def _write_from_caller(self, view: memoryview, *, is_rest: bool) -> memoryview:
         """Send parts from the caller's memory, and return the rest, which fits in one part.
@@ -376,12 +378,6 @@ class ObjectWriter:
         resends = ResendLimit()
         checksum: int | None = None
 
-        def compute() -> int:
-            value = 0
-            for view in views:
-                value = crc32c(view, value)
-            return value
-
         async def send(service: Service) -> UploadedPart:
             # The checksum is computed when the part has a slot: the checksums of many parts at once
             # would block the event loop.
@@ -389,7 +385,7 @@ class ObjectWriter:
             for view in views:
                 prefault(view)
             if checksum is None and session.options.verify:
-                checksum = compute()
+                checksum = crc32c_of_pieces(views)
             return await service.put_part(
                 self._key, self._initiation.upload_id, number, views, offset=offset, crc32c=checksum
             )
@@ -412,7 +408,7 @@ class ObjectWriter:
         num_bytes = sum(view.nbytes for view in views)
         part = await session.call(self._key, attempt, num_bytes=num_bytes)
         if checksum is None:
-            checksum = compute() if part.crc32c is None else part.crc32c
+            checksum = crc32c_of_pieces(views) if part.crc32c is None else part.crc32c
         return part, checksum
 
     async def _complete(self) -> ObjectMeta:

@@ -14,6 +14,8 @@ from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._transfer.writer import ObjectWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aioflux._services.base import WriteRequest
     from aioflux._transfer.session import Session
 
@@ -84,14 +86,10 @@ class ZeroCopyWriter(ObjectWriter):
         if copied_size:
             task.add_done_callback(lambda _: self._copies_budget.release(copied_size))
 
-    async def _flush(self) -> None:
-        if self._initiating is None:
-            # `aclose` sends the object by one request, from one buffer of at most one part.
-            self._buffer = bytearray().join(self._pieces)
-            self._pieces = []
-            self._pieces_size = 0
-        elif self._pieces_size:
+    async def _flush(self) -> Sequence[memoryview]:
+        if self._initiating is not None and self._pieces_size:
             await self._send_gathered()
+        return self._pieces
 
     async def abort(self, reason: BaseException | None = None) -> None:
         """Abort like `ObjectWriter.abort`; afterwards the caller may change the memory."""

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
 import google_crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["address_of", "combine_crc32c", "crc32c", "crc32c_blocks", "join_crc32c"]
+__all__ = [
+    "address_of",
+    "combine_crc32c",
+    "crc32c",
+    "crc32c_blocks",
+    "crc32c_of_pieces",
+    "join_crc32c",
+]
 
 _WINDOWS = (ctypes.c_ubyte * (1024 * 1024), ctypes.c_ubyte * (64 * 1024))
 
@@ -85,6 +92,11 @@ def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
                     value = google_crc32c.extend(value, window.from_address(address + offset))
                     offset += size
     return int(google_crc32c.extend(value, bytes(view[offset:])))
+
+
+def crc32c_of_pieces(pieces: Iterable[memoryview]) -> int:
+    """Return the crc32c of pieces of memory, one after another."""
+    return reduce(lambda value, piece: crc32c(piece, value), pieces, 0)
 
 
 def crc32c_blocks(view: memoryview, block_size: int) -> list[int]:

@@ -6,7 +6,7 @@ each dataset:
     first rank     add 1 to `arrived` -> 1; list; wait until all ranks have arrived; close the
                    round; set the parts, then the head
     other ranks    add 1 to `arrived` -> above 1; wait for the head; get the parts
-    last receiver  delete the keys
+    last rank      delete the keys
 
 A listing is shared by all ranks or by none: if only some ranks build a dataset, the round is closed
 after a time, and each of them lists. So no rank receives a listing of minutes ago. A listing that
@@ -75,8 +75,7 @@ class _Head(NamedTuple):
     """The number of parts, the uri of an object, or an error; without these, each rank lists."""
 
     rank: int
-    what: str
-    num_ranks: int
+    uris: str
     num_parts: int = 0
     place: str = ""
     error: Exception | None = None
@@ -116,7 +115,7 @@ def listed_once(
     store = _store_of_group() if sharing.place else None
     if store is None:
         return list_objects(options)
-    return _Meeting(store, uris, options, sharing).listings(list_objects)
+    return _Rendezvous(store, uris, options, sharing).listings(list_objects)
 
 
 def _store_of_group() -> Any:
@@ -153,7 +152,7 @@ def _restart_of_group(environment: Mapping[str, str]) -> str:
     return environment.get("TORCHELASTIC_RESTART_COUNT", "") if keeps_store and is_one_agent else ""
 
 
-class _Meeting:
+class _Rendezvous:
     """One round: the exchange of the listing of one dataset among the ranks that build it."""
 
     def __init__(
@@ -161,15 +160,13 @@ class _Meeting:
     ) -> None:
         self._store, self._options, self._sharing = store, options, sharing
         endpoint_url = options.get("endpoint_url")
-        self._what = ", ".join(uris) + (f" at {endpoint_url}" if endpoint_url else "")
+        self._uris = ", ".join(uris) + (f" at {endpoint_url}" if endpoint_url else "")
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._name = ""
-        digest = hashlib.sha256(repr(self._what).encode()).hexdigest()
-        kind = "all" if sharing.is_same_on_all_ranks else digest
-        restart = _restart_of_group(os.environ)
-        self._rounds = f"aioflux/{restart}/{self._world_size}/{kind}"
-        self._timeout_seconds: float = store.timeout.total_seconds()
         is_needed = sharing.is_same_on_all_ranks
+        kind = "all" if is_needed else hashlib.sha256(repr(self._uris).encode()).hexdigest()
+        self._rounds = f"aioflux/{_restart_of_group(os.environ)}/{self._world_size}/{kind}"
+        self._timeout_seconds: float = store.timeout.total_seconds()
         self._wait_seconds = min(self._timeout_seconds, math.inf if is_needed else _WAIT_SECONDS)
 
     def listings(self, list_objects: _ListObjects) -> Listings:
@@ -189,10 +186,10 @@ class _Meeting:
 
     def _error(self, problem: str) -> TransientError:
         message = (
-            f"rank {self._rank} of {self._world_size} has no listing of {self._what}: {problem}; "
+            f"rank {self._rank} of {self._world_size} has no listing of {self._uris}: {problem}; "
             "see the logs of all ranks. With share_listing=False each rank lists"
         )
-        return TransientError(message, uri=self._what)
+        return TransientError(message, uri=self._uris)
 
     def _list(self, list_objects: _ListObjects) -> Listings:
         result: dict[str, Any] = {}
@@ -226,7 +223,7 @@ class _Meeting:
             time.sleep(poll_seconds(num_polls, 1))
             num_polls += 1
             if num_polls == 100:  # ten seconds
-                _log.warning("waiting for other ranks to build the dataset of %s", self._what)
+                _log.warning("waiting for other ranks to build the dataset of %s", self._uris)
         num_ranks = int(self._store.add(name, _CLOSED)) % _CLOSED
         self._store.add(f"{self._rounds}/num_closed", 1)
         return num_ranks
@@ -241,52 +238,64 @@ class _Meeting:
                 with sync.open_store(uri, **self._options) as store:
                     store.put("objects", data)
                 return {"place": uri}
-            _log.warning("share_listing= a uri is faster for the large listing of %s", self._what)
+            _log.warning("share_listing= a uri is faster for the large listing of %s", self._uris)
         parts = [data[start : start + _PART_BYTES] for start in range(0, len(data), _PART_BYTES)]
         for number, part in enumerate(parts):
             self._store.set(f"{self._name}/{number}", part)
         return {"num_parts": len(parts)}
 
     def _set_head(self, num_ranks: int, **result: Any) -> None:
-        head = _Head(self._rank, self._what, num_ranks, **result)
+        head = _Head(self._rank, self._uris, **result)
         self._store.set(f"{self._name}/head", pickle.dumps(head))
-        self._leave(head)
+        self._count_exit(1 - num_ranks)
 
     def _receive(self) -> Listings | None:
         """Return the listing that the first rank made, or None if this rank must list."""
-        head = self._wait_for_head()
-        if head.what != self._what:
-            raise ValueError(
-                f"rank {self._rank} builds a dataset of {self._what}, and rank {head.rank} one of "
-                f"{head.what}; build the same datasets in the same order on all ranks, and others "
-                "with share_listing=False"
-            )
-        data = b"".join(self._store.get(f"{self._name}/{each}") for each in range(head.num_parts))
-        if head.place:
-            with sync.open_store(head.place, **self._options) as store:
-                data = store.get("objects")
-        self._leave(head)
+        try:
+            head = self._wait_for_head()
+            if head.uris != self._uris:
+                raise ValueError(
+                    f"rank {self._rank} builds a dataset of {self._uris}, and rank {head.rank} one "
+                    f"of {head.uris}; build the same datasets in the same order on all ranks, and "
+                    "others with share_listing=False"
+                )
+            parts = (f"{self._name}/{number}" for number in range(head.num_parts))
+            data = b"".join(map(self._store.get, parts))
+            if head.place:
+                with sync.open_store(head.place, **self._options) as store:
+                    data = store.get("objects")
+        finally:
+            with suppress(dist.DistError):  # the store ended, and the keys with it
+                self._count_exit()
         if head.error is not None:
             raise head.error
         return pickle.loads(zlib.decompress(data)) if data else None  # noqa: S301  of this job
 
     def _wait_for_head(self) -> _Head:
-        name, num_polls = f"{self._name}/head", 0
+        num_polls = 0
         wait_seconds = self._wait_seconds + self._timeout_seconds
         deadline = time.monotonic() + wait_seconds
         # Not `Store.wait`: it holds the lock of the connection, and delays Ctrl-C.
-        while not self._store.check([name]):
+        while not self._store.check([f"{self._name}/head"]):
             if time.monotonic() > deadline:
                 raise self._error(f"the rank that lists did not finish in {wait_seconds:g} s")
             time.sleep(poll_seconds(num_polls, self._world_size))
             num_polls += 1
-        head: _Head = pickle.loads(self._store.get(name))  # noqa: S301  written by this job
+        return self._read_head()
+
+    def _read_head(self) -> _Head:
+        head: _Head = pickle.loads(self._store.get(f"{self._name}/head"))  # noqa: S301  of this job
         return head
 
-    def _leave(self, head: _Head) -> None:
-        """Count this rank; the last one of the round deletes the listing."""
-        if self._store.add(f"{self._name}/left", 1) < head.num_ranks:
+    def _count_exit(self, change: int = 1) -> None:
+        """Count this rank; the last one of the round deletes the listing.
+
+        The rank that lists subtracts the other ranks, after it has set the head. A rank that is
+        interrupted counts itself before that. So the sum is 0 for the last rank only.
+        """
+        if self._store.add(f"{self._name}/left", change) != 0:
             return
+        head = self._read_head()
         if head.place:
             try:
                 with sync.open_store(head.place, **self._options) as store:

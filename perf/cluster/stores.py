@@ -86,11 +86,12 @@ class ModelService(Service):
         )
 
     async def put(
-        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
+        self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
         """See base class."""
+        data = b"".join(pieces)
         await self._exchange("put", request.key, len(data))
-        return self._store(request, bytes(data), crc32c)
+        return self._store(request, data, crc32c)
 
     def _store(self, request: WriteRequest, data: bytes, crc32c: int | None) -> ObjectMeta:
         bucket, name = self._bucket, self._prefix + request.key

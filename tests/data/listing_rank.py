@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from aioflux import TransferOptions
 from aioflux.data import IterableDataset, MapDataset
 from aioflux.data._job_listing import Sharing, listed_once
 from tests.data.transforms import key_of
+from tests.patience import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,6 +76,12 @@ def open_rank(
                 return handed_over(**arguments)
             case "given_rates":
                 return given_rates(**arguments)
+            case "list_late":
+                return list_late(Path(arguments["started"]), Path(arguments["goes_on"]))
+            case "interrupted":
+                return interrupted(arguments["seconds"])
+            case "num_keys":
+                return dist.distributed_c10d._get_default_store().num_keys()
             case "join_again":
                 dist.destroy_process_group()
                 join(**arguments)
@@ -94,6 +102,29 @@ def in_fork(build: Callable[[], Any]) -> int:
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def list_late(started: Path, goes_on: Path) -> list[Any]:
+    """List when a file exists."""
+
+    def list_objects(_: Any) -> Any:
+        started.touch()
+        wait_until(goes_on.exists)
+        return [1]
+
+    return listed_once(["gs://bucket"], {}, Sharing(True, is_same_on_all_ranks=True), list_objects)
+
+
+def interrupted(seconds: float) -> bool:
+    """Wait for the listing of another rank, and press Ctrl-C."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    sharing = Sharing(place=True, is_same_on_all_ranks=True)
+    try:
+        listed_once(["gs://bucket"], {}, sharing, lambda _: [])
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def wait_forever(blocker: Path) -> str:

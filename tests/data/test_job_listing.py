@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 KINDS = ["MapDataset", "IterableDataset"]
 NUM_RANKS = 3
+KEYS_OF_A_ROUND = {"arrived", "num_closed"}
+"""Keys that stay in the store, which are small."""
 
 
 # --- decisions --------------------------------
@@ -206,10 +208,12 @@ def test_ranks_that_divide_different_objects_raise_an_error_that_names_both(
     other = f"{bucket.root}/other"
     bucket.server.put("bucket", "other/x", b"")
     with started(2) as job:
+        num_keys = job.ranks[0].call("num_keys")
         uris = [bucket.uri, other]
         for rank, uri in zip(job.ranks, uris, strict=True):
             rank.send("keys", **dataset(bucket, "IterableDataset", uri))
         outcomes = [rank.receive() for rank in job.ranks]
+        assert job.ranks[0].call("num_keys") == num_keys + len(KEYS_OF_A_ROUND)
     (error,) = [text for succeeded, text in outcomes if not succeeded]
     assert all(f"{uri} at" in error for uri in uris)
     assert "rank 0" in error
@@ -275,6 +279,20 @@ def test_an_object_hands_over_what_is_too_large_for_the_store(bucket: Bucket, jo
     statuses = bucket.server.stats.operation("objects.get").statuses
     assert statuses[206] == NUM_RANKS - 1  # reads of the object
     assert bucket.server.keys("bucket") == []
+
+
+def test_a_rank_that_is_interrupted_leaves_no_listing_in_the_store(tmp_path: Path) -> None:
+    """The other rank deletes the keys, though it has set them after the interruption."""
+    begun, goes_on = tmp_path / "started", tmp_path / "goes-on"
+    with started(2) as job:
+        first, second = job.ranks
+        num_keys = first.call("num_keys")
+        first.send("list_late", started=str(begun), goes_on=str(goes_on))
+        wait_until(begun.exists)
+        assert second.call("interrupted", seconds=0.3)
+        goes_on.touch()
+        assert first.receive() == (True, [1])
+        assert first.call("num_keys") == num_keys + len(KEYS_OF_A_ROUND)
 
 
 def test_a_rank_that_lists_and_hangs_is_an_error_of_the_others(

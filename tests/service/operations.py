@@ -72,7 +72,7 @@ ALL: dict[str, Callable[[Any], Awaitable[object]]] = {
     "head": lambda service: service.head("a"),
     "get": lambda service: service.get(ReadRequest("a")),
     "small_read": small_read,
-    "put": lambda service: service.put(WriteRequest("b"), _DATA, crc32c=crc32c(_DATA)),
+    "put": lambda service: service.put(WriteRequest("b"), [_DATA], crc32c=crc32c(_DATA)),
     "delete": lambda service: service.delete("a"),
     "delete_page": lambda service: service.delete_page([Source(key="a")]),
     "list": lambda service: service.list_page(ListRequest("")),

@@ -138,7 +138,7 @@ async def test_a_body_reports_what_it_is_a_part_of(server: GCSServer) -> None:
 async def test_bytes_that_arrive_wrong_are_refused_by_the_service(server: GCSServer) -> None:
     async with opened(server.url) as service:
         with pytest.raises(ChecksumError, match="other bytes"):
-            await service.put(WriteRequest("b"), b"1", crc32c=0)
+            await service.put(WriteRequest("b"), [b"1"], crc32c=0)
         with pytest.raises(NotFoundError):
             await service.head("b")
 

@@ -37,7 +37,7 @@ def temporary_files(directory: Path) -> list[Path]:
 
 
 async def put(service: Service, key: str, data: bytes = b"1") -> ObjectMeta:
-    return await service.put(WriteRequest(key), data, crc32c=None)
+    return await service.put(WriteRequest(key), [data], crc32c=None)
 
 
 @given(st.text(alphabet=st.sampled_from("a./\\\0-~ :") | st.characters(codec="utf-8")))
@@ -116,7 +116,7 @@ async def test_a_condition_that_fails_leaves_nothing(
     part = await service.put_part("e/f/a", upload, 1, (b"1",), offset=0, crc32c=None)
     unmet = Precondition(if_generation_match="other")
     calls = {
-        "put": lambda: service.put(WriteRequest("e/f/a", unmet), b"new", crc32c=None),
+        "put": lambda: service.put(WriteRequest("e/f/a", unmet), [b"new"], crc32c=None),
         "compose": lambda: service.compose(WriteRequest("e/f/a", unmet), [Source(key="d/old")]),
         "complete": lambda: service.complete_upload(WriteRequest("e/f/a", unmet), upload, [part]),
     }
@@ -199,7 +199,7 @@ async def test_a_listing_starts_and_ends_at_its_offsets(service: Service) -> Non
 
 async def test_metadata_is_refused_rather_than_lost(service: Service) -> None:
     with pytest.raises(StorageError, match="metadata"):
-        await service.put(WriteRequest("a", metadata={"label": "cat"}), b"", crc32c=None)
+        await service.put(WriteRequest("a", metadata={"label": "cat"}), [b""], crc32c=None)
     with pytest.raises(NotFoundError):
         await service.head("a")
 
@@ -319,7 +319,7 @@ async def test_bytes_that_do_not_match_their_crc32c_are_not_written(
 ) -> None:
     writing: Awaitable[object]
     if way == "put":
-        writing = service.put(WriteRequest("a"), b"123456789", crc32c=1)
+        writing = service.put(WriteRequest("a"), [b"123456789"], crc32c=1)
     else:
         upload = await service.initiate_upload(WriteRequest("a"))
         writing = service.put_part("a", upload, 1, (b"123456789",), offset=0, crc32c=1)

@@ -51,7 +51,7 @@ def service(root: Path) -> Service:
 
 
 async def put(service: Service, key: str, data: bytes = b"1") -> None:
-    await service.put(WriteRequest(key), data, crc32c=None)
+    await service.put(WriteRequest(key), [data], crc32c=None)
 
 
 def everything(root: Path) -> list[str]:
@@ -229,7 +229,7 @@ async def test_a_cancelled_write_is_never_published(
     for key in ("a", "d/b"):
         halting = Halting(write)
         monkeypatch.setattr(os, "pwrite", halting)
-        task = asyncio.create_task(service.put(WriteRequest(key), memoryview(data), crc32c=None))
+        task = asyncio.create_task(service.put(WriteRequest(key), [memoryview(data)], crc32c=None))
         await until(lambda halting=halting: halting.num_made)
         assert everything(root)
         await cancel(task, halting)

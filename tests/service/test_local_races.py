@@ -101,13 +101,13 @@ def test_no_update_is_lost(tmp_path: Path) -> None:
 async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
     """Where every other writer has none, too."""
     service = open_service(tmp_path.as_uri())
-    first = await service.put(WriteRequest("a"), b"0", crc32c=None)
+    first = await service.put(WriteRequest("a"), [b"0"], crc32c=None)
     last = first.generation
     for _ in range(30):
         expected = Precondition(if_generation_match=last)
         outcomes = await asyncio.gather(
-            service.put(WriteRequest("a", expected), b"1", crc32c=None),
-            service.put(WriteRequest("a", expected), b"2", crc32c=None),
+            service.put(WriteRequest("a", expected), [b"1"], crc32c=None),
+            service.put(WriteRequest("a", expected), [b"2"], crc32c=None),
             service.delete("a", generation=last),
             return_exceptions=True,
         )
@@ -115,7 +115,7 @@ async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
         lost = {type(each) for each in outcomes if isinstance(each, BaseException)}
         assert len(won) == 1, outcomes
         assert lost <= {PreconditionFailedError, NotFoundError}
-        meta = await service.put(WriteRequest("a"), b"0", crc32c=None)
+        meta = await service.put(WriteRequest("a"), [b"0"], crc32c=None)
         last = meta.generation
 
 
@@ -161,7 +161,7 @@ def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path) -> None:
 async def write_after(directory: Path, release: Callable[[], None]) -> None:
     service = open_service(f"file://{directory}")
     create_only = Precondition(if_absent=True)
-    writing = asyncio.create_task(service.put(WriteRequest("a", create_only), b"1", crc32c=None))
+    writing = asyncio.create_task(service.put(WriteRequest("a", create_only), [b"1"], crc32c=None))
     assert await asyncio.wait([writing], timeout=0.2) == (set(), {writing})
     release()
     async with asyncio.timeout(100):
@@ -251,9 +251,9 @@ def test_locks_do_not_pile_up(tmp_path: Path) -> None:
 
 async def test_an_object_in_the_way_is_distinguished_from_a_condition(tmp_path: Path) -> None:
     service = open_service(tmp_path.as_uri())
-    await service.put(WriteRequest("a"), b"1", crc32c=None)
+    await service.put(WriteRequest("a"), [b"1"], crc32c=None)
     create_only = Precondition(if_absent=True)
     with pytest.raises(PreconditionFailedError, match="/a "):
-        await service.put(WriteRequest("a", create_only), b"2", crc32c=None)
+        await service.put(WriteRequest("a", create_only), [b"2"], crc32c=None)
     with pytest.raises(StorageError, match="a part of its path is an object"):
-        await service.put(WriteRequest("a/b", create_only), b"2", crc32c=None)
+        await service.put(WriteRequest("a/b", create_only), [b"2"], crc32c=None)

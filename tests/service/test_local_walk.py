@@ -172,7 +172,7 @@ async def test_two_listings_at_once_do_not_disturb_each_other(root: Path, servic
 
 async def test_deep_directories_are_no_deep_recursion(root: Path, service: Service) -> None:
     key = "/".join(["d"] * 1010) + "/k"
-    await service.put(WriteRequest(key), b"1", crc32c=None)
+    await service.put(WriteRequest(key), [b"1"], crc32c=None)
     assert await keys(service) == [key]
     await service.delete(key)
     assert names_in(root) == []
@@ -197,8 +197,8 @@ async def test_a_link_is_replaced_and_deleted_itself(root: Path, service: Servic
     write(root, "a")
     for name in ("l1", "l2", "nowhere"):
         (root / name).symlink_to("a" if name != "nowhere" else "gone")
-    await service.put(WriteRequest("l1"), b"new", crc32c=None)
-    await service.put(WriteRequest("nowhere"), b"new", crc32c=None)
+    await service.put(WriteRequest("l1"), [b"new"], crc32c=None)
+    await service.put(WriteRequest("nowhere"), [b"new"], crc32c=None)
     await service.delete("l2")
     assert (root / "a").read_bytes() == b"a"
     assert await keys(service) == ["a", "l1", "nowhere"]
@@ -228,7 +228,7 @@ async def test_links_never_lead_out(root: Path, service: Service, tmp_path: Path
             await service.compose(WriteRequest("c"), [Source(key=key)])
     for key in ("up/x", "d/out/x", "d/out/y/z"):
         with pytest.raises(PermissionDeniedError, match=r"leads out"):
-            await service.put(WriteRequest(key), b"1", crc32c=None)
+            await service.put(WriteRequest(key), [b"1"], crc32c=None)
         with pytest.raises(PermissionDeniedError, match=r"leads out"):
             await service.initiate_upload(WriteRequest(key))
     assert (tmp_path / "secret/s").read_bytes() == b"secret"
@@ -261,7 +261,7 @@ async def test_a_root_that_is_a_link_is_followed(root: Path, tmp_path: Path) -> 
     service = open_service((tmp_path / "link").as_uri())
     (root / "again").symlink_to("d")
     assert await keys(service) == ["again/a", "d/a"]
-    await service.put(WriteRequest("again/b"), b"1", crc32c=None)
+    await service.put(WriteRequest("again/b"), [b"1"], crc32c=None)
     assert (root / "d/b").exists()
 
 
@@ -288,7 +288,7 @@ async def test_what_is_no_file_is_not_there(root: Path, service: Service) -> Non
                     await call
         for name in ("pipe", "socket", "directory"):
             with pytest.raises(StorageError, match=name):
-                await service.put(WriteRequest(name), b"1", crc32c=None)
+                await service.put(WriteRequest(name), [b"1"], crc32c=None)
     listener.close()
     assert names_in(root) == sorted(["a", *names])
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ANY = Precondition()
 WRITES: dict[str, Callable[[Service], Awaitable[object]]] = {
-    "put": lambda service: service.put(WriteRequest("b"), b"1", crc32c=None),
+    "put": lambda service: service.put(WriteRequest("b"), [b"1"], crc32c=None),
     "delete": lambda service: service.delete("a"),
     "compose": lambda service: service.compose(WriteRequest("b"), [Source(key="a")]),
     "copy": lambda service: service.copy(Source(key="a"), "b", precondition=ANY),

@@ -27,7 +27,7 @@ def service() -> Service:
 
 async def test_wrong_bytes_are_refused(service: Service) -> None:
     with pytest.raises(ChecksumError, match="p/a"):
-        await service.put(WriteRequest("a"), b"1", crc32c=0)
+        await service.put(WriteRequest("a"), [b"1"], crc32c=0)
     upload = await service.initiate_upload(WriteRequest("a"))
     with pytest.raises(ChecksumError, match="p/a"):
         await service.put_part("a", upload, 1, (b"1",), offset=0, crc32c=0)
@@ -46,7 +46,7 @@ async def test_an_upload_belongs_to_its_key(service: Service) -> None:
 
 
 async def test_a_condition_of_a_completion_is_judged(service: Service) -> None:
-    await service.put(WriteRequest("a"), b"old", crc32c=None)
+    await service.put(WriteRequest("a"), [b"old"], crc32c=None)
     upload = await service.initiate_upload(WriteRequest("a"))
     part = await service.put_part("a", upload, 1, (b"1",), offset=0, crc32c=None)
     with pytest.raises(PreconditionFailedError):
@@ -58,7 +58,7 @@ async def test_a_condition_of_a_completion_is_judged(service: Service) -> None:
 
 async def test_a_delimiter_groups_keys_over_pages(service: Service) -> None:
     for key in ("a", "b/1", "b/2", "c/d/e", "f", "g/h"):
-        await service.put(WriteRequest(key), b"", crc32c=None)
+        await service.put(WriteRequest(key), [b""], crc32c=None)
     names: list[str] = []
     token = ""
     while True:
@@ -74,7 +74,7 @@ async def test_a_delimiter_groups_keys_over_pages(service: Service) -> None:
 
 async def test_a_listing_starts_and_ends_at_its_offsets(service: Service) -> None:
     for at in range(10):
-        await service.put(WriteRequest(f"d{at}"), b"", crc32c=None)
+        await service.put(WriteRequest(f"d{at}"), [b""], crc32c=None)
     page = await service.list_page(ListRequest("d", start_offset="d3", end_offset="d6"))
     assert [meta.key for meta in page.objects] == ["d3", "d4", "d5"]
 
@@ -119,6 +119,6 @@ async def test_a_name_is_judged_whole() -> None:
     """With the store's prefix: a dot below it is a name like another."""
     service = open_service(f"memory://{uuid.uuid4().hex}/p/")
     for key in ("..", ".", "k" * 1022, ".well-known/acme-challenge/x"):
-        await service.put(WriteRequest(key), b"1", crc32c=None)
+        await service.put(WriteRequest(key), [b"1"], crc32c=None)
     with pytest.raises(ValueError, match="1025 bytes"):
-        await service.put(WriteRequest("k" * 1023), b"1", crc32c=None)
+        await service.put(WriteRequest("k" * 1023), [b"1"], crc32c=None)

@@ -77,7 +77,7 @@ async def test_a_code_that_passes_leaves_open_what_was_done(code: str, status: i
     """Whatever status a server sends it with; the wait that it asks for is kept."""
     async with asking(service_error(status, code, Retry_After="7")) as (service, _):
         with pytest.raises(TransientError) as error:
-            await service.put(WriteRequest("b"), b"1", crc32c=None)
+            await service.put(WriteRequest("b"), [b"1"], crc32c=None)
     assert error.value.maybe_done
     assert error.value.retry_after_seconds == (None if status == 400 else 7)
 
@@ -193,9 +193,9 @@ async def test_a_region_is_not_guessed_while_the_answer_may_come(status: int) ->
     told = answer(200, x_amz_bucket_region="eu-west-3")
     async with asking(answer(status), told, hello(), kind=ServiceOfAWS) as (service, asked):
         with pytest.raises(TransientError) as error:
-            await service.put(WriteRequest("a"), b"hello", crc32c=None)
+            await service.put(WriteRequest("a"), [b"hello"], crc32c=None)
         assert not error.value.maybe_done
-        await service.put(WriteRequest("a"), b"hello", crc32c=None)
+        await service.put(WriteRequest("a"), [b"hello"], crc32c=None)
     assert [each.method for each in asked] == ["HEAD", "HEAD", "PUT"]
     assert asked[2].headers["authorization"].split("/")[2] == "eu-west-3"
 
@@ -281,8 +281,8 @@ async def test_no_keys_name_what_needed_them() -> None:
 
 async def test_a_body_over_plain_http_is_signed() -> None:
     async with asking(answer(200, etag='"x"')) as (service, asked):
-        await service.put(WriteRequest("a"), b"hello", crc32c=None)
-        await service.put(WriteRequest("a"), b"x" * 300_000, crc32c=None)
+        await service.put(WriteRequest("a"), [b"hello"], crc32c=None)
+        await service.put(WriteRequest("a"), [b"x" * 300_000], crc32c=None)
     assert asked[0].headers["x-amz-content-sha256"].startswith("2cf24dba5fb0a30e26e83b2ac5b9e29e")
     assert len(asked[1].headers["x-amz-content-sha256"]) == 64
 
@@ -401,8 +401,8 @@ async def test_a_read_by_name_that_guessed_too_little_asks_for_a_range() -> None
 
 async def test_conditions_travel_as_headers() -> None:
     async with asking(answer(200, etag='"x"')) as (service, asked):
-        await service.put(WriteRequest("a", Precondition(if_absent=True)), b"", crc32c=None)
-        await service.put(WriteRequest("a", Precondition(if_generation_match=PIN)), b"", crc32c=0)
+        await service.put(WriteRequest("a", Precondition(if_absent=True)), [b""], crc32c=None)
+        await service.put(WriteRequest("a", Precondition(if_generation_match=PIN)), [b""], crc32c=0)
     assert asked[0].headers["if-none-match"] == "*"
     assert asked[1].headers["if-match"] == f'"{ETAG}"'
     assert asked[1].headers["x-amz-checksum-crc32c"] == "AAAAAA=="
@@ -416,7 +416,7 @@ async def test_a_condition_that_does_not_hold(status: int, code: str) -> None:
     wanted = Precondition(if_generation_match=PIN)
     async with asking(service_error(status, code)) as (service, _):
         with pytest.raises(PreconditionFailedError):
-            await service.put(WriteRequest("a", wanted), b"", crc32c=None)
+            await service.put(WriteRequest("a", wanted), [b""], crc32c=None)
 
 
 async def test_a_conflict_is_retried_but_not_for_a_completion() -> None:
@@ -425,7 +425,7 @@ async def test_a_conflict_is_retried_but_not_for_a_completion() -> None:
     absent = Precondition(if_absent=True)
     async with asking(conflict, answer(404), conflict) as (service, _):
         with pytest.raises(TransientError):
-            await service.put(WriteRequest("a", absent), b"", crc32c=None)
+            await service.put(WriteRequest("a", absent), [b""], crc32c=None)
         with pytest.raises(PreconditionFailedError):
             await service.complete_upload(WriteRequest("a", absent), "id", [])
 
@@ -434,14 +434,14 @@ async def test_a_version_is_no_condition() -> None:
     wanted = Precondition(if_generation_match="version:x")
     async with asking(hello()) as (service, _):
         with pytest.raises(ValueError, match="S3 compares ETags"):
-            await service.put(WriteRequest("a", wanted), b"", crc32c=None)
+            await service.put(WriteRequest("a", wanted), [b""], crc32c=None)
 
 
 @pytest.mark.parametrize("code", ["BadDigest", "XAmzContentChecksumMismatch", "InvalidDigest"])
 async def test_bytes_that_arrived_wrong_are_a_checksum_error(code: str) -> None:
     async with asking(service_error(400, code)) as (service, _):
         with pytest.raises(ChecksumError):
-            await service.put(WriteRequest("a"), b"1", crc32c=1)
+            await service.put(WriteRequest("a"), [b"1"], crc32c=1)
 
 
 @pytest.mark.parametrize(
@@ -496,7 +496,7 @@ async def test_no_checksums_are_sent_to_who_does_not_know_them() -> None:
         service,
         asked,
     ):
-        await service.put(WriteRequest("a"), b"hello", crc32c=0x9A71BB4C)
+        await service.put(WriteRequest("a"), [b"he", b"llo"], crc32c=0x9A71BB4C)
         await service.put_part("a", "id", 1, [b"hello"], offset=0, crc32c=0x9A71BB4C)
         await service.complete_upload(WriteRequest("a"), "id", [part])
     assert not any("x-amz-checksum-crc32c" in each.headers for each in asked)

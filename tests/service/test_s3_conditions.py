@@ -44,7 +44,7 @@ def opened(service: Service) -> aioflux.Store:
 
 
 async def put(service: Service, precondition: Precondition = MATCH) -> None:
-    await service.put(WriteRequest("a", precondition), b"1", crc32c=None)
+    await service.put(WriteRequest("a", precondition), [b"1"], crc32c=None)
 
 
 async def test_a_correct_etag_that_is_refused_is_sent_without_quotes() -> None:

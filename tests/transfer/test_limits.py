@@ -15,8 +15,7 @@ from aioflux._transfer.limits import (
     AdaptiveLimit,
     Limits,
     SizeEstimate,
-    first_limit,
-    start_delay_seconds,
+    plan_start,
 )
 
 
@@ -363,17 +362,15 @@ def test_without_a_place_the_bytes_are_kept_by_those_in_line_alone() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 64])
 def test_few_ranks_start_at_once_with_the_limit_of_the_user(world_size: int) -> None:
-    assert start_delay_seconds(world_size, 0.999) == 0
-    assert first_limit(256, world_size) == 256
+    assert plan_start(256, world_size, 0.999) == (256, 0)
 
 
 @given(st.integers(65, 100_000), st.integers(1, 1024))
 def test_first_requests_of_many_ranks_are_at_most_5000_a_second(
     world_size: int, max_in_flight: int
 ) -> None:
-    longest = start_delay_seconds(world_size, 1.0)
+    first, longest = plan_start(max_in_flight, world_size, 1.0)
     assert world_size / longest == pytest.approx(5000)
-    first = first_limit(max_in_flight, world_size)
     assert min(max_in_flight, 8) <= first <= max_in_flight
     assert first <= 8 or first * world_size <= 5000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -42,7 +43,17 @@ def open_store(uri, server, **options):
 
 @pytest.mark.parametrize(
     "sizes",
-    [[], [0], [3], [5 * MIB], [5 * MIB, 1], [1] * 50, [7 * MIB, 13, 0, 21 * MIB, 5], [2 * MIB] * 9],
+    [
+        [],
+        [0],
+        [3],
+        [5 * MIB],
+        [5 * MIB, 1],
+        [1] * 50,
+        pytest.param([1] * 3000, id="3000 pieces"),
+        [7 * MIB, 13, 0, 21 * MIB, 5],
+        [2 * MIB] * 9,
+    ],
     ids=str,
 )
 async def test_the_object_is_what_was_written(uri, server, sizes):
@@ -88,6 +99,22 @@ async def test_memory_is_sent_from_where_it_is():
             await writer.write(memory)
             memory[:] = b"x" * len(memory)
         assert await store.get("a") == bytes(memory)
+
+
+async def test_an_object_of_one_part_is_sent_without_a_copy(tmp_path):
+    memory = random.randbytes(4 * MIB)
+    async with open_store(f"file://{tmp_path}/", None, transfer=SMALL_PARTS) as store:
+        async with store.open_writer("a", zero_copy=True) as writer:
+            for start in range(0, len(memory), MIB):
+                await writer.write(memoryview(memory)[start : start + MIB])
+            tracemalloc.start()
+            try:
+                await writer.aclose()
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+        assert peak < MIB
+        assert await store.get("a") == memory
 
 
 async def test_a_part_that_cannot_be_stored_fails_the_writer(server):

@@ -213,23 +213,23 @@ class AzureService(HTTPService):
             )
 
     async def put(
-        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
+        self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
         headers = [(b"x-ms-blob-type", b"BlockBlob")]
         headers += wire.object_headers(request.content_type, request.metadata)
         headers += wire.precondition_headers(request.precondition)
         if crc32c is not None:
-            headers.append(wire.md5_header(await hash_body("md5", data)))
+            headers.append(wire.md5_header(await hash_body("md5", pieces)))
         response = await self._sender.send(
             b"PUT",
             self._path(request.key),
             "write",
             request.key,
             headers=headers,
-            body=data,
+            body=pieces,
             kind=CONDITIONAL if request.precondition else PLAIN,
         )
-        return self._written_meta(request, response, memoryview(data).nbytes)
+        return self._written_meta(request, response, sum(map(len, pieces)))
 
     def _written_meta(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
         key, headers = request.key, response.headers

@@ -200,15 +200,15 @@ class GCSService(XMLService):
         return meta
 
     async def put(
-        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
+        self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
         headers = wire.object_headers(request.content_type, request.metadata)
         headers += wire.precondition_headers(request.precondition)
         headers += wire.hash_headers(crc32c)
         response = await self._sender.send(
-            b"PUT", self._path(request.key), "write", request.key, headers=headers, body=data
+            b"PUT", self._path(request.key), "write", request.key, headers=headers, body=pieces
         )
-        return self._written_meta(request, response, memoryview(data).nbytes)
+        return self._written_meta(request, response, sum(map(len, pieces)))
 
     async def delete(self, key: str, *, generation: str = "") -> None:
         # Not by `GCSControl`: aiohttp itself sends a DELETE again after a lost connection, and the

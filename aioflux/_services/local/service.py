@@ -171,7 +171,7 @@ class LocalService(Service):
             )
 
     async def put(
-        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
+        self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
         key = request.key
         check_key(key)
@@ -180,7 +180,7 @@ class LocalService(Service):
         def write(stop: Stop) -> ObjectMeta:
             with self._mapped_errors("write", key), self._temporary(key) as (path, temporary):
                 with temporary.open("r+b", buffering=0) as file:
-                    checksum = write_all(file.fileno(), data, 0, stop)
+                    checksum = write_all(file.fileno(), pieces, 0, stop)
                     self._check_crc32c(key, checksum, crc32c)
                     meta = self._finish(file.fileno(), key, checksum)
                 return self._publish(temporary, path, meta, request.precondition, stop)
@@ -264,7 +264,8 @@ class LocalService(Service):
             while num_read := _read_into(
                 descriptor, block[: meta.size - num_copied], num_copied, stop
             ):
-                checksum = write_all(target, block[:num_read], offset + num_copied, stop, checksum)
+                crc32c = write_all(target, [block[:num_read]], offset + num_copied, stop)
+                checksum = combine_crc32c(checksum, crc32c, num_read)
                 num_copied += num_read
             self._require_unchanged(source.key, os.fstat(descriptor), meta, num_copied, meta.size)
             self._check_crc32c(source.key, checksum, meta.crc32c)
@@ -319,13 +320,10 @@ class LocalService(Service):
         path = self._upload(key, upload_id)
 
         def write(stop: Stop) -> UploadedPart:
-            end, checksum = offset, 0
             with self._mapped_errors("write", key), path.open("r+b", buffering=0) as file:
-                for piece in pieces:
-                    checksum = write_all(file.fileno(), piece, end, stop, checksum)
-                    end += memoryview(piece).nbytes
+                checksum = write_all(file.fileno(), pieces, offset, stop)
                 self._check_crc32c(key, checksum, crc32c)
-            return UploadedPart(number, f"{offset}", end - offset, checksum)
+            return UploadedPart(number, f"{offset}", sum(map(len, pieces)), checksum)
 
         return await in_thread(write)
 

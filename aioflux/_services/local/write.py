@@ -36,7 +36,7 @@ from aioflux._services.local.walk import TEMPORARY
 from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from aioflux._services.local.threads import Stop
@@ -118,16 +118,17 @@ def prune(path: Path, root: Path) -> None:
 
 
 def write_all(
-    descriptor: int, data: bytes | memoryview, offset: int, stop: Stop, checksum: int = 0
+    descriptor: int, pieces: Sequence[bytes | memoryview], offset: int, stop: Stop
 ) -> int:
-    """Write all of `data` at `offset`; return its crc32c, continued from `checksum`."""
-    view = memoryview(data).cast("B")
-    start = 0
-    while start < view.nbytes:
-        stop.check()
-        num_written = os.pwrite(descriptor, view[start : start + BLOCK_BYTES], offset + start)
-        checksum = crc32c(view[start : start + num_written], checksum)
-        start += num_written
+    """Write all pieces, one after another from `offset` on, and return their crc32c."""
+    checksum = 0
+    for piece in pieces:
+        view = memoryview(piece)
+        while view:
+            stop.check()
+            num_written = os.pwrite(descriptor, view[:BLOCK_BYTES], offset)
+            checksum = crc32c(view[:num_written], checksum)
+            view, offset = view[num_written:], offset + num_written
     return checksum
 
 

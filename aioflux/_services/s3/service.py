@@ -291,7 +291,7 @@ class S3Service(XMLService):
         )
 
     async def put(
-        self, request: WriteRequest, data: bytes | memoryview, *, crc32c: int | None
+        self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
         key = request.key
         headers = wire.object_headers(request.content_type, request.metadata)
@@ -307,7 +307,7 @@ class S3Service(XMLService):
                 "write",
                 key,
                 headers=headers + conditions,
-                body=data,
+                body=pieces,
                 kind=CONDITIONAL if condition else PLAIN,
             )
 
@@ -320,7 +320,7 @@ class S3Service(XMLService):
             checksum = self._checksum_from_headers(response.headers)
         except ValueError as exc:
             raise self._malformed_response(key, exc) from exc
-        return self._written_meta(request, etag, memoryview(data).nbytes, checksum)
+        return self._written_meta(request, etag, sum(map(len, pieces)), checksum)
 
     async def delete(self, key: str, *, generation: str = "") -> None:
         pin = wire.parse_pin(generation)

@@ -162,14 +162,10 @@ class RankSave:
         seconds = self._settings.cleanup_seconds
         try:
             await run_to_end(asyncio.wait_for(self._roll_back(error), seconds))
-        except TimeoutError:
+        except (TimeoutError, AiofluxError) as exc:
+            problem = f" within {seconds:g} s" if isinstance(exc, TimeoutError) else f" ({exc})"
             error.add_note(
-                f"objects of the save could not be deleted within {seconds:g} s; "
-                "`aioflux clean` deletes them"
-            )
-        except AiofluxError as exc:
-            error.add_note(
-                f"objects of the save could not be deleted ({exc}); `aioflux clean` deletes them"
+                f"objects of the save could not be deleted{problem}; `aioflux clean` deletes them"
             )
 
     def _result(self) -> SaveResult:

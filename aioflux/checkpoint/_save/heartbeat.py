@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from aioflux.checkpoint._save.request_rates import first_heartbeat_delay
 from aioflux.errors import AiofluxError, StorageError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Mapping
+    from collections.abc import Collection, Mapping
 
     from aioflux.store import Store
 
@@ -41,9 +42,6 @@ _SILENT_INTERVALS: Final = 2.5
 """Intervals without a new heartbeat after which a rank is silent."""
 _RETRY_INTERVALS: Final = 0.3
 """Intervals until a failed heartbeat is retried."""
-_MAX_COUNTED_INTERVALS: Final = 1.0
-"""Maximum time between two polls that counts, in intervals. An observer polls at least this
-often, so a longer time means that it was suspended or could not poll."""
 _DELETE_SECONDS: Final = 5.0
 """Timeout of the delete of heartbeats at the end of a save."""
 
@@ -83,12 +81,12 @@ class Heartbeat:
         self._save_id = save_id
         self._rank = rank
         self._every_seconds = every_seconds
-        self._first_seconds = 0.0 if is_late else first_heartbeat_delay(rank, every_seconds)
         self._keys: list[str] = []
         """Keys that this writer may have written."""
         self._number = 0
         self._stopping = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        pause = 0.0 if is_late else first_heartbeat_delay(rank, every_seconds)
+        self._task = asyncio.get_running_loop().create_task(self._run(pause))
 
     def cancel(self) -> None:
         """Stop without deleting the heartbeats, which `aioflux clean` deletes."""
@@ -105,18 +103,17 @@ class Heartbeat:
             return
         try:
             async with asyncio.timeout(_DELETE_SECONDS):
-                errors = (await self._store.delete_many(self._keys)).errors
+                result = await self._store.delete_many(self._keys)
         except (AiofluxError, OSError) as exc:
             _log.warning("heartbeats could not be deleted; `aioflux clean` deletes them: %r", exc)
         else:
-            for error in errors.values():
+            for error in result.errors.values():
                 _log.warning(
                     "a heartbeat could not be deleted; `aioflux clean` deletes it: %s", error
                 )
 
-    async def _run(self) -> None:
+    async def _run(self, pause: float) -> None:
         count = 0
-        pause = self._first_seconds
         while not await self._is_stopping_after(pause):
             count += 1
             is_written = await self._write(b"%d" % count)
@@ -124,12 +121,10 @@ class Heartbeat:
 
     async def _is_stopping_after(self, seconds: float) -> bool:
         """Wait, and return whether `stop` was called meanwhile."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
-        except TimeoutError:
-            return self._stopping.is_set()
-        return True
+        return self._stopping.is_set()
 
     async def _write(self, data: bytes) -> bool:
         """Write one heartbeat, and return whether the write succeeded."""
@@ -151,14 +146,13 @@ class HeartbeatMonitor:
     """Detection of silent ranks by one observer, without I/O."""
 
     def __init__(self, every_seconds: float) -> None:
-        self._silent_seconds = _SILENT_INTERVALS * every_seconds
-        self._max_counted_seconds = _MAX_COUNTED_INTERVALS * every_seconds
+        self._every_seconds = every_seconds
         self._last_poll = float("-inf")
-        self._ranks: dict[int, tuple[Hashable, float]] = {}
+        self._ranks: dict[int, tuple[object, float]] = {}
         """Value of each watched rank, and the seconds since the value changed."""
 
     def observe(
-        self, generations: Mapping[int, Hashable], awaited: Collection[int], now: float
+        self, generations: Mapping[int, object], awaited: Collection[int], now: float
     ) -> dict[int, float]:
         """Record the result of a poll, and return the silent ranks with the seconds of silence.
 
@@ -167,7 +161,9 @@ class HeartbeatMonitor:
             awaited: The ranks to watch.
             now: Time of the poll, by a monotonic clock, in seconds.
         """
-        counted = min(now - self._last_poll, self._max_counted_seconds) if self._ranks else 0.0
+        # An observer polls once per interval. A longer time means that it was suspended, or could
+        # not poll, and does not count.
+        counted = min(now - self._last_poll, self._every_seconds) if self._ranks else 0.0
         self._last_poll = now
         last_ranks, self._ranks = self._ranks, {}
         for rank in awaited:
@@ -177,5 +173,5 @@ class HeartbeatMonitor:
         return {
             rank: seconds
             for rank, (_, seconds) in sorted(self._ranks.items())
-            if seconds >= self._silent_seconds
+            if seconds >= _SILENT_INTERVALS * self._every_seconds
         }

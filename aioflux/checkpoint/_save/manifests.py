@@ -22,7 +22,7 @@ from aioflux.checkpoint._store.commits import read_commit, uri_below
 from aioflux.errors import CheckpointError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.store import Store
@@ -110,7 +110,7 @@ class Manifests:
             return False
         return True
 
-    async def _list(self, name: str = "") -> tuple[set[int], dict[int, Hashable]]:
+    async def _list(self, name: str = "") -> tuple[set[int], Mapping[int, object]]:
         """Return the ranks that have a manifest, and keys and generations of each rank's objects.
 
         A new heartbeat changes the generations of its rank. Names begin with `rank-` and `name`.
@@ -124,7 +124,7 @@ class Manifests:
             generations.setdefault(rank, set()).add((meta.key, generation))
             if meta.key.endswith(".json"):
                 ranks.add(rank)
-        return ranks, {rank: frozenset(each) for rank, each in generations.items()}
+        return ranks, generations
 
     def describe_silent(self) -> str:
         """Return the silent ranks and the time since their last heartbeat, for an error."""

@@ -95,7 +95,9 @@ def find_storage(uri: str | None, settings: dict[str, Any]) -> tuple[str, Any, d
                 "RunConfig(storage_filesystem=aioflux.integrations.ray.storage_filesystem(uri))"
             )
         uri = local_uri(path) if scheme == "file" else f"{scheme}://{path}"
-    elif scheme not in {None, parse_uri(uri).scheme} or not _is_below(path_of(uri), path):
+    elif scheme not in {None, parse_uri(uri).scheme} or not f"{path_of(uri)}/".startswith(
+        f"{path}/"
+    ):
         directory = f"{scheme}://{path}" if scheme else path
         raise ValueError(
             f"Ray accepts only checkpoints below the directory of the run, {directory}, not {uri}: "
@@ -105,11 +107,8 @@ def find_storage(uri: str | None, settings: dict[str, Any]) -> tuple[str, Any, d
     return uri, filesystem, settings
 
 
-def _is_below(path: str, directory: str) -> bool:
-    return f"{path}/".startswith(f"{directory}/")
-
-
 def path_of(uri: str) -> str:
     """Return the path of a uri in its filesystem, without a slash at its end."""
     location = parse_uri(uri)
-    return f"{location.bucket}/{location.key}".strip("/") if location.bucket else location.key
+    bucket = f"{location.bucket}/" if location.bucket else ""
+    return f"{bucket}{location.key}".rstrip("/")

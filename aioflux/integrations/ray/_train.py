@@ -161,17 +161,12 @@ class RayCheckpointer(Checkpointer):
         It is True once for each node whose preemption Ray announces.
         """
         is_scheduled = super().should_save(step)
-        if step % self._preemption_every:
+        info = None if step % self._preemption_every else ray.train.get_preemption_info()
+        if info is None or self._preempted_nodes.issuperset(info.preempted_node_ids):
             return is_scheduled
-        info = ray.train.get_preemption_info()
-        nodes = set(info.preempted_node_ids) if info is not None else set()
-        if info is None or nodes <= self._preempted_nodes:
-            return is_scheduled
-        self._preempted_nodes |= nodes
-        if info.deadline_ms:
-            self._deadline = info.deadline_ms / 1000
-        else:
-            self._deadline = time.time() + _UNKNOWN_DEADLINE_SECONDS
+        self._preempted_nodes.update(info.preempted_node_ids)
+        unknown = time.time() + _UNKNOWN_DEADLINE_SECONDS
+        self._deadline = info.deadline_ms / 1000 if info.deadline_ms else unknown
         return True
 
     def report(
@@ -254,8 +249,7 @@ class RayCheckpointer(Checkpointer):
             super().close()
 
     def _checkpoint(self, step: int) -> Checkpoint:
-        path = path_of(join_uri(self.uri, step_prefix(step)))
-        return Checkpoint(path.rstrip("/"), self._filesystem)
+        return Checkpoint(path_of(join_uri(self.uri, step_prefix(step))), self._filesystem)
 
     def _unreported_until(self, last: int) -> list[tuple[int, dict[str, float]]]:
         """Return the committed steps that Ray does not know, up to `last`, and their metrics."""
