@@ -2,7 +2,7 @@
 
     kernel --recv--> scratch --head--> parse --+-- small body: copied from scratch
                                                +-- large body: next recv into the destination
-    caller's memory --slices--> transport.write --> kernel
+    caller's memory --slices--> os.writev, then transport.write --> kernel
 
 No request has its own timer. The callbacks set a flag whenever bytes were sent or received, and one
 timer of the pool checks the flags of all connections (`Connection.check_timeouts`).
@@ -466,10 +466,32 @@ class Connection(asyncio.BufferedProtocol):
                     view = view[:unsent]
                 unsent -= len(view)
                 pieces.append(view)
+            if not self._is_tls and unsent < self._slice_bytes // 2:
+                pieces = self._write_without_gil(pieces)
             if len(pieces) == 1:
                 self._transport.write(pieces[0])
-            else:
+            elif pieces:
                 self._transport.writelines(pieces)
+
+    def _write_without_gil(self, pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:
+        """Write to the socket if the transport's buffer is empty, and return the rest of `pieces`.
+
+        uvloop holds the GIL while it writes, and so stops other threads, such as training: during
+        continuous saves it made 0.31x the steps per second, and with `os.writev` 0.46x.
+        """
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or self._transport.is_closing() or self._transport.get_write_buffer_size():
+            return pieces
+        try:
+            num_sent = os.writev(sock.fileno(), pieces)
+        except OSError:
+            # The kernel's buffer is full, or the transport's write meets and reports the error.
+            return pieces
+        while pieces and num_sent >= len(pieces[0]):
+            num_sent -= len(pieces.pop(0))
+        if pieces:
+            pieces[0] = memoryview(pieces[0])[num_sent:]
+        return pieces
 
     def _shut_down_socket(self) -> None:
         """Shut down the socket at once, so that no more memory of the caller is sent.

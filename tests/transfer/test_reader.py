@@ -259,7 +259,8 @@ async def test_the_second_jump_into_a_range_requests_all_of_it(scripted: Scripte
     data = pattern(8 * PART)
     meta = scripted.put("a", data)
     ranges = requested(scripted)
-    async with one_range_ahead(scripted).open_reader(meta) as reader:
+    store = scripted.new_store(range_size_bytes=PART, max_buffered_bytes=4 * PART)
+    async with store.open_reader(meta) as reader:
         for at in range(0, 9000, 1000):  # two places in turn
             for start in (5 * PART + at, 6 * PART + at):
                 reader.seek(start)
