@@ -58,9 +58,10 @@ class TransferOptions:
     plus one object. Each DataLoader worker has its own budget."""
     max_requests_per_second: float | None = None
     """Maximum number of requests that one store sends per second on one event loop, retries
-    included; no limit by default. A new bucket serves about 5,000 reads a second, and rejects the
-    others: in a job of hundreds of ranks, pass 4,500 divided by the number of ranks to the stores
-    that read. Not for the store of a `Checkpointer`, whose ranks share the rate by themselves."""
+    included; no limit by default. The workers of a DataLoader divide it among themselves. A new
+    bucket serves about 5,000 reads a second, and rejects the others: in a job of hundreds of ranks,
+    pass 4,500 divided by the number of ranks to the dataset. Not for the store of a `Checkpointer`,
+    whose ranks share the rate by themselves."""
     range_size_bytes: int = 16 * MIB
     """Size of the parallel ranges of a large object that is read, in bytes; 16 MiB by default."""
     part_size_bytes: int = 16 * MIB

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sys
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -33,8 +34,11 @@ _live: weakref.WeakSet[Sessions] = weakref.WeakSet()
 class Sessions:
     """The sessions of one store. Each is opened when the store is first used on an event loop.
 
+    In a DataLoader worker, a session has its share of the requests per second of the store.
+
     Environment:
-        WORLD_SIZE: Number of ranks; above 64, the first requests of a session are spread over time.
+        WORLD_SIZE: Number of ranks. If it is above 64, multiplied by the number of workers, the
+            first requests of a session are spread over time.
 
     Attributes:
         cleanup_timeouts: Time limits of the clean-up of the store's transfers.
@@ -85,13 +89,13 @@ class Sessions:
             max_in_flight=self._transfer.max_in_flight,
             max_in_flight_bytes=self._transfer.max_in_flight_bytes,
         )
-        text = os.environ.get("WORLD_SIZE", "")
-        world_size = int(text) if text.isdecimal() else 1
+        text, num_workers = os.environ.get("WORLD_SIZE", ""), _num_workers()
+        world_size = (int(text) if text.isdecimal() else 1) * num_workers
         first, delay = plan_start(self._transfer.max_in_flight, world_size, _jitter())
         if delay:
             limits.requests.start_slowly(first, delay)
         if (per_second := self._transfer.max_requests_per_second) is not None:
-            limits.requests.rate = RequestRate(per_second, fraction=_jitter())
+            limits.requests.rate = RequestRate(per_second / num_workers, fraction=_jitter())
         service = self._open_service()
         counters = self._counters.add_loop(loop, limits.requests)
         session = Session(
@@ -135,6 +139,12 @@ class Sessions:
         """Drop all sessions without closing their connections, in a forked child."""
         self._by_loop.clear()
         self._counters = StoreCounters()
+
+
+def _num_workers() -> int:
+    """Return the number of workers of the DataLoader if this process is one, otherwise 1."""
+    worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", lambda: None)()
+    return 1 if worker_info is None else worker_info.num_workers
 
 
 def copied(items: Callable[[], Iterator[T]]) -> list[T]:

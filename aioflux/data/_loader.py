@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from aioflux.data._map_dataset import MapDataset
+from aioflux.data._resume import STATE_KEY
 from aioflux.data._sampler import ObjectSampler
-from aioflux.data._thread_loader import ThreadLoader
+from aioflux.data._thread_loader import ThreadLoader, stateful_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,10 +81,12 @@ def loader(
         start_method: Start method of workers: "fork", "spawn" or "forkserver"; by default the start
             method of the platform.
         resumable: Whether to return torchdata's `StatefulDataLoader`, which can save its state
-            after any batch and resume from it. A loader with `num_threads` always can.
+            after any batch and resume from it. A loader with `num_threads` always can. Each of them
+            also resumes from a state of the other.
 
     Raises:
         ModuleNotFoundError: `resumable` is True, and torchdata is not installed.
+        TypeError: `num_threads` or `prefetch_factor` is not an int.
         ValueError: A setting has no effect with this dataset, with `num_workers=0` or with
             `num_threads`, or is not valid.
     """
@@ -145,7 +148,8 @@ def _worker_options(
     """Return the options for the number, start method and prefetch of workers."""
     if num_workers is None:
         num_workers = _default_num_workers()
-    _check_prefetch_factor(prefetch_factor)
+    if prefetch_factor is not None:
+        _check_count("prefetch_factor", prefetch_factor, least=1)
     if num_workers:
         return {
             "num_workers": num_workers,
@@ -160,17 +164,19 @@ def _worker_options(
 
 def _thread_options(num_threads: int, prefetch_factor: int | None) -> dict[str, Any]:
     """Return the options for the number of threads, and of the batches that they prefetch."""
-    if num_threads < 0:
-        raise ValueError(f"num_threads must be 0 or more, not {num_threads!r}")
-    _check_prefetch_factor(prefetch_factor)
+    _check_count("num_threads", num_threads, least=0)
+    if prefetch_factor is not None:
+        _check_count("prefetch_factor", prefetch_factor, least=1)
     if not num_threads and prefetch_factor is not None:
         raise ValueError("prefetch_factor has no effect with num_threads=0")
     return {"num_threads": num_threads, "prefetch_batches": prefetch_factor or 2}
 
 
-def _check_prefetch_factor(prefetch_factor: int | None) -> None:
-    if prefetch_factor is not None and prefetch_factor < 1:
-        raise ValueError(f"prefetch_factor must be above 0, not {prefetch_factor!r}")
+def _check_count(name: str, count: int, *, least: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"{name} must be an int, not {count!r}")
+    if count < least:
+        raise ValueError(f"{name} must be {least} or more, not {count!r}")
 
 
 def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:
@@ -185,8 +191,17 @@ def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:
         raise ModuleNotFoundError(
             "a resumable loader needs torchdata: pip install torchdata", name=exc.name
         ) from exc
-    loader_class: type[DataLoader[Any]] = module.StatefulDataLoader
-    return loader_class
+
+    class ResumableLoader(module.StatefulDataLoader):  # type: ignore[misc, name-defined]
+        """A `StatefulDataLoader` that also resumes from a state of its dataset or sampler."""
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            super().load_state_dict(state_dict)
+            if STATE_KEY in state_dict:  # of a `ThreadLoader`, or from `merge_states`
+                self.next_iter_state = None
+                stateful_of(self).load_state_dict(state_dict)
+
+    return ResumableLoader
 
 
 def _default_num_workers() -> int:

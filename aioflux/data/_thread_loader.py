@@ -3,7 +3,8 @@
     event loop    reads objects, within the limits of the stores
     batch thread  iterates over samples or records, in order, and forms batches
     N threads     transform the samples and collate the batches
-    consumer      receives finished batches; the progress counts only these
+    consumer      receives finished batches, or collates a batch that still waits for a thread; the
+                  progress counts only these
 
 There are no worker processes, so that nothing is pickled or copied between processes.
 """
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
     from concurrent.futures import Future
 
-__all__ = ["ThreadLoader"]
+__all__ = ["ThreadLoader", "stateful_of"]
 
 Batches: TypeAlias = "Generator[tuple[list[Any], Callable[[], None]], None, None]"
 """Items of each batch, and a function that marks them as read when they were yielded. Without items
@@ -58,7 +59,7 @@ class ThreadLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress in the epoch: the samples of the batches that were yielded."""
-        state: dict[str, Any] = self._stateful().state_dict()
+        state: dict[str, Any] = stateful_of(self).state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -72,10 +73,7 @@ class ThreadLoader(DataLoader[Any]):
             ValueError: The state was saved for other objects or another order.
         """
         if state:
-            self._stateful().load_state_dict(merge_states([state]))
-
-    def _stateful(self) -> Any:
-        return self.sampler if isinstance(self.dataset, MapDataset) else self.dataset
+            stateful_of(self).load_state_dict(merge_states([state]))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # no iterator of torch
         """Plan an epoch, or the rest of a resumed epoch, and return an iterator over its batches.
@@ -95,7 +93,7 @@ class ThreadLoader(DataLoader[Any]):
     def _collated_inline(self, batches: Batches, device: int | None) -> Iterator[Any]:
         with closing(batches):
             for items, mark_read in batches:
-                batch = self._collate(items, device) if items else None
+                batch = self._collate([items], device) if items else None
                 mark_read()
                 if items:
                     yield batch
@@ -106,28 +104,32 @@ class ThreadLoader(DataLoader[Any]):
         collated = self._submit_collates(batches, threads, device)
         ahead = _bridge.run_ahead(collated, max_ahead=self.prefetch_batches, stop=threads.stop)
         with closing(ahead) as ready:
-            for result, mark_read in ready:
-                batch = None if result is None else _bridge.wait_for_result(result)
+            for collate, result, mark_read in ready:
+                if result is None:
+                    mark_read()
+                    continue
+                # Do not wait while the threads transform samples of later batches.
+                batch = collate() if result.cancel() else _bridge.wait_for_result(result)
                 mark_read()
-                if result is not None:
-                    del result
-                    yield batch
+                del collate, result
+                yield batch
 
-    def _collate(self, items: list[Any], device: int | None) -> Any:
+    def _collate(self, waiting: list[list[Any]], device: int | None) -> Any:
+        items = waiting.pop()  # a cancelled call stays in the queue of the threads, without items
         batch = self.collate_fn(items if self.batch_size is not None else items[0])
         if device is None:
             return batch
-        torch.cuda.set_device(device)  # the device of a new thread is 0
-        return pin_memory(batch)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(device):  # the device of a new thread is 0
+            return pin_memory(batch)  # type: ignore[no-untyped-call]
 
     def _submit_collates(
         self, batches: Batches, threads: TransformThreads, device: int | None
-    ) -> Generator[tuple[Future[Any] | None, Callable[[], None]], None, None]:
+    ) -> Generator[tuple[Callable[[], Any], Future[Any] | None, Callable[[], None]], None, None]:
         try:
             with closing(batches):
                 for items, mark_read in batches:
-                    batch = threads.submit(self._collate, items, device) if items else None
-                    yield batch, mark_read
+                    collate = partial(self._collate, [items], device)
+                    yield collate, threads.submit(collate) if items else None, mark_read
         finally:
             threads.join()
 
@@ -158,3 +160,8 @@ class ThreadLoader(DataLoader[Any]):
             for number, items in enumerate(batches, 1):
                 yield items, partial(mark_read, min(number * size, end))
         yield [], partial(mark_read, num_indices)
+
+
+def stateful_of(loader: DataLoader[Any]) -> Any:
+    """Return the sampler or the dataset of a loader, which has the state of the epoch."""
+    return loader.sampler if isinstance(loader.dataset, MapDataset) else loader.dataset

@@ -210,7 +210,7 @@ def test_settings_without_effect_are_rejected(bucket: Bucket) -> None:
     dataset = IterableDataset(bucket.uri)
     with pytest.raises(ValueError, match="pass shuffle and tail"):
         loader(dataset, shuffle=True)
-    with pytest.raises(ValueError, match="prefetch_factor must be above 0"):
+    with pytest.raises(ValueError, match="prefetch_factor must be 1 or more, not 0"):
         loader(MapDataset(bucket.uri), num_workers=1, prefetch_factor=0)
     with pytest.raises(ValueError, match="no effect with num_workers=0"):
         loader(dataset, num_workers=0, prefetch_factor=3)

@@ -106,6 +106,24 @@ def test_a_slow_sample_keeps_its_place(bucket: Bucket, kind: type[Any]) -> None:
     assert list(batches) == keys
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_not_collated_after_later_transforms(
+    bucket: Bucket, kind: type[Any], num_threads: int
+) -> None:
+    keys, is_received = bucket.fill(20), threading.Event()
+
+    def hold_others(sample: Sample) -> str:
+        assert sample.key == keys[0] or is_received.wait(60)
+        return sample.key
+
+    batches = loader(kind(bucket.uri, transform=hold_others), num_threads=num_threads)
+    for number, batch in enumerate(batches):
+        is_received.set()
+        assert batch == [keys[number]]
+    assert number == 19
+
+
 @pytest.mark.parametrize("num_threads", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_after_any_batch_resumes_the_epoch(
@@ -157,6 +175,27 @@ def test_the_state_of_a_loader_with_workers_continues_in_threads(
     read += list(other)
     assert sorted(key for batch in read for key in batch) == keys
     del stream
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_of_threads_continues_in_a_resumable_loader(
+    bucket: Bucket, kind: type[Any], num_workers: int
+) -> None:
+    """A state of that loader continues in another one."""
+    pytest.importorskip("torchdata")
+    keys = bucket.fill(42)
+    batches = build(kind, bucket, 2)
+    with closing(iter(batches)) as stream:
+        read = list(islice(stream, 4))
+    options = {"num_workers": num_workers, "resumable": True, "start_method": None}
+    for num_read in (3, 100):
+        state = json.loads(json.dumps(batches.state_dict()))
+        batches = build(kind, bucket, None, **options)
+        batches.load_state_dict(state)
+        read += islice(batches, num_read)
+    assert sorted(key for batch in read for key in batch) == keys
 
 
 @pytest.mark.parametrize("buffer", [0, 8])
@@ -436,7 +475,10 @@ def test_settings_without_effect_are_rejected(bucket: Bucket) -> None:
             loader(dataset, num_threads=2, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_threads must be 0 or more, not -1"):
         loader(dataset, num_threads=-1)
-    with pytest.raises(ValueError, match="prefetch_factor must be above 0"):
+    for value in ("2", 2.5, True):
+        with pytest.raises(TypeError, match=f"num_threads must be an int, not {value!r}"):
+            loader(dataset, num_threads=value)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="prefetch_factor must be 1 or more, not 0"):
         loader(dataset, num_threads=1, prefetch_factor=0)
     with pytest.raises(ValueError, match="no effect with num_threads=0"):
         loader(dataset, num_threads=0, prefetch_factor=2)

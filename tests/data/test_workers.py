@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import aioflux
 from aioflux.data import IterableDataset, MapDataset, Sample
@@ -204,3 +205,28 @@ def test_a_pickler_that_copies_functions_by_value_is_accepted(bucket: Bucket) ->
         IterableDataset(bucket.uri, transform=transform),
     ):
         assert dataset.__reduce_ex__(5)
+
+
+class Requests(Dataset[tuple[float, int]]):
+    """Durations of six requests, and the limit of requests in flight after them."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[float, int]:
+        transfer = aioflux.TransferOptions(max_requests_per_second=20)
+        with aioflux.sync.open_store("memory://requests", transfer=transfer) as store:
+            begun = time.monotonic()
+            for number in range(6):
+                store.put(f"{number}", b"")
+            return time.monotonic() - begun, store.stats.max_in_flight
+
+
+def test_workers_share_the_request_rate_and_count_in_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of two workers sends 10 requests per second, and one of 80 processes starts slowly."""
+    monkeypatch.setenv("WORLD_SIZE", "40")
+    for seconds, limit in DataLoader(Requests(), batch_size=None, num_workers=2):
+        assert seconds >= 0.49
+        assert limit == 5000 // 80
