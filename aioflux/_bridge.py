@@ -66,6 +66,7 @@ __all__ = [
     "close_when_dropped",
     "entered",
     "feed",
+    "flatten",
     "iterate",
     "limit_wait_for_workers",
     "run",
@@ -96,8 +97,10 @@ _BUILTIN_ITERABLES: tuple[type, ...] = (
     range,
     type({}.keys()),
     type({}.items()),
+    str,
+    bytes,
 )
-"""Iterables whose iteration runs no code of the caller."""
+"""Iterables whose iteration runs no code of the caller, and text, which stores reject."""
 
 BEFORE_FORK = "an object opened before a fork cannot be used after it; open it again"
 
@@ -578,6 +581,7 @@ class Feed(BufferedIterator[T]):
         self._ready: deque[T] = deque()
         self._requested_by: asyncio.AbstractEventLoop | None = None
         self._is_requested = False
+        self._is_full = False
         self._waiter: asyncio.Future[None] | None = None
         self._is_exhausted = False
         self._failure: BaseException | None = None
@@ -595,7 +599,7 @@ class Feed(BufferedIterator[T]):
 
     def has_ready(self) -> bool:
         """See base class."""
-        if 2 * len(self._ready) <= self._max_ahead:
+        if 2 * len(self._ready) <= self._max_ahead and not self._is_full:
             self._request()
         return bool(self._ready)
 
@@ -623,12 +627,15 @@ class Feed(BufferedIterator[T]):
 
     def _produce(self, loop: asyncio.AbstractEventLoop) -> None:
         items: list[T] = []
-        is_exhausted, failure = False, None
+        is_exhausted, failure, self._is_full = False, None, False
         max_items = self._max_ahead - len(self._ready)
         until = time.monotonic() + _FEED_SECONDS
         try:
-            while len(items) < max_items and (not items or time.monotonic() < until):
+            while len(items) < max_items and (
+                not items or (time.monotonic() < until and not self._is_full)
+            ):
                 items.append(next(self._items))
+                self._is_full = not self.may_take_after(items[-1])
         except StopIteration:
             is_exhausted = True
         except Exception as exc:  # from the caller's iterable; `__anext__` raises it
@@ -679,6 +686,17 @@ def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterat
         if not is_finalizing():  # `shut_down` has closed it
             _iterating.discard(iterator)
             _close_dropped(iterator, iterator.aclose, pid)
+
+
+def flatten(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items of batches. A forked child gets no more items, but a RuntimeError."""
+    bridge = _current_bridge()
+    for batch in batches:
+        for item in batch:
+            yield item
+            if bridge is not _bridge:  # 4 ns; `os.getpid` takes 200 ns
+                raise RuntimeError(BEFORE_FORK)
+        batch = item = None  # release the memory before the next batch arrives
 
 
 def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], pid: int) -> None:

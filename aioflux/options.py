@@ -44,6 +44,15 @@ def _require_whole(owner: object, *names: str) -> None:
     _require_positive(owner, *names)
 
 
+def _require_type(owner: object, kind: type, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{type(owner).__name__}.{name} must be a {kind.__name__}, not {value!r}"
+            )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferOptions:
     """Limits of requests and bytes in flight, sizes of ranges and parts, and verification."""
@@ -97,6 +106,7 @@ class TransferOptions:
             "max_buffered_bytes",
             "num_loops",
         )
+        _require_type(self, bool, "verify")
         if self.max_requests_per_second is not None:
             _require_positive(self, "max_requests_per_second")
         if self.verify_ranges not in {"auto", "always", "never"}:
@@ -321,12 +331,8 @@ class S3Access:
                 f"S3Access.addressing must be one of {', '.join(_ADDRESSINGS)}, not "
                 f"{self.addressing!r}"
             )
-        for name in ("anonymous", "checksums", "requester_pays", "require_conditions"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"S3Access.{name} must be a bool, not {getattr(self, name)!r}")
-        for name in ("region", "profile"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"S3Access.{name} must be a str, not {getattr(self, name)!r}")
+        _require_type(self, bool, "anonymous", "checksums", "requester_pays", "require_conditions")
+        _require_type(self, str, "region", "profile")
         if self.anonymous and (self.credentials is not None or self.profile):
             raise ValueError("S3Access(anonymous=True) takes neither credentials nor a profile")
         if self.anonymous and self.requester_pays:

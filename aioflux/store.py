@@ -16,7 +16,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from aioflux._concurrency.async_iteration import aclosing_inner
-from aioflux._concurrency.fan_out import Items, bounded_map
+from aioflux._concurrency.fan_out import BufferedIterator, Items, bounded_batches
 from aioflux._services.base import Precondition, ServiceConfig, Source
 from aioflux._services.open import open_service
 from aioflux._transfer import clean as _clean
@@ -33,7 +33,9 @@ from aioflux._transfer.arguments import (
     check_mode,
     check_offset,
     check_policies,
+    parse_data,
     parse_key,
+    parse_pair,
     parse_prefix,
     require_many_keys,
 )
@@ -718,7 +720,7 @@ class Store:
                 given, or two names of metadata differ in case only.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        return await _writer.put(self._sessions.current(), request, memoryview(data).cast("B"))
+        return await _writer.put(self._sessions.current(), request, parse_data(request.key, data))
 
     def put_many(
         self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
@@ -732,7 +734,9 @@ class Store:
         are in flight.
 
         Args:
-            pairs: Pairs `(key, data)`. May be a generator, synchronous or asynchronous.
+            pairs: Pairs `(key, data)`. May be a generator, synchronous or asynchronous; a pair is
+                taken from it only while the bodies of the pairs that were taken and are not stored
+                yet have less than `TransferOptions.max_in_flight_bytes`.
             mode: As in `put`.
 
         Returns:
@@ -754,15 +758,36 @@ class Store:
         session = self._sessions.current()
         condition = self._request("any", mode, None, "", None).precondition
 
-        async def put_pair(pair: tuple[str, Buffer]) -> ObjectMeta:
-            request = write_request(parse_key(pair[0])[0], condition)
-            return await _writer.put(session, request, memoryview(pair[1]).cast("B"))
+        max_bytes = self.transfer.max_in_flight_bytes
+        num_taken = num_started = num_done = 0  # bytes
 
-        limit = self.transfer.max_in_flight
-        metas = bounded_map(put_pair, pairs, max_in_flight=limit, ordered=False)
-        async with aclosing_inner(metas) as inner:
-            async for meta in inner:
-                yield meta
+        async def put_pair(pair: tuple[str, Buffer]) -> ObjectMeta:
+            nonlocal num_started, num_done
+            key, view = parse_pair(pair)
+            num_started += view.nbytes
+            try:
+                return await _writer.put(session, write_request(key, condition), view)
+            finally:
+                num_done += view.nbytes
+
+        def take(pair: tuple[str, Buffer]) -> bool:
+            nonlocal num_taken
+            num_taken += parse_pair(pair)[1].nbytes
+            return num_taken - num_done < max_bytes
+
+        if isinstance(pairs, BufferedIterator):  # it takes pairs before they are needed
+            pairs.may_take_after = take
+        batches = bounded_batches(
+            put_pair,
+            pairs,
+            max_in_flight=self.transfer.max_in_flight,
+            ordered=False,
+            may_take=lambda: num_started - num_done < max_bytes,
+        )
+        async with aclosing_inner(batches) as inner:
+            async for batch in inner:
+                for meta in batch:
+                    yield meta
 
     @asynccontextmanager
     async def open_writer(
@@ -812,7 +837,7 @@ class Store:
 
         Raises:
             ValueError: `read_ahead_bytes` is not above 0.
-            NotFoundError: No object has this key, or it was replaced since `key` was listed.
+            NotFoundError: No object has this key, or it was replaced since it was listed or opened.
             ChecksumError: The bytes do not match the object's checksum. Raised by a read, at the
                 latest by the read at the end of the object, or on exit if not all was read.
         """

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aioflux import _bridge
 from aioflux import store as _store
+from aioflux._transfer.arguments import require_many_keys
 from aioflux._transfer.range_plan import MAX_GAP_BYTES
 
 if TYPE_CHECKING:
@@ -191,57 +192,53 @@ class Store:
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
     ) -> Iterator[tuple[str, bytes]]:
         """Yield `(key, data)` of many objects, verified and prefetched."""
-        for batch in self.get_batches(keys, ordered=ordered):
-            yield from batch
-            del batch
+        return _bridge.flatten(self.get_batches(keys, ordered=ordered))
 
     def get_batches(
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
     ) -> Iterator[DataBatch]:
         """Yield lists of `(key, data)` of the objects that have arrived."""
-        items = _bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
-        return _bridge.iterate(self._store.get_batches(items, ordered=ordered), feed=items)
+        return self._iterate(self._store.get_batches, keys, ordered=ordered)
 
     def fetch_batches(
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
     ) -> Iterator[MetaBatch]:
         """Yield lists of `(meta, data)` of the objects that have arrived."""
-        items = _bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
-        return _bridge.iterate(self._store.fetch_batches(items, ordered=ordered), feed=items)
+        return self._iterate(self._store.fetch_batches, keys, ordered=ordered)
 
     def try_fetch_batches(
         self, keys: Iterable[str | ObjectMeta], *, ordered: bool = True
     ) -> Iterator[TriedBatch]:
         """Yield lists as `fetch_batches` does, with `(None, error)` for each unreadable object."""
-        items = _bridge.feed(keys, max_ahead=2 * self.transfer.max_in_flight)
-        return _bridge.iterate(self._store.try_fetch_batches(items, ordered=ordered), feed=items)
+        return self._iterate(self._store.try_fetch_batches, keys, ordered=ordered)
 
     def fetch_composed(
         self, metas: Iterable[ObjectMeta], *, max_composite_bytes: int = 100_000_000
     ) -> Iterator[MetaBatch]:
         """Yield lists of `(meta, data)`, with fewer requests for small objects."""
-        items = self._feed_for_composites(metas)
-        batches = self._store.fetch_composed(items, max_composite_bytes=max_composite_bytes)
-        return _bridge.iterate(batches, feed=items)
+        # Each request in flight may be for a composite of up to 32 objects.
+        fetch, limit = self._store.fetch_composed, max_composite_bytes
+        return self._iterate(fetch, metas, num_ahead=32, max_composite_bytes=limit)
 
     def try_fetch_composed(
         self, metas: Iterable[ObjectMeta], *, max_composite_bytes: int = 100_000_000
     ) -> Iterator[TriedBatch]:
         """Yield lists as `fetch_composed` does, with `(None, error)` for each unreadable object."""
-        items = self._feed_for_composites(metas)
-        batches = self._store.try_fetch_composed(items, max_composite_bytes=max_composite_bytes)
-        return _bridge.iterate(batches, feed=items)
+        fetch, limit = self._store.try_fetch_composed, max_composite_bytes
+        return self._iterate(fetch, metas, num_ahead=32, max_composite_bytes=limit)
 
-    def _feed_for_composites(self, metas: Iterable[ObjectMeta]) -> Any:
-        # Each request in flight may be for a composite of up to 32 objects.
-        return _bridge.feed(metas, max_ahead=32 * self.transfer.max_in_flight)
+    def _iterate(
+        self, call: Any, items: Iterable[Any], *, num_ahead: int = 2, **options: Any
+    ) -> Iterator[Any]:
+        feed = _bridge.feed(items, max_ahead=num_ahead * self.transfer.max_in_flight)
+        return _bridge.iterate(call(feed, **options), feed=feed)
 
     def list(
         self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
     ) -> Iterator[ObjectMeta]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key."""
-        for page in self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob):
-            yield from page
+        pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob)
+        return _bridge.flatten(pages)
 
     def list_pages(
         self,
@@ -296,8 +293,7 @@ class Store:
         Nothing is sent before the iteration starts; `list(store.put_many(pairs))` writes all
         objects.
         """
-        items = _bridge.feed(pairs, max_ahead=self.transfer.max_in_flight)
-        return _bridge.iterate(self._store.put_many(items, mode=mode), feed=items)
+        return self._iterate(self._store.put_many, pairs, num_ahead=1, mode=mode)
 
     @contextmanager
     def open_writer(
@@ -365,6 +361,7 @@ class Store:
 
     def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
         """Delete many objects, and return the outcome of each."""
+        require_many_keys(keys)
         return _bridge.run(self._store.delete_many(list(keys)))
 
     def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:

@@ -54,6 +54,9 @@ caller, such as a credentials function."""
 class BufferedIterator(ABC, Generic[T]):
     """An asynchronous iterator that can return some items without awaiting."""
 
+    may_take_after: Callable[[T], bool] = staticmethod(lambda _: True)
+    """Called with each item when it is buffered; returns whether another one may be."""
+
     def __aiter__(self) -> Self:
         return self
 
@@ -82,6 +85,7 @@ class FanOut(Generic[T, R]):
         recover: Callable[[BaseException], R | None] | None = None,
         weigh: Callable[[R], float] | None = None,
         max_weight: float = 1,
+        may_take: Callable[[], bool] = lambda: True,
     ) -> None:
         self._items: Iterator[T] | None = None
         self._buffered = items if isinstance(items, BufferedIterator) else None
@@ -96,6 +100,7 @@ class FanOut(Generic[T, R]):
         self._recover = recover
         self._weigh = weigh
         self._max_weight = max_weight
+        self._may_take = may_take
         self.num_started = 0
         self.num_yielded = 0
         self.outcomes: dict[int, tuple[R | None, BaseException | None]] = {}
@@ -123,7 +128,7 @@ class FanOut(Generic[T, R]):
     async def anext_item(self) -> tuple[int, T] | None:
         """Return the next item of an asynchronous iterable with its index, or None at the end."""
         async with self._source_lock:
-            if self.exhausted:
+            if self.exhausted or not self._may_take():
                 return None
             try:
                 item = await anext(self._source)
@@ -180,8 +185,8 @@ class FanOut(Generic[T, R]):
 
     @property
     def may_start(self) -> bool:
-        """Return whether another item may be started before more results are yielded."""
-        return self.num_started - self.num_yielded < self.max_unyielded
+        """Return whether another item may be started before other items are done or yielded."""
+        return self.num_started - self.num_yielded < self.max_unyielded and self._may_take()
 
     def is_finished(self) -> bool:
         return self.exhausted and self.num_yielded == self.num_started
@@ -248,6 +253,8 @@ async def _work(
                 indexed = await _run(runner, *indexed)
             if indexed is None:
                 continue
+            if fan_out.idle_workers and fan_out.may_start:
+                fan_out.wake_workers(1)
             index, item = indexed
             try:
                 result = await function(item)
@@ -261,6 +268,7 @@ async def _work(
             else:
                 fan_out.finish(index, result, None)
                 del result  # otherwise it would stay in memory until the next result
+            del indexed, item
     except _FAILURES as exc:
         if fan_out.closing:
             raise
@@ -281,6 +289,7 @@ async def bounded_batches(
     recover: Callable[[BaseException], R | None] | None = None,
     weigh: Callable[[R], float] | None = None,
     max_weight: float = 1,
+    may_take: Callable[[], bool] = lambda: True,
 ) -> AsyncGenerator[list[R], None]:
     """Yield the results of `await function(item)`, in lists of the results that are ready.
 
@@ -299,6 +308,7 @@ async def bounded_batches(
         recover: Returns a result in place of a failure, or None to raise the failure.
         weigh: Returns the weight of a result; by default a list has all results that are ready.
         max_weight: Weight of the results at which a list is complete.
+        may_take: Returns whether another item may be taken; True if no call is running.
     """
     fan_out: FanOut[T, R] = FanOut(
         items,
@@ -307,6 +317,7 @@ async def bounded_batches(
         recover=recover,
         weigh=weigh,
         max_weight=max_weight,
+        may_take=may_take,
     )
     num_workers = min(max_in_flight, max(1, length_hint(items, max_in_flight)))
     workers = [

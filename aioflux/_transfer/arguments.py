@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from aioflux._values.meta import ObjectMeta
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions
@@ -14,7 +15,9 @@ __all__ = [
     "check_offset",
     "check_policies",
     "lower_names",
+    "parse_data",
     "parse_key",
+    "parse_pair",
     "parse_prefix",
     "require_many_keys",
 ]
@@ -34,6 +37,26 @@ def parse_key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
     if not key:
         raise ValueError("a key must not be empty")
     return key, None
+
+
+def parse_data(key: str, data: Any) -> memoryview:
+    """Return the bytes of the data of `key`, or raise TypeError if it is not contiguous memory."""
+    try:
+        view = memoryview(data)
+        return view.cast("B") if view.nbytes else memoryview(b"")  # no cast of a shape with a 0
+    except (TypeError, ValueError, BufferError) as exc:
+        raise TypeError(
+            f"the data of {key!r} must be bytes, a bytearray or other C-contiguous memory, not "
+            f"{type(data).__name__}: {exc}"
+        ) from exc
+
+
+def parse_pair(pair: Any) -> tuple[str, memoryview]:
+    """Return the key and the bytes of a pair of `put_many`, or raise TypeError."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(f"put_many needs pairs (key, data), not {pair!r:.80}")
+    key = parse_key(pair[0])[0]
+    return key, parse_data(key, pair[1])
 
 
 def parse_prefix(prefix: str) -> str:

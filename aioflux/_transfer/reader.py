@@ -296,10 +296,14 @@ class ObjectReader:
         task = self._ranges[index]
         try:
             return await asyncio.shield(task)
-        except BaseException:
+        except BaseException as exc:
             # Drop a failed range, so that the next read requests it again.
             if task.done():
                 self._ranges.pop(index, None)
+            is_cancelled = (asyncio.current_task() or task).cancelling()
+            if self._closed and task.cancelled() and not is_cancelled:
+                uri = self.meta.uri
+                raise StorageError(f"could not read {uri}: its reader was closed", uri=uri) from exc
             raise
 
     def _drop_ranges(self, indexes: set[int]) -> None:

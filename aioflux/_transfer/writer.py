@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._services.base import Precondition, Source, WriteRequest
 from aioflux._transfer.ambiguous_writes import AmbiguousWrite, ResendLimit, find_written, send_write
+from aioflux._transfer.arguments import parse_data
 from aioflux._transfer.conditions import require
 from aioflux._transfer.delete import delete
 from aioflux._transfer.initiate import Initiation
@@ -139,7 +140,7 @@ class ObjectWriter:
             raise self._store_closed or self._closed_error()
         self._session.require_own_process(self._request.key)
         self._raise_failure()
-        view = memoryview(data).cast("B")
+        view = parse_data(self._request.key, data)
         size = view.nbytes
         try:
             await self._add(view)

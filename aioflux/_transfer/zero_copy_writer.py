@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.byte_budget import ByteBudget
+from aioflux._transfer.arguments import parse_data
 from aioflux._transfer.writer import ObjectWriter
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class ZeroCopyWriter(ObjectWriter):
 
         Waits while more than `max_buffered_bytes` of copies are being sent or queued.
         """
-        view = memoryview(data).cast("B")
+        view = parse_data(self._request.key, data)
         size = view.nbytes
         while view.nbytes:
             # A copy belongs to one part only, so that its memory is freed after that part is sent.

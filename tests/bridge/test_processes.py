@@ -183,6 +183,8 @@ with store.open_reader("large") as unread, store.open_reader("large") as reader:
     writer.write(large)
     pairs = store.get_many(["other"] * 100)
     assert next(pairs) == ("other", other)
+    metas = store.list()
+    assert next(metas).key == "large"
     batches = store.get_batches(["large"] * 20)
     next(batches)
     child = refused(
@@ -194,7 +196,8 @@ with store.open_reader("large") as unread, store.open_reader("large") as reader:
         lambda: writer.write(b"!"),
         writer.tell,
         lambda: writing.__exit__(None, None, None),
-        lambda: [None for _ in pairs],
+        lambda: next(pairs),
+        lambda: next(metas),
         lambda: next(batches),
     )
     assert store.get("other") == other
@@ -205,6 +208,7 @@ with store.open_reader("large") as unread, store.open_reader("large") as reader:
     writing.__exit__(None, None, None)
     assert store.get("written") == large + b"!"
     assert list(pairs) == [("other", other)] * 99
+    assert next(metas).key == "other"
     assert sum(len(batch) for batch in batches) <= 19
     assert_spread()
 store.close()

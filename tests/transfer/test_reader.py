@@ -527,3 +527,27 @@ async def test_always_reads_every_range_twice_from_the_start() -> None:
         assert await reader.read(1_000) == data[:1_000]
         assert await reader.read() == data[1_000:]
     assert scripted.service.count("get") >= 10
+
+
+async def test_a_read_whose_reader_is_closed_meanwhile_fails_by_name(
+    scripted: ScriptedService,
+) -> None:
+    meta = plain(scripted).put("a", DATA)
+    started = asyncio.Event()
+
+    async def never(*_: Any, **__: Any) -> Any:
+        started.set()
+        await asyncio.Event().wait()
+
+    scripted.service.get = never  # type: ignore[method-assign]
+    async with scripted.store.open_reader(meta) as reader:
+        reading = asyncio.create_task(reader.read())
+        await started.wait()
+    with pytest.raises(StorageError, match=r"could not read .*: its reader was closed"):
+        await reading
+    async with scripted.store.open_reader(meta) as reader:
+        reading = asyncio.create_task(reader.read())
+        await asyncio.sleep(0)
+        reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 
 import aioflux
+import aioflux.sync
 from aioflux._transfer.arguments import (
     check_listing,
     check_metadata,
@@ -40,6 +42,18 @@ def test_one_string_is_not_several_keys(keys: Any) -> None:
     with pytest.raises(TypeError, match="put it in a list"):
         require_many_keys(keys)
     require_many_keys(["abc"])
+
+
+@pytest.mark.parametrize("keys", ["ab", b"ab"])
+def test_blocking_calls_with_one_string_touch_no_object(keys: Any) -> None:
+    with aioflux.sync.open_store("memory://letters") as store:
+        assert len(list(store.put_many([("a", b""), ("b", b"")]))) == 2
+        with pytest.raises(TypeError, match="put it in a list"):
+            store.delete_many(keys)
+        for method in ("get_many", "get_batches", "fetch_batches", "try_fetch_batches"):
+            with pytest.raises(TypeError, match="put it in a list"):
+                list(getattr(store, method)(keys))
+        assert [meta.key for meta in store.list()] == ["a", "b"]
 
 
 def test_a_prefix_is_a_string() -> None:
@@ -110,3 +124,34 @@ async def test_nothing_is_sent_after_a_mistake() -> None:
         with pytest.raises(TypeError, match="if_generation_match is a string"):
             await store.put("a", b"", if_generation_match=5)  # type: ignore[arg-type]
         assert store.stats.num_requests == 0
+
+
+@pytest.mark.parametrize(
+    "data", ["text", None, memoryview(b"abcd")[::2]], ids=lambda data: str(data)[:6]
+)
+async def test_data_that_is_not_contiguous_bytes_is_named_with_its_key(data: Any) -> None:
+    async with aioflux.open_store("memory://data") as store:
+        with pytest.raises(TypeError, match="the data of 'a' must be bytes"):
+            await store.put("a", data)
+        with pytest.raises(TypeError, match="the data of 'a' must be bytes"):
+            _ = [meta async for meta in store.put_many([("a", data)])]
+        for zero_copy in (False, True):
+            with pytest.raises(TypeError, match="the data of 'a' must be bytes"):
+                async with store.open_writer("a", zero_copy=zero_copy) as writer:
+                    await writer.write(data)
+
+
+async def test_an_array_without_rows_is_stored_as_an_empty_object() -> None:
+    async with aioflux.open_store("memory://rows") as store:
+        assert (await store.put("a", memoryview(numpy.zeros((0, 3))))).size == 0
+
+
+@pytest.mark.parametrize("pairs", [[("k",)], {"ab": b""}, "ab", [5], [("a", b"", b"")]], ids=repr)
+async def test_put_many_needs_pairs(pairs: Any) -> None:
+    with aioflux.sync.open_store("memory://pairs") as blocking:
+        for given in (pairs, iter(pairs)):
+            with pytest.raises(TypeError, match=r"put_many needs pairs \(key, data\), not"):
+                list(blocking.put_many(given))
+    async with aioflux.open_store("memory://pairs") as store:
+        with pytest.raises(TypeError, match=r"put_many needs pairs \(key, data\), not"):
+            _ = [meta async for meta in store.put_many(pairs)]

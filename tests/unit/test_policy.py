@@ -102,6 +102,12 @@ def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
         RetryPolicy(deadline_seconds=value)
 
 
+@pytest.mark.parametrize("value", [None, "no", 0], ids=repr)
+def test_a_switch_is_a_bool(value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"TransferOptions\.verify must be a bool, not {value!r}"):
+        TransferOptions(verify=value)
+
+
 @pytest.mark.parametrize("value", [2.5, float("inf")])
 def test_counts_and_sizes_are_whole(value: Any) -> None:
     with pytest.raises(TypeError, match=r"TransferOptions\.max_in_flight must be an int, not"):
