@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aioflux import _bridge
 from aioflux import store as _store
-from aioflux._transfer.arguments import require_many_keys
 from aioflux._transfer.range_plan import MAX_GAP_BYTES
 
 if TYPE_CHECKING:
@@ -361,8 +360,8 @@ class Store:
 
     def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
         """Delete many objects, and return the outcome of each."""
-        require_many_keys(keys)
-        return _bridge.run(self._store.delete_many(list(keys)))
+        items = keys if isinstance(keys, str | bytes) else list(keys)  # text is rejected
+        return _bridge.run(self._store.delete_many(items))
 
     def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
         """Return the permissions in `names` that the credentials lack on the bucket, in order."""
