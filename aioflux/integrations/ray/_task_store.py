@@ -65,7 +65,7 @@ def task_transfer(transfer: TransferOptions, max_per_node: int, num_tasks: int) 
     )
 
 
-def check_count(name: str, value: int) -> None:
+def check_count(name: str, value: object) -> None:
     if not (isinstance(value, int) and value > 0):
         raise ValueError(f"{name} must be an integer above 0, not {value!r}")
 

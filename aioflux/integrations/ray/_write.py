@@ -69,8 +69,8 @@ def write_objects(
         uri: Destination: a bucket or a prefix.
         format: "parquet"; "jsonl", in which NaN and infinity become null, and bytes base64; "tar",
             with a file for each column, whose name is the extension, and the name of the sample in
-            the column `__key__`, different in successive rows; or "objects", with the columns `key` and
-            `bytes`.
+            the column `__key__`, different in successive rows; or "objects", with the columns `key`
+            and `bytes`.
         manifest: Key of the manifest below `uri`, without "/"; `aioflux-manifest` by default.
         mode: "create" raises an error if the manifest exists; "overwrite" replaces it.
         copy: Before the commit, copy the objects on the service to listed keys, such as
