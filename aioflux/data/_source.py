@@ -232,25 +232,32 @@ def _list(uri: str, options: StoreOptions) -> tuple[str, Listing]:
     with sync.open_store(uri, **options) as store:
         listing = store.list_all().without_directories()
         uri = store.uri
-    return uri, _not_empty(listing, uri, "check the spelling of the dataset's uri")
+    if not listing:
+        message = f"there is no object below {uri}; check the spelling of the dataset's uri"
+        raise NotFoundError(message, uri=uri)
+    return uri, listing
 
 
 def _open_manifest(uri: str, options: StoreOptions) -> tuple[str, Listing]:
     store_uri, key = split_object_uri(uri)
     with sync.open_store(store_uri, **options) as store:
-        data = store.get(key)
-    try:
-        listing = Listing.from_bytes(data)
-    except ValueError as exc:
-        exc.add_note(f"while opening the manifest {uri}")
-        raise
-    return _not_empty(listing, uri, "save the manifest again").root, listing
-
-
-def _not_empty(listing: Listing, uri: str, hint: str) -> Listing:
+        listing = read_manifest(store, key)
     if not listing:
-        raise NotFoundError(f"there is no object below {uri}; {hint}", uri=uri)
-    return listing
+        raise NotFoundError(f"the dataset is empty: the manifest {uri} lists no object", uri=uri)
+    return listing.root, listing
+
+
+def read_manifest(store: sync.Store, key: str) -> Listing:
+    """Return the listing of a manifest.
+
+    Raises:
+        ValueError: The object is not a manifest, or is damaged.
+    """
+    data = store.get(key)
+    try:
+        return Listing.from_bytes(data)
+    except ValueError as exc:
+        raise ValueError(f"cannot read the manifest {store.uri}{key}: {exc}") from exc
 
 
 def _check_has_metadata(uri: str, items: Listing | KeyColumn, config: FetchConfig) -> None:

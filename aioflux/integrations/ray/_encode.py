@@ -68,12 +68,16 @@ def write_shards(
         number += 1
 
 
-def object_pairs(prefix: str, tables: Iterable[pa.Table]) -> Iterator[tuple[str, bytes]]:
+def object_pairs(
+    prefix: str, tables: Iterable[pa.Table], reserved: str | None = None
+) -> Iterator[tuple[str, bytes]]:
     """Yield the key, below a prefix, and the bytes of each row."""
     for table in tables:
         for row in _rows(table.select(["key", "bytes"])):
             if not (row["key"] and isinstance(row["bytes"], bytes)):
                 raise ValueError(f"a row of an object needs key and bytes, not {row['key']!r}")
+            if row["key"] == reserved:
+                raise ValueError(f"a row has the key of the manifest, {reserved!r}")
             yield f"{prefix}{row['key']}", row["bytes"]
 
 
@@ -128,7 +132,13 @@ def _add_member(archive: tarfile.TarFile, key: str, extension: str, value: Any) 
     archive.addfile(info, io.BytesIO(data))
 
 
-_json = msgspec.json.Encoder(enc_hook=lambda value: value.tolist())  # values of NumPy
+def _listed(value: Any) -> Any:
+    if not hasattr(value, "tolist"):  # only values of NumPy have it
+        raise ValueError(f"a {type(value).__name__} cannot be written as JSON; convert it")
+    return value.tolist()
+
+
+_json = msgspec.json.Encoder(enc_hook=_listed)
 
 ENCODERS: Final[dict[str, Any]] = {"parquet": _parquet, "jsonl": _jsonl, "tar": _tar}
 """Context managers that yield a function which adds a table to a file, by extension."""

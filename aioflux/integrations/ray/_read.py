@@ -25,7 +25,7 @@ from aioflux._values.listing import Listing
 from aioflux.errors import NotFoundError
 from aioflux.integrations.ray import _tables
 from aioflux.integrations.ray._tables import OBJECT_TYPES
-from aioflux.integrations.ray._task_store import TaskStore
+from aioflux.integrations.ray._task_store import TaskStore, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -93,17 +93,25 @@ def read_objects(
     """
     if not (callable(on_error) or on_error in {"raise", "skip"}):
         raise ValueError(f'on_error must be "raise", "skip" or a function, not {on_error!r}')
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of names, such as [{columns!r}]")
+    if not (records is None or callable(records)):
+        raise TypeError(f"records must be a decoder such as jsonl(), not {records!r}")
+    check_count("parallelism", 1 if parallelism is None else parallelism)
+    check_count("max_in_flight_per_node", max_in_flight_per_node)
     if getattr(records, "items", None) == "rows":
         records = replace(cast("Any", records), items="tables")  # columns are faster than rows
     with sync.open_store(uri, **options) as store:
+        tasks = TaskStore.of(store, options, max_in_flight_per_node=max_in_flight_per_node)
         listing = Listing() if manifest else store.list_all().without_directories()
         if not (manifest or listing):
             raise NotFoundError(f"there is no object below {store.uri}", uri=store.uri)
         if manifest or MANIFEST_KEY in listing.keys:
-            listing = Listing.from_bytes(store.get(manifest or MANIFEST_KEY))
-        tasks = TaskStore.of(
-            store, options, listing.root, max_in_flight_per_node=max_in_flight_per_node
-        )
+            from aioflux.data._source import read_manifest
+
+            manifest = manifest or MANIFEST_KEY
+            listing = read_manifest(store, manifest)
+    tasks = replace(tasks, uri=listing.root or tasks.uri)
     reader = _ReadShare(tasks, records, on_error, include_uri)
     source = ObjectDatasource(listing, reader, columns, parallelism)
     dataset: ray.data.Dataset = ray.data.read_datasource(

@@ -15,7 +15,7 @@ from aioflux._values.uri import join_uri
 if TYPE_CHECKING:
     from aioflux.options import StoreOptions, TransferOptions
 
-__all__ = ["TaskStore", "task_transfer"]
+__all__ = ["TaskStore", "check_count", "task_transfer"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class TaskStore:
     max_in_flight_per_node: int = 256
 
     @classmethod
-    def of(cls, store: sync.Store, options: StoreOptions, uri: str = "", **limit: int) -> TaskStore:
-        """Return the settings of `store`, with `uri` instead of its uri if given.
+    def of(cls, store: sync.Store, options: StoreOptions, **limit: int) -> TaskStore:
+        """Return the settings of `store`.
 
         Raises:
             TypeError: The options contain credentials.
@@ -41,7 +41,7 @@ class TaskStore:
         pickle.dumps(store)
         sent = {name: value for name, value in options.items() if name != "progress"}
         pickled = pickle.dumps(sent | {"transfer": store.transfer})
-        return cls(uri or store.uri, pickled, **limit)
+        return cls(store.uri, pickled, **limit)
 
     def open(self, prefix: str = "") -> sync.Store:
         """Return the store of a prefix below the uri, with the limits of one task of this node."""
@@ -63,6 +63,11 @@ def task_transfer(transfer: TransferOptions, max_per_node: int, num_tasks: int) 
         max_in_flight_bytes=num_bytes,
         max_buffered_bytes=buffered,
     )
+
+
+def check_count(name: str, value: object) -> None:
+    if not (isinstance(value, int) and value > 0):
+        raise ValueError(f"{name} must be an integer above 0, not {value!r}")
 
 
 @lru_cache(maxsize=8)

@@ -115,8 +115,8 @@ class RayCheckpointer(Checkpointer):
         self._deadline: float | None = None
         """Deadline of the save of the next report, after a preemption; in seconds since 1970."""
         latest = ray.train.get_checkpoint()
-        self._reported_step = -1 if latest is None else _step_of(latest)
-        self._step_at_start = self._reported_step
+        self._step_at_start = -1 if latest is None else _step_of(latest)
+        self._reported = {self._step_at_start}
 
     @property
     def weights_uri(self) -> str:
@@ -147,12 +147,12 @@ class RayCheckpointer(Checkpointer):
             return None
         step = self.loaded_step
         assert step is not None
-        if step > self._reported_step:
+        if step > max(self._reported):
             for unknown, metrics in self._on_coordinator(lambda: self._unreported_until(step)):
                 checkpoint = self._checkpoint(unknown)
                 mode = CheckpointUploadMode.NO_UPLOAD
                 ray.train.report(metrics, checkpoint, checkpoint_upload_mode=mode)
-                self._reported_step = unknown
+                self._reported.add(unknown)
         return step
 
     def should_save(self, step: int) -> bool:
@@ -206,6 +206,9 @@ class RayCheckpointer(Checkpointer):
                 f"Ray has the step {self._step_at_start} of this run, and no step was restored: "
                 "call restore before the first step, or choose another RunConfig(name=...)"
             )
+        is_new = step not in self._reported and (
+            step > self._step_at_start or step not in self._on_coordinator(self.steps)
+        )  # an earlier attempt has reported the committed steps up to its last one
         reported = dict(metrics or {})
         numbers = {name: float(each) for name, each in reported.items() if isinstance(each, Real)}
         deadline, self._deadline = self._deadline, None
@@ -221,8 +224,9 @@ class RayCheckpointer(Checkpointer):
             with self._lock.current:
                 handle = self._save(step, state, numbers, is_urgent=True)
         checkpoint = None
-        if step > self._reported_step:
-            checkpoint, self._reported_step = self._checkpoint(step), step
+        if is_new:
+            checkpoint = self._checkpoint(step)
+            self._reported.add(step)
         is_sync = checkpoint_upload_mode is CheckpointUploadMode.SYNC
         if self._is_local_mode or (checkpoint is None and is_sync):
             handle.result()  # because Ray does not call `wait_for_commit`
@@ -255,7 +259,7 @@ class RayCheckpointer(Checkpointer):
         """Return the committed steps that Ray does not know, up to `last`, and their metrics."""
         found = []
         for step in self.steps():
-            if self._reported_step < step <= last:
+            if max(self._reported) < step <= last:
                 commit = _bridge.run(read_commit(self._store, step_prefix(step))).commit
                 found.append((step, dict(commit.metrics) if commit is not None else {}))
         return found

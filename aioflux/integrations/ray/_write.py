@@ -19,11 +19,11 @@ from ray.data.datasource import Datasink
 
 from aioflux import sync
 from aioflux._values.listing import Listing
-from aioflux.errors import AlreadyExistsError, StorageError
+from aioflux.errors import AlreadyExistsError, PermissionDeniedError, StorageError
 from aioflux.integrations.ray._encode import ENCODERS, object_pairs, write_shards
 from aioflux.integrations.ray._read import MANIFEST_KEY
 from aioflux.integrations.ray._tables import object_name
-from aioflux.integrations.ray._task_store import TaskStore
+from aioflux.integrations.ray._task_store import TaskStore, check_count
 from aioflux.store import WRITTEN_PREFIX
 
 if TYPE_CHECKING:
@@ -69,12 +69,14 @@ def write_objects(
         uri: Destination: a bucket or a prefix.
         format: "parquet"; "jsonl", in which NaN and infinity become null, and bytes base64; "tar",
             with a file for each column, whose name is the extension, and the name of the sample in
-            the column `__key__`; or "objects", with the columns `key` and `bytes`.
+            the column `__key__`, different in successive rows; or "objects", with the columns `key`
+            and `bytes`.
         manifest: Key of the manifest below `uri`, without "/"; `aioflux-manifest` by default.
         mode: "create" raises an error if the manifest exists; "overwrite" replaces it.
-        copy: After the commit, copy the objects on the service to listed keys, such as
+        copy: Before the commit, copy the objects on the service to listed keys, such as
             `00000-1a2b3c4d-0.parquet`, list the copies in the manifest, and delete the originals.
-            If the driver is killed meanwhile, the dataset is committed, and some copies remain.
+            If the driver is killed meanwhile, there is no manifest, and some copies remain, which
+            `aioflux clean` does not delete.
         max_object_bytes: Size above which a task begins another object with the next block; 512 MiB
             by default. Without effect for "objects".
         ray_options: Further keywords of `Dataset.write_datasink`, such as `concurrency`.
@@ -85,7 +87,8 @@ def write_objects(
         StorageError: Objects were deleted during the write, or two rows of "objects" have the same
             key.
         TypeError: The options contain credentials, which are not sent to other processes.
-        ValueError: An argument is invalid, or a row does not fit the format.
+        ValueError: An argument is invalid, or a row does not fit the format, or with `copy` has
+            the key of the manifest.
     """
     if format not in {*ENCODERS, "objects"}:
         raise ValueError(f"format must be objects, {', '.join(ENCODERS)}, not {format!r}")
@@ -93,9 +96,10 @@ def write_objects(
         raise ValueError(f'manifest must be a key without "/", not {manifest!r}')
     if mode not in {"create", "overwrite"} or (copy and mode == "overwrite"):
         raise ValueError(f'mode must be "create", or without copy= "overwrite", not {mode!r}')
+    check_count("max_object_bytes", max_object_bytes)
     with sync.open_store(uri, **options) as store:
         if mode == "create" and manifest in store.list_all(manifest).keys:
-            message = f"there is a {manifest} below {store.uri}; choose another uri or manifest"
+            message = f"{manifest} exists below {store.uri}; choose another uri or manifest"
             raise AlreadyExistsError(message, uri=f"{store.uri}{manifest}")
         tasks = TaskStore.of(store, options)
         sink = ObjectDatasink(store, tasks, format, max_object_bytes, manifest, mode, copy)
@@ -164,6 +168,7 @@ class ObjectDatasink(Datasink[WriteAttempt]):
         self._manifest, self._mode, self._copies = commit
         self._prefix = f"{WRITTEN_PREFIX}{self._manifest}/{uuid.uuid4().hex}/"
         self._may_be_committed = False
+        self._copied: list[ObjectMeta] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of the copy in a task, without the store of the driver."""
@@ -177,14 +182,16 @@ class ObjectDatasink(Datasink[WriteAttempt]):
         tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
         filled = (table for table in tables if table.num_rows)
         if self._extension == "objects":
-            sizes = [meta.size for meta in store.put_many(object_pairs(f"{attempt}/", filled))]
+            reserved = self._manifest if self._copies else None
+            pairs = object_pairs(f"{attempt}/", filled, reserved)
+            sizes = [meta.size for meta in store.put_many(pairs)]
         else:
             prefix = f"{attempt}/{number}-{unique[:8]}"
             sizes = [*write_shards(store, prefix, filled, self._extension, self._max_bytes)]
         return WriteAttempt(attempt, len(sizes), sum(sizes))
 
     def on_write_complete(self, write_result: WriteResult[WriteAttempt]) -> None:
-        """Write the manifest, copy the objects if requested, and delete those of other attempts."""
+        """Copy the objects if requested, write the manifest, and delete all other objects."""
         listing = self._store.list_all(self._prefix)
         names = (key.removeprefix(self._prefix) for key in listing.keys)
         try:
@@ -192,37 +199,33 @@ class ObjectDatasink(Datasink[WriteAttempt]):
         except ValueError as exc:
             uri = f"{self._tasks.uri}{self._prefix}"
             raise StorageError(f"could not commit the objects below {uri}: {exc}", uri=uri) from exc
-        accepted = listing.pick(indexes)
-        self._may_be_committed = True
-        try:
-            self.meta = self._store.put(self._manifest, accepted.to_bytes(), mode=self._mode)
-        except AlreadyExistsError:
-            self._may_be_committed = False
-            raise
+        committed = listing.pick(indexes)
         if self._copies:
             with ThreadPoolExecutor(32) as executor:
-                copies = list(executor.map(self._copy, accepted))
-            copies.sort(key=lambda meta: meta.key.encode())
-            self.meta = self._store.put(
-                self._manifest,
-                Listing(copies).to_bytes(),
-                if_generation_match=self.meta.generation or None,
-            )
+                list(executor.map(self._copy, committed))
+            committed = Listing(sorted(self._copied, key=lambda meta: meta.key.encode()))
             indexes = []
+        self._may_be_committed = True
+        try:
+            self.meta = self._store.put(self._manifest, committed.to_bytes(), mode=self._mode)
+        except (AlreadyExistsError, PermissionDeniedError):
+            self._may_be_committed = False
+            raise
         self._delete(listing, set(indexes))
 
-    def _copy(self, meta: ObjectMeta) -> ObjectMeta:
-        return self._store.copy(meta, object_name(meta.key), mode="create")
+    def _copy(self, meta: ObjectMeta) -> None:
+        self._copied.append(self._store.copy(meta, object_name(meta.key), mode="create"))
 
     def on_write_failed(self, error: BaseException) -> None:
-        """Delete the objects of all attempts, unless the manifest may exist."""
+        """Delete the copies and the objects of all attempts, unless the manifest may exist."""
         if not self._may_be_committed:
             try:
+                self._delete(self._copied, set())
                 self._delete(self._store.list_all(self._prefix), set())
             except StorageError as exc:
                 error.add_note(f"objects below {self._prefix} remain until `aioflux clean`: {exc}")
 
-    def _delete(self, listing: Listing, kept: set[int]) -> None:
+    def _delete(self, listing: Iterable[ObjectMeta], kept: set[int]) -> None:
         deleted = [meta for index, meta in enumerate(listing) if index not in kept]
         for error in self._store.delete_many(deleted).errors.values():
-            _log.warning("an object remains until `aioflux clean`: %s", error)
+            _log.warning("an object of the write remains: %s", error)

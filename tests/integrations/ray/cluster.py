@@ -95,9 +95,11 @@ class Nodes:
             **options,
         )
 
-    def kill_worker(self) -> None:
+    def kill_worker(self, node_id: str = "") -> None:
         """Kill all processes of a node that is not the first one."""
-        self._cluster.remove_node(self.workers.pop(), allow_graceful=False)
+        ids = [worker.node_id for worker in self.workers]
+        worker = self.workers.pop(ids.index(node_id) if node_id else -1)
+        self._cluster.remove_node(worker, allow_graceful=False)
 
     def shutdown(self) -> None:
         ray.shutdown()

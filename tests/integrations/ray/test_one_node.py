@@ -201,20 +201,28 @@ def test_a_damaged_record_is_an_error_or_skips_the_rest_of_its_object(
     ("options", "message"),
     [
         ({"columns": ["data"]}, "no column"),
+        ({"columns": "key"}, r"such as \['key'\]"),
         ({"on_error": "ignore"}, "on_error"),
+        ({"records": "jsonl"}, r"such as jsonl\(\)"),
+        ({"parallelism": 0}, "parallelism must be"),
+        ({"parallelism": 1.5}, "parallelism must be"),
+        ({"max_in_flight_per_node": 0}, "max_in_flight_per_node must be"),
+        ({"manifest": "000.bin"}, "manifest gs://bucket/in/000.bin: this is not a listing"),
     ],
-    ids=["column", "on_error"],
+    ids=str,
 )
 def test_a_wrong_argument_is_an_error(
     server: GCSServer, objects: dict[str, bytes], options, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         read_objects("gs://bucket/in", endpoint_url=server.url, **options)
 
 
 def test_no_object_is_an_error(server: GCSServer) -> None:
     with pytest.raises(NotFoundError, match="no object below gs://bucket/other"):
         read_objects("gs://bucket/other", endpoint_url=server.url)
+    with pytest.raises(ValueError, match="in the memory of one process"):
+        read_objects("memory://bucket")
 
 
 # --- writing ----------------------------------
@@ -283,6 +291,27 @@ def test_objects_are_copied_into_place(
     assert {row["key"]: row["bytes"] for row in back} == objects
 
 
+def test_a_copy_that_fails_leaves_the_objects_of_others(
+    server: GCSServer, bucket: sync.Store
+) -> None:
+    def write(*keys: str) -> None:
+        rows = ray.data.from_items([{"key": key, "bytes": b"new"} for key in keys])
+        write_objects(rows, "gs://bucket/out", format="objects", copy=True, endpoint_url=server.url)
+
+    bucket.put("out/1", b"old")
+    with pytest.raises(AlreadyExistsError, match="out/1"):
+        write("0", "1", "2")
+    assert bucket.list_all("out/").keys[:] == ["out/1"]
+    with pytest.raises(ValueError, match="the key of the manifest"):
+        write("aioflux-manifest", "z")
+    assert bucket.list_all("out/").keys[:] == ["out/1"]
+    assert bucket.get("out/1") == b"old"
+    assert len(bucket.list_all(HIDDEN)) == 0
+    write("0", "2")
+    back = read_objects("gs://bucket/out", endpoint_url=server.url)
+    assert sorted(row["key"] for row in back.take_all()) == ["0", "2"]
+
+
 def test_two_rows_with_one_key_are_an_error(server: GCSServer, bucket: sync.Store) -> None:
     rows = [{"key": "a", "bytes": b"1"}, {"key": "a", "bytes": b"2"}]
     for num_blocks in (1, 2):
@@ -305,8 +334,9 @@ def test_other_columns_than_those_of_objects_are_an_error(server: GCSServer) -> 
         {"manifest": "a/b"},
         {"mode": "append"},
         {"copy": True, "mode": "overwrite"},
+        {"max_object_bytes": 0},
     ],
-    ids=["format", "manifest", "mode", "copy"],
+    ids=str,
 )
 def test_a_wrong_argument_of_a_write_is_an_error(server: GCSServer, options) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -370,3 +400,7 @@ def test_no_row_is_an_empty_dataset(server: GCSServer) -> None:
     write_objects(empty, "gs://bucket/out", endpoint_url=server.url)
     back = read_objects("gs://bucket/out", records=parquet(), endpoint_url=server.url)
     assert back.take_all() == []
+    with pytest.raises(NotFoundError, match="the dataset is empty"):
+        IterableDataset.from_manifest(
+            "gs://bucket/out/aioflux-manifest", records=parquet(), endpoint_url=server.url
+        )

@@ -141,6 +141,12 @@ def test_a_row_without_a_file_is_an_error() -> None:
         assert store.list_all().keys[:] == []
 
 
+def test_a_python_object_in_json_is_an_error() -> None:
+    rows = BlockAccessor.batch_to_block({"a": [object()]})
+    with sync.open_store("memory://b") as store, pytest.raises(ValueError, match="a object cannot"):
+        list(write_shards(store, "shard", iter([rows]), "jsonl", 1))
+
+
 def test_credentials_are_not_sent() -> None:
     with (
         sync.open_store("gs://b", credentials=lambda: "secret") as store,

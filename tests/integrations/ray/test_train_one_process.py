@@ -169,6 +169,24 @@ def test_a_step_is_reported_to_ray_once(fake: FakeRay, checkpoints: RayCheckpoin
     assert state["optimizer"][0] == 2.0
 
 
+def test_a_step_below_the_last_one_is_reported_to_ray(
+    fake: FakeRay, checkpoints: RayCheckpointer
+) -> None:
+    """Otherwise no one would delete it. Ray has the steps of earlier attempts already."""
+
+    def steps() -> list[str | None]:
+        return [path and path[-2:] for _, path, _ in fake.reports]
+
+    for step in (50, 30, 30, 60):
+        checkpoints.report(step, state_of(1.0))
+    assert steps() == ["50", "30", None, "60"]
+    with RayCheckpointer() as restarted:
+        restarted.restore(state_of(0.0))
+        restarted.report(40, state_of(1.0))
+        restarted.report(30, state_of(1.0))
+    assert steps()[4:] == ["40", None]
+
+
 def test_missing_checkpoints_are_an_error(
     fake: FakeRay, checkpoints: RayCheckpointer, bucket: sync.Store
 ) -> None:
