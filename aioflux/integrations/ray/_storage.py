@@ -37,9 +37,8 @@ def storage_filesystem(uri: str, **options: Unpack[StoreOptions]) -> PyFileSyste
             storage_filesystem=storage_filesystem("gs://bucket/runs"),
         )
 
-    A file becomes visible as a whole when it is closed, by pyarrow also after an
-    exception. Ray sends the filesystem to all nodes,
-    without credentials: each node finds its own.
+    A file becomes visible as a whole when it is closed, by pyarrow also after an exception. Ray
+    sends the filesystem to all nodes, without credentials: each node finds its own.
 
     Args:
         uri: Any uri with the scheme of the storage. The filesystem has paths such as `bucket/runs`,

@@ -73,10 +73,10 @@ def write_objects(
             and `bytes`.
         manifest: Key of the manifest below `uri`, without "/"; `aioflux-manifest` by default.
         mode: "create" raises an error if the manifest exists; "overwrite" replaces it.
-        copy: Before the commit, copy the objects on the service to listed keys, such as
+        copy: After the commit, copy the objects on the service to listed keys, such as
             `00000-1a2b3c4d-0.parquet`, list the copies in the manifest, and delete the originals.
-            If the driver is killed meanwhile, there is no manifest, and some copies remain, which
-            `aioflux clean` does not delete.
+            If that fails, nothing is left. If the driver is killed meanwhile, the dataset is
+            committed, and some copies remain, which `aioflux clean` does not delete.
         max_object_bytes: Size above which a task begins another object with the next block; 512 MiB
             by default. Without effect for "objects".
         ray_options: Further keywords of `Dataset.write_datasink`, such as `concurrency`.
@@ -191,7 +191,7 @@ class ObjectDatasink(Datasink[WriteAttempt]):
         return WriteAttempt(attempt, len(sizes), sum(sizes))
 
     def on_write_complete(self, write_result: WriteResult[WriteAttempt]) -> None:
-        """Copy the objects if requested, write the manifest, and delete all other objects."""
+        """Write the manifest, copy the objects if requested, and delete those of other attempts."""
         listing = self._store.list_all(self._prefix)
         names = (key.removeprefix(self._prefix) for key in listing.keys)
         try:
@@ -199,19 +199,31 @@ class ObjectDatasink(Datasink[WriteAttempt]):
         except ValueError as exc:
             uri = f"{self._tasks.uri}{self._prefix}"
             raise StorageError(f"could not commit the objects below {uri}: {exc}", uri=uri) from exc
-        committed = listing.pick(indexes)
-        if self._copies:
-            with ThreadPoolExecutor(32) as executor:
-                list(executor.map(self._copy, committed))
-            committed = Listing(sorted(self._copied, key=lambda meta: meta.key.encode()))
-            indexes = []
+        accepted = listing.pick(indexes)
         self._may_be_committed = True
         try:
-            self.meta = self._store.put(self._manifest, committed.to_bytes(), mode=self._mode)
+            self.meta = self._store.put(self._manifest, accepted.to_bytes(), mode=self._mode)
         except (AlreadyExistsError, PermissionDeniedError):
             self._may_be_committed = False
             raise
+        if self._copies:
+            self._replace_by_copies(accepted)
+            indexes = []
         self._delete(listing, set(indexes))
+
+    def _replace_by_copies(self, accepted: Listing) -> None:
+        try:
+            with ThreadPoolExecutor(32) as executor:
+                list(executor.map(self._copy, accepted))
+        except StorageError:
+            self._store.delete(self.meta)
+            self._may_be_committed = False
+            raise
+        copies = Listing(sorted(self._copied, key=lambda meta: meta.key.encode()))
+        generation = self.meta.generation or None
+        self.meta = self._store.put(
+            self._manifest, copies.to_bytes(), if_generation_match=generation
+        )
 
     def _copy(self, meta: ObjectMeta) -> None:
         self._copied.append(self._store.copy(meta, object_name(meta.key), mode="create"))
