@@ -202,28 +202,27 @@ class ObjectDatasink(Datasink[WriteAttempt]):
         accepted = listing.pick(indexes)
         self._may_be_committed = True
         try:
-            self.meta = self._store.put(self._manifest, accepted.to_bytes(), mode=self._mode)
+            manifest = self._store.put(self._manifest, accepted.to_bytes(), mode=self._mode)
         except (AlreadyExistsError, PermissionDeniedError):
             self._may_be_committed = False
             raise
         if self._copies:
-            self._replace_by_copies(accepted)
+            manifest = self._replace_by_copies(accepted, manifest)
             indexes = []
+        self.meta = manifest
         self._delete(listing, set(indexes))
 
-    def _replace_by_copies(self, accepted: Listing) -> None:
+    def _replace_by_copies(self, accepted: Listing, manifest: ObjectMeta) -> ObjectMeta:
         try:
             with ThreadPoolExecutor(32) as executor:
                 list(executor.map(self._copy, accepted))
         except StorageError:
-            self._store.delete(self.meta)
+            self._store.delete(manifest)
             self._may_be_committed = False
             raise
         copies = Listing(sorted(self._copied, key=lambda meta: meta.key.encode()))
-        generation = self.meta.generation or None
-        self.meta = self._store.put(
-            self._manifest, copies.to_bytes(), if_generation_match=generation
-        )
+        generation = manifest.generation or None
+        return self._store.put(self._manifest, copies.to_bytes(), if_generation_match=generation)
 
     def _copy(self, meta: ObjectMeta) -> None:
         self._copied.append(self._store.copy(meta, object_name(meta.key), mode="create"))
