@@ -241,23 +241,14 @@ def _list(uri: str, options: StoreOptions) -> tuple[str, Listing]:
 def _open_manifest(uri: str, options: StoreOptions) -> tuple[str, Listing]:
     store_uri, key = split_object_uri(uri)
     with sync.open_store(store_uri, **options) as store:
-        listing = read_manifest(store, key)
+        data = store.get(key)
+    try:
+        listing = Listing.from_bytes(data)
+    except ValueError as exc:
+        raise ValueError(f"cannot read the manifest {uri}: {exc}") from exc
     if not listing:
         raise NotFoundError(f"the dataset is empty: the manifest {uri} lists no object", uri=uri)
     return listing.root, listing
-
-
-def read_manifest(store: sync.Store, key: str) -> Listing:
-    """Return the listing of a manifest.
-
-    Raises:
-        ValueError: The object is not a manifest, or is damaged.
-    """
-    data = store.get(key)
-    try:
-        return Listing.from_bytes(data)
-    except ValueError as exc:
-        raise ValueError(f"cannot read the manifest {store.uri}{key}: {exc}") from exc
 
 
 def _check_has_metadata(uri: str, items: Listing | KeyColumn, config: FetchConfig) -> None:

@@ -107,10 +107,11 @@ def read_objects(
         if not (manifest or listing):
             raise NotFoundError(f"there is no object below {store.uri}", uri=store.uri)
         if manifest or MANIFEST_KEY in listing.keys:
-            from aioflux.data._source import read_manifest
-
             manifest = manifest or MANIFEST_KEY
-            listing = read_manifest(store, manifest)
+            try:
+                listing = Listing.from_bytes(store.get(manifest))
+            except ValueError as exc:
+                raise ValueError(f"cannot read the manifest {store.uri}{manifest}: {exc}") from exc
     tasks = replace(tasks, uri=listing.root or tasks.uri)
     reader = _ReadShare(tasks, records, on_error, include_uri)
     source = ObjectDatasource(listing, reader, columns, parallelism)
