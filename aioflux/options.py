@@ -36,12 +36,17 @@ def _require_positive(owner: object, *names: str) -> None:
             )
 
 
-def _require_whole(owner: object, *names: str) -> None:
+def check_count(name: str, count: object, *, least: int = 1) -> None:
+    """Raise an error that names the argument if `count` is not an int, or is below `least`."""
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"{name} must be an int, not {count!r}")
+    if count < least:
+        raise ValueError(f"{name} must be {least} or more, not {count!r}")
+
+
+def _require_counts(owner: object, *names: str) -> None:
     for name in names:
-        value = getattr(owner, name)
-        if isinstance(value, float):
-            raise TypeError(f"{type(owner).__name__}.{name} must be an int, not {value!r}")
-    _require_positive(owner, *names)
+        check_count(f"{type(owner).__name__}.{name}", getattr(owner, name))
 
 
 def _require_type(owner: object, kind: type, *names: str) -> None:
@@ -97,7 +102,7 @@ class TransferOptions:
     "never" reads every range once. Without effect if `verify` is False."""
 
     def __post_init__(self) -> None:
-        _require_whole(
+        _require_counts(
             self,
             "max_in_flight",
             "max_in_flight_bytes",
@@ -155,7 +160,7 @@ class RetryPolicy:
     """Retries that are added to the budget each second; 10 by default."""
 
     def __post_init__(self) -> None:
-        _require_whole(self, "max_attempts", "budget_retries")
+        _require_counts(self, "max_attempts", "budget_retries")
         _require_positive(
             self,
             "initial_seconds",

@@ -338,43 +338,41 @@ class Listing(Sequence[ObjectMeta]):
         return body + _TAIL.pack(google_crc32c.value(body))
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
-        """Return the listing of a manifest.
+    def from_bytes(cls, data: bytes | bytearray | memoryview, *, uri: str = "") -> Self:
+        """Return the listing of a manifest; errors name its `uri`.
 
         Raises:
             ValueError: The bytes are not a manifest, or are damaged, or have a version that is
                 not supported.
         """
+        name = f"the manifest {uri}" if uri else "this manifest"
         manifest = bytes(data)
         start = len(_MAGIC) + _HEAD.size
         if not manifest.startswith(_MAGIC):
             raise ValueError(
-                f"this is not a listing that aioflux saved: it begins with {manifest[:16]!r}, not "
-                f"with {_MAGIC!r}"
+                f"{name} is not a listing that aioflux saved: it begins with {manifest[:16]!r}, "
+                f"not with {_MAGIC!r}"
             )
         if len(manifest) < start + _TAIL.size:
             raise ValueError(
-                f"this listing is damaged: it is truncated after {len(manifest)} bytes; save it "
-                "again"
+                f"{name} is damaged: it is truncated after {len(manifest)} bytes; save it again"
             )
         version, header_size = _HEAD.unpack_from(manifest, len(_MAGIC))
         if version != _VERSION:
             raise ValueError(
-                f"this listing is of version {version}, and this aioflux reads {_VERSION}; save it "
+                f"{name} is of version {version}, and this aioflux reads {_VERSION}; save it "
                 "again, or update aioflux"
             )
         body_size = len(manifest) - _TAIL.size
         crc32c = google_crc32c.value(manifest[:body_size])
         if crc32c != _TAIL.unpack_from(manifest, body_size)[0]:
-            raise ValueError(
-                "this listing is damaged: its bytes do not match its crc32c; save it again"
-            )
+            raise ValueError(f"{name} is damaged: its bytes do not match its crc32c; save it again")
         try:
             header = json.loads(manifest[start : start + header_size])
             return cls._from_columns(header, memoryview(manifest)[start + header_size : body_size])
         except (LookupError, TypeError, ValueError) as exc:
             raise ValueError(
-                f"this is not a listing that aioflux saved, although its crc32c matches: {exc!r}"
+                f"{name} is not a listing that aioflux saved, although its crc32c matches: {exc!r}"
             ) from exc
 
     @classmethod

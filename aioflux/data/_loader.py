@@ -17,6 +17,7 @@ from aioflux.data._map_dataset import MapDataset
 from aioflux.data._resume import STATE_KEY
 from aioflux.data._sampler import ObjectSampler
 from aioflux.data._thread_loader import ThreadLoader, stateful_of
+from aioflux.options import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +150,7 @@ def _worker_options(
     if num_workers is None:
         num_workers = _default_num_workers()
     if prefetch_factor is not None:
-        _check_count("prefetch_factor", prefetch_factor, least=1)
+        check_count("prefetch_factor", prefetch_factor)
     if num_workers:
         return {
             "num_workers": num_workers,
@@ -164,19 +165,12 @@ def _worker_options(
 
 def _thread_options(num_threads: int, prefetch_factor: int | None) -> dict[str, Any]:
     """Return the options for the number of threads, and of the batches that they prefetch."""
-    _check_count("num_threads", num_threads, least=0)
+    check_count("num_threads", num_threads, least=0)
     if prefetch_factor is not None:
-        _check_count("prefetch_factor", prefetch_factor, least=1)
+        check_count("prefetch_factor", prefetch_factor)
     if not num_threads and prefetch_factor is not None:
         raise ValueError("prefetch_factor has no effect with num_threads=0")
     return {"num_threads": num_threads, "prefetch_batches": prefetch_factor or 2}
-
-
-def _check_count(name: str, count: int, *, least: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"{name} must be an int, not {count!r}")
-    if count < least:
-        raise ValueError(f"{name} must be {least} or more, not {count!r}")
 
 
 def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:

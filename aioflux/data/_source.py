@@ -241,11 +241,7 @@ def _list(uri: str, options: StoreOptions) -> tuple[str, Listing]:
 def _open_manifest(uri: str, options: StoreOptions) -> tuple[str, Listing]:
     store_uri, key = split_object_uri(uri)
     with sync.open_store(store_uri, **options) as store:
-        data = store.get(key)
-    try:
-        listing = Listing.from_bytes(data)
-    except ValueError as exc:
-        raise ValueError(f"cannot read the manifest {uri}: {exc}") from exc
+        listing = Listing.from_bytes(store.get(key), uri=uri)
     if not listing:
         raise NotFoundError(f"the dataset is empty: the manifest {uri} lists no object", uri=uri)
     return listing.root, listing

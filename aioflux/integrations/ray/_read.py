@@ -25,7 +25,8 @@ from aioflux._values.listing import Listing
 from aioflux.errors import NotFoundError
 from aioflux.integrations.ray import _tables
 from aioflux.integrations.ray._tables import OBJECT_TYPES
-from aioflux.integrations.ray._task_store import TaskStore, check_count
+from aioflux.integrations.ray._task_store import TaskStore
+from aioflux.options import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -108,10 +109,7 @@ def read_objects(
             raise NotFoundError(f"there is no object below {store.uri}", uri=store.uri)
         if manifest or MANIFEST_KEY in listing.keys:
             manifest = manifest or MANIFEST_KEY
-            try:
-                listing = Listing.from_bytes(store.get(manifest))
-            except ValueError as exc:
-                raise ValueError(f"cannot read the manifest {store.uri}{manifest}: {exc}") from exc
+            listing = Listing.from_bytes(store.get(manifest), uri=f"{store.uri}{manifest}")
     tasks = replace(tasks, uri=listing.root or tasks.uri)
     reader = _ReadShare(tasks, records, on_error, include_uri)
     source = ObjectDatasource(listing, reader, columns, parallelism)

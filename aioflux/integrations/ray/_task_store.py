@@ -15,7 +15,7 @@ from aioflux._values.uri import join_uri
 if TYPE_CHECKING:
     from aioflux.options import StoreOptions, TransferOptions
 
-__all__ = ["TaskStore", "check_count", "task_transfer"]
+__all__ = ["TaskStore", "task_transfer"]
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,6 @@ def task_transfer(transfer: TransferOptions, max_per_node: int, num_tasks: int) 
         max_in_flight_bytes=num_bytes,
         max_buffered_bytes=buffered,
     )
-
-
-def check_count(name: str, value: object) -> None:
-    if not (isinstance(value, int) and value > 0):
-        raise ValueError(f"{name} must be an integer above 0, not {value!r}")
 
 
 @lru_cache(maxsize=8)

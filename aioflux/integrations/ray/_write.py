@@ -23,7 +23,8 @@ from aioflux.errors import AlreadyExistsError, PermissionDeniedError, StorageErr
 from aioflux.integrations.ray._encode import ENCODERS, object_pairs, write_shards
 from aioflux.integrations.ray._read import MANIFEST_KEY
 from aioflux.integrations.ray._tables import object_name
-from aioflux.integrations.ray._task_store import TaskStore, check_count
+from aioflux.integrations.ray._task_store import TaskStore
+from aioflux.options import check_count
 from aioflux.store import WRITTEN_PREFIX
 
 if TYPE_CHECKING:
