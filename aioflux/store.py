@@ -64,7 +64,6 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
-    from types import TracebackType
 
     from aioflux._services.base import WriteRequest
     from aioflux._transfer.get_many import FetchedBatch
@@ -270,12 +269,7 @@ class Store:
         self._sessions.current()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # After a cancellation or Ctrl-C the shorter timeout for clean-up applies.
         is_interrupted = error is not None and not isinstance(error, Exception)
         await self._sessions.aclose(is_interrupted=is_interrupted)

@@ -21,7 +21,6 @@ from aioflux._transfer.range_plan import MAX_GAP_BYTES
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from aioflux._values.listing import Listing
     from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
@@ -147,12 +146,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
-    from types import TracebackType
 
 __all__ = ["aclosing_inner"]
 
@@ -36,12 +35,7 @@ class aclosing_inner(Generic[T]):  # noqa: N801  a context manager like `context
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._generator.aclose()
 
     def __aiter__(self) -> Self:

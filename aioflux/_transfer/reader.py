@@ -22,8 +22,6 @@ from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
@@ -103,12 +101,7 @@ class ObjectReader:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None and not self._closed:
                 await self._confirm_at_end()

@@ -33,7 +33,6 @@ from aioflux.errors import AiofluxError, ChecksumError, NotFoundError, StorageEr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from aioflux._services.base import Service, UploadedPart
     from aioflux._transfer.session import Session
@@ -111,12 +110,7 @@ class ObjectWriter:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             await self.aclose()
         else:

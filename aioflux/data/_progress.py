@@ -12,7 +12,6 @@ from aioflux.data._counters import LoadStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
     from aioflux.data._counters import LoadCounters
 
@@ -71,14 +70,9 @@ class ProgressBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         is_last = not self._num_workers or self._counters.end_share(self._num_workers)
-        if is_last or kind is not None:
+        if is_last or error is not None:
             self._draw(is_last=True)
         if is_last and self._num_workers:
             self._counters.clear_shares(self._num_workers)

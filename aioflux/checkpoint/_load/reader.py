@@ -21,7 +21,6 @@ from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from types import TracebackType
     from typing import Unpack
 
     from _typeshed import WriteableBuffer
@@ -103,14 +102,9 @@ class CheckpointReader(io.BufferedReader):
         """Whole uri of the object."""
         return self.meta.uri
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the file. A failed read of `torch.load` is raised again: torch hides its error."""
-        super().__exit__(kind, error, trace)
+        self.close()
         # torch then takes `read` for missing: "object has no attribute 'read'".
         if isinstance(error, AttributeError) and self.raw.error is not None:
             raise self.raw.error from error

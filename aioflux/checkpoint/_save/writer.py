@@ -13,7 +13,6 @@ from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
-    from types import TracebackType
     from typing import Unpack
 
     from aioflux._values.meta import ObjectMeta
@@ -84,12 +83,7 @@ class CheckpointWriter(WritableFile):
         self._buffer.clear()
         self._context.exit(reason or RuntimeError(f"{self.uri} was aborted"))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
             return

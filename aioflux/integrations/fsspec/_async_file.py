@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
-    from types import TracebackType
 
 __all__ = ["AsyncFile"]
 
@@ -83,12 +82,7 @@ class AsyncFile:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._close(error)
 
     def _require_mode(self, *modes: str) -> None:

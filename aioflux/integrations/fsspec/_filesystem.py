@@ -70,7 +70,6 @@ from aioflux.store import open_store, sessions_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
     from datetime import datetime
-    from types import TracebackType
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.integrations.fsspec._entries import Entry
@@ -207,12 +206,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def sign(self, path: str, expiration: int = 100, **kwargs: Any) -> str:

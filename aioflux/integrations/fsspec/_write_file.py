@@ -19,7 +19,7 @@ from aioflux.errors import AlreadyExistsError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from aioflux import _bridge
     from aioflux.store import ObjectWriter, Store
@@ -201,12 +201,7 @@ class WriteFile(WritableFile):
         self._failure = reason or RuntimeError(f"{self._uri} was discarded")
         self._context.exit(self._failure)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
             return
@@ -236,12 +231,7 @@ class TextFile(io.TextIOWrapper):
         file: Any = self.buffer
         file.discard(reason)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self.discard(error)
             return
@@ -310,12 +300,7 @@ class CompressedFile(io.BufferedIOBase):
         with suppress(ValueError, OSError):  # the compressor cannot write its trailer any more
             self._outer.close()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._inner.writable():
             self.discard(error)
         else:
