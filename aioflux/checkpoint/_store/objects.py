@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["meta_of", "open_checkpoint", "read_range", "write_object"]
+__all__ = ["meta_of", "open_checkpoint", "read_range", "stored_object", "write_object"]
 
 _SLICE_BYTES: Final = 16 * 1024 * 1024
 """Size of the pieces that are hashed between two awaits. Each piece blocks the event loop for
@@ -79,17 +79,27 @@ async def write_object(
             await writer.write(view)
             if progress is not None:
                 progress(view.nbytes)
+    return stored_object(writer.meta, digest, key=key, size=digest.size, rank=rank)
+
+
+def stored_object(
+    meta: ObjectMeta, digest: BlockDigest, *, key: str, size: int, rank: int
+) -> StoredObject:
+    """Return the description of a written object for the commit, without items.
+
+    Raises:
+        ChecksumError: The object does not have this size, or the crc32c of `digest`.
+    """
     whole, blocks = digest.finish()
-    meta = writer.meta
-    if meta.size != digest.size or meta.crc32c not in {None, whole}:
+    if meta.size != size or meta.crc32c not in {None, whole}:
         raise ChecksumError(
-            f"could not write {meta.uri}: {digest.size} bytes with crc32c {whole} were sent, but "
+            f"could not write {meta.uri}: {size} bytes with crc32c {whole} were sent, but "
             f"the stored object has {meta.size} bytes and crc32c {meta.crc32c}; save again",
             uri=meta.uri,
         )
     return StoredObject(
         key=key,
-        size=digest.size,
+        size=size,
         crc32c=whole,
         generation=meta.generation,
         rank=rank,

@@ -23,9 +23,9 @@ from aioflux.checkpoint._format.commit import StoredItem, StoredObject, plan_blo
 from aioflux.checkpoint._format.safetensors import model_key, plan_layout
 from aioflux.checkpoint._load.copies import narrow
 from aioflux.checkpoint._save.items import tensor_memory
-from aioflux.checkpoint._store.objects import meta_of, read_range, write_object
+from aioflux.checkpoint._store.objects import meta_of, read_range, stored_object, write_object
 from aioflux.checkpoint.dcp._object_plan import WriteKind
-from aioflux.errors import CheckpointError, ChecksumError
+from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -130,7 +130,6 @@ async def _compose(
             )
         for checksum in part.checksums:
             digest.add(checksum)
-    whole, block_crcs = digest.finish()
     sources = [meta_of(store, header), *(meta_of(store, part.stored) for part in rows)]
     level = 0
     while len(sources) > _MAX_COMPOSED:
@@ -141,21 +140,7 @@ async def _compose(
             for number, group in enumerate(groups)
         ]
     meta = await store.compose(key, sources)
-    if meta.size != layout.size or meta.crc32c not in {None, whole}:
-        raise ChecksumError(
-            f"{meta.uri} was composed with {meta.size} bytes and crc32c {meta.crc32c}, but its "
-            f"parts have {layout.size} bytes and crc32c {whole}; save again",
-            uri=meta.uri,
-        )
-    return StoredObject(
-        key=key,
-        size=meta.size,
-        crc32c=whole,
-        generation=meta.generation,
-        rank=rank,
-        block_size=digest.block_size,
-        block_crcs=block_crcs,
-    )
+    return stored_object(meta, digest, key=key, size=layout.size, rank=rank)
 
 
 async def _assemble(

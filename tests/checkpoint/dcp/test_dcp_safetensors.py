@@ -429,7 +429,7 @@ def elsewhere(part: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [(with_a_wrong_checksum, "was composed with"), (elsewhere, "has a part at byte 7")],
+    [(with_a_wrong_checksum, "the stored object has"), (elsewhere, "has a part at byte 7")],
     ids=["checksum", "offset"],
 )
 def test_composed_objects_are_verified(change: Callable[[Any], Any], says: str) -> None:
