@@ -584,18 +584,7 @@ class Checkpointer:
     def _candidates(self, step: int | None) -> Iterator[int]:
         """Yield the steps to load, the same on all ranks: the coordinator verifies the steps."""
         valid = self._valid_steps(step) if self._ranks.is_coordinator else iter(())
-        while True:
-            candidate: int | None = None
-            failure: AiofluxError | None = None
-            try:
-                candidate = next(valid, None)
-            except AiofluxError as exc:
-                failure = exc
-            candidate, failure = self._ranks.broadcast((candidate, failure))
-            if failure is not None:
-                raise failure
-            if candidate is None:
-                return
+        while (candidate := self._ranks.on_coordinator(lambda: next(valid, None))) is not None:
             yield candidate
 
     def _valid_steps(self, step: int | None) -> Iterator[int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from aioflux.errors import CheckpointError
+from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,6 +79,26 @@ class Ranks:
         received: list[Any] = [value]
         self._run(lambda: dist.broadcast_object_list(received, group=self._group, group_src=0))
         return received[0]  # type: ignore[no-any-return]
+
+    def on_coordinator(self, call: Callable[[], T]) -> T:
+        """Return the result of a call that the coordinator makes, or raise its error on all ranks.
+
+        On several ranks, an error of another package becomes a CheckpointError.
+        """
+        if self.world_size == 1:
+            return call()
+        outcome: tuple[T | None, AiofluxError | None] = None, None
+        if self.is_coordinator:
+            try:
+                outcome = call(), None
+            except AiofluxError as exc:
+                outcome = None, exc
+            except Exception as exc:  # an error that cannot be pickled would hang the other ranks
+                outcome = None, CheckpointError(f"{type(exc).__name__}: {exc}")
+        value, error = self.broadcast(outcome)
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]  # the result of `call`
 
     def _run(self, collective: Callable[[], object]) -> None:
         started = time.monotonic()

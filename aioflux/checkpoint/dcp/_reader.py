@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import storage as dcp_storage
@@ -36,7 +36,6 @@ from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundErro
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
     from typing import Unpack
 
     from torch.distributed import ProcessGroup
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = ["StorageReader"]
-
-T = TypeVar("T")
 
 
 class _Unreadable(Metadata):
@@ -223,8 +220,7 @@ class StorageReader(dcp_storage.StorageReader):
         if rank is not None:
             commit_bytes, self._commit_checksum = read(), None
         else:
-            ranks = Ranks(self._group)
-            commit_bytes = read() if ranks.world_size == 1 else _read_on_coordinator(ranks, read)
+            commit_bytes = Ranks(self._group).on_coordinator(read)
             self._commit_checksum = crc32c(commit_bytes.data)
         return decode_checkpoint(self._store, commit_bytes)
 
@@ -315,22 +311,6 @@ class StorageReader(dcp_storage.StorageReader):
             planner.load_bytes(item, io.BytesIO(as_bytes(data)))
 
         return ValueTarget(name, stored, load)
-
-
-def _read_on_coordinator(ranks: Ranks, read: Callable[[], T]) -> T:
-    """Return the result of `read` on the coordinator, or raise its error on all ranks."""
-    outcome: tuple[T | None, Exception | None] = None, None
-    if ranks.is_coordinator:
-        try:
-            outcome = read(), None
-        except AiofluxError as exc:
-            outcome = None, exc
-        except Exception as exc:  # an error that cannot be pickled would hang the other ranks
-            outcome = None, CheckpointError(f"{type(exc).__name__}: {exc}")
-    value, error = ranks.broadcast(outcome)
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]  # the result of `read`
 
 
 def _tensor_target(

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aioflux import _bridge
 from aioflux._values.uri import parse_uri
 from aioflux.checkpoint._tag_checkpoints import is_valid, read_tag
-from aioflux.errors import (
-    AiofluxError,
-    CheckpointCorruptError,
-    CheckpointError,
-    NotFoundError,
-)
+from aioflux.errors import CheckpointCorruptError, CheckpointError, NotFoundError
 from aioflux.integrations.deepspeed._engine import AiofluxCheckpointEngine
 from aioflux.integrations.deepspeed._placeholders import LATEST, is_uri, put_placeholders
 
@@ -139,15 +134,10 @@ def _prepare_load(
     Raises:
         CheckpointError: The tag does not exist or is not complete.
     """
-    outcome: tuple[str, list[str], AiofluxError | None] = ("", [], None)
-    if checkpoint_engine.ranks.is_coordinator:
-        try:
-            outcome = (*_find_tag(checkpoint_engine, uri, "" if tag is None else str(tag)), None)
-        except AiofluxError as exc:
-            outcome = ("", [], exc)
-    found_tag, names, failure = checkpoint_engine.ranks.broadcast(outcome)
-    if failure is not None:
-        raise failure
+    given_tag = "" if tag is None else str(tag)
+    found_tag, names = checkpoint_engine.ranks.on_coordinator(
+        lambda: _find_tag(checkpoint_engine, uri, given_tag)
+    )
     if names:
         put_placeholders(directory, found_tag, names)
     return found_tag

@@ -296,19 +296,8 @@ class RayCheckpointer(Checkpointer):
         return handle
 
     def _on_coordinator(self, call: Callable[[], T]) -> T:
-        """Make a call on the coordinator, and return its result or raise its error on all ranks."""
-        value: T | None = None
-        failure: AiofluxError | None = None
-        if self._ranks.is_coordinator:
-            try:
-                value = call()
-            except AiofluxError as exc:
-                failure = exc
         with self._lock.current:
-            value, failure = self._ranks.broadcast((value, failure))
-        if failure is not None:
-            raise failure
-        return value  # type: ignore[return-value]  # set by the coordinator
+            return self._ranks.on_coordinator(call)
 
 
 def expected_seconds(records: Sequence[SaveRecord]) -> float | None:

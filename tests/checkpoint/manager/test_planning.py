@@ -29,6 +29,7 @@ from aioflux.checkpoint._save.memory_copy import MemoryCopy, address_of, copy_al
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._save.staging import Arena, Stager
 from aioflux.checkpoint._save.state_spec import CachingPlanner, describe_state
+from aioflux.errors import CheckpointError
 
 leaves = st.one_of(
     st.integers(),
@@ -267,3 +268,30 @@ def test_the_last_piece_of_the_metadata(offset: int, transforms: tuple[str, ...]
         {}, planner_data={"c": ("c",)}, storage_data=dict.fromkeys(indices, told), version="1.0.0"
     )
     assert [index.index for index in metadata.storage_data] == [1, None]
+
+
+def test_an_error_of_the_coordinator_is_raised_on_all_ranks() -> None:
+    class TwoRanks(Ranks):
+        """Ranks whose broadcasts arrive in `sent`."""
+
+        def __init__(self, rank: int, sent: list[Any]) -> None:
+            super().__init__()
+            self.rank, self.world_size, self.sent = rank, 2, sent
+
+        def broadcast(self, value: Any) -> Any:
+            self.sent += [value] if self.is_coordinator else []
+            return pickle.loads(pickle.dumps(self.sent[-1]))
+
+    sent: list[Any] = []
+    coordinator, other = TwoRanks(0, sent), TwoRanks(1, sent)
+    assert [ranks.on_coordinator(lambda: 7) for ranks in (coordinator, other)] == [7, 7]
+    for error in (ValueError("damaged"), CheckpointError("damaged")):
+
+        def fail(error: Exception = error) -> None:
+            raise error
+
+        for ranks in (coordinator, other):
+            with pytest.raises(CheckpointError, match="damaged"):
+                ranks.on_coordinator(fail)
+    with pytest.raises(ValueError, match="alone"):
+        Ranks().on_coordinator(lambda: int("alone"))
