@@ -6,6 +6,7 @@ write -> buffer of 1 MiB -> ObjectWriter on the event loop
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from aioflux import _bridge
@@ -44,7 +45,7 @@ class WriterContext(Protocol):
 
 
 class WritableFile(_BufferedBinaryFile):
-    """A file that is uploaded while it is written. Subclasses implement `close`."""
+    """A file that is uploaded while it is written. Subclasses implement `close` and `abort`."""
 
     def __init__(self, context: WriterContext, uri: str, *, num_written: int = 0) -> None:
         self._uri = uri
@@ -82,6 +83,32 @@ class WritableFile(_BufferedBinaryFile):
             raise
         self._num_written += view.nbytes
         return view.nbytes
+
+    def abort(self, reason: BaseException | None = None) -> None:
+        """Close the file and abort the upload; `reason` receives a note if the abort fails."""
+        raise NotImplementedError
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+            return
+        failure = self._failure
+        self.abort(error)
+        # Raise the error of the failed write. torch.save replaces it, even Ctrl-C, by a
+        # RuntimeError about positions in a zip file.
+        if failure is not None and error is not failure:
+            raise failure from error
+
+    def __del__(self) -> None:
+        # The default calls `close`, which publishes the object. Without a close, `OpenContext`
+        # aborts the upload.
+        if not self.closed:
+            warnings.warn(
+                f"{self._uri} was never closed, so it is not stored; open it with `with`",
+                RuntimeWarning,
+                source=self,
+                stacklevel=2,
+            )
 
     def _require_open(self) -> None:
         if self.closed:

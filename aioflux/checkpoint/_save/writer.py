@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -82,27 +81,6 @@ class CheckpointWriter(WritableFile):
         super().close()
         self._buffer.clear()
         self._context.exit(reason or RuntimeError(f"{self.uri} was aborted"))
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.close()
-            return
-        self.abort(error)
-        # Raise the error of the failed write. torch.save replaces it, even Ctrl-C, by a
-        # RuntimeError about positions in a zip file.
-        if self._failure is not None and error is not self._failure:
-            raise self._failure from error
-
-    def __del__(self) -> None:
-        # The base class would close the file, and so publish the object. Without a close,
-        # `OpenContext` aborts the upload.
-        if not self.closed:
-            warnings.warn(
-                f"{self.uri} was never closed, so it is not stored; open it with `with`",
-                RuntimeWarning,
-                source=self,
-                stacklevel=2,
-            )
 
 
 def open_writer(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import sys
-import warnings
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -201,26 +200,7 @@ class WriteFile(WritableFile):
         self._failure = reason or RuntimeError(f"{self._uri} was discarded")
         self._context.exit(self._failure)
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.close()
-            return
-        failure = self._failure
-        self.discard(error)
-        # When a write fails, torch.save raises a RuntimeError about positions in a zip file. Raise
-        # the error of the write instead.
-        if isinstance(failure, Exception) and error is not failure:
-            raise failure from error
-
-    def __del__(self) -> None:
-        # The default calls `close`, which publishes the object. `OpenContext` aborts the upload.
-        if not self.closed:
-            warnings.warn(
-                f"the file of {self._uri} was never closed and is not stored; open it with `with`",
-                RuntimeWarning,
-                source=self,
-                stacklevel=2,
-            )
+    abort = discard
 
 
 class TextFile(io.TextIOWrapper):
