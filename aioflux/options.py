@@ -88,10 +88,10 @@ class TransferOptions:
     parts of a very large object are larger than this, one part is buffered."""
     num_loops: int = 1
     """Number of event loops that send requests with large bodies; 1 by default, the loop of the
-    caller. With more, ranges and parts of 1 MiB and more are spread over the caller's loop and
-    `num_loops - 1` threads, which all stores of the process share, so that a store uses several
-    processors. All limits apply to the sum. Blocking credentials are called on each loop;
-    asynchronous ones belong to one loop, and are rejected."""
+    caller, and 128 at most. With more, ranges and parts of 1 MiB and more are spread over the
+    caller's loop and `num_loops - 1` threads, which all stores of the process share, so that a
+    store uses several processors. All limits apply to the sum. Blocking credentials are called on
+    each loop; asynchronous ones belong to one loop, and are rejected."""
     verify: bool = True
     """Compute and compare the checksums of received and sent bytes; True by default."""
     verify_ranges: Literal["auto", "always", "never"] = "auto"
@@ -111,6 +111,8 @@ class TransferOptions:
             "max_buffered_bytes",
             "num_loops",
         )
+        if self.num_loops > 128:
+            raise ValueError(f"TransferOptions.num_loops must be 128 or less, not {self.num_loops}")
         _require_type(self, bool, "verify")
         if self.max_requests_per_second is not None:
             _require_positive(self, "max_requests_per_second")

@@ -114,6 +114,12 @@ def test_counts_and_sizes_are_whole(value: Any) -> None:
         TransferOptions(max_in_flight=value)
 
 
+def test_the_number_of_loops_has_a_limit() -> None:
+    assert TransferOptions(num_loops=128).num_loops == 128
+    with pytest.raises(ValueError, match="must be 128 or less, not 129"):
+        TransferOptions(num_loops=129)
+
+
 def test_no_time_is_not_a_number() -> None:
     with pytest.raises(ValueError, match="must be a finite number above 0, not nan"):
         Timeouts(progress_seconds=float("nan"))

@@ -19,7 +19,12 @@ from ray.data.datasource import Datasink
 
 from aioflux import sync
 from aioflux._values.listing import Listing
-from aioflux.errors import AlreadyExistsError, PermissionDeniedError, StorageError
+from aioflux.errors import (
+    AlreadyExistsError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StorageError,
+)
 from aioflux.integrations.ray._encode import ENCODERS, object_pairs, write_shards
 from aioflux.integrations.ray._read import MANIFEST_KEY
 from aioflux.integrations.ray._tables import object_name
@@ -43,6 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["WriteAttempt", "accepted_objects", "write_objects"]
 
 _log = logging.getLogger("aioflux")
+
+_REFUSALS = (AlreadyExistsError, PermissionDeniedError, PreconditionFailedError)
+"""Errors after which an object is certainly not written."""
 
 
 def write_objects(
@@ -76,8 +84,9 @@ def write_objects(
         mode: "create" raises an error if the manifest exists; "overwrite" replaces it.
         copy: After the commit, copy the objects on the service to listed keys, such as
             `00000-1a2b3c4d-0.parquet`, list the copies in the manifest, and delete the originals.
-            If that fails, nothing is left. If the driver is killed meanwhile, the dataset is
-            committed, and some copies remain, which `aioflux clean` does not delete.
+            If that fails, nothing is left. If they cannot be deleted, or the driver is killed
+            meanwhile, the dataset is committed (a note of the error says so), and some copies
+            remain, which `aioflux clean` does not delete.
         max_object_bytes: Size above which a task begins another object with the next block; 512 MiB
             by default. Without effect for "objects".
         ray_options: Further keywords of `Dataset.write_datasink`, such as `concurrency`.
@@ -204,7 +213,7 @@ class ObjectDatasink(Datasink[WriteAttempt]):
         self._may_be_committed = True
         try:
             manifest = self._store.put(self._manifest, accepted.to_bytes(), mode=self._mode)
-        except (AlreadyExistsError, PermissionDeniedError):
+        except _REFUSALS:
             self._may_be_committed = False
             raise
         if self._copies:
@@ -214,30 +223,43 @@ class ObjectDatasink(Datasink[WriteAttempt]):
         self._delete(listing, set(indexes))
 
     def _replace_by_copies(self, accepted: Listing, manifest: ObjectMeta) -> ObjectMeta:
+        is_sent = False  # whether the manifest may list the copies
         try:
             with ThreadPoolExecutor(32) as executor:
                 list(executor.map(self._copy, accepted))
-        except StorageError:
-            self._store.delete(manifest)
-            self._may_be_committed = False
+            copies = Listing(sorted(self._copied, key=lambda meta: meta.key.encode()))
+            old, is_sent = manifest.generation or None, True
+            return self._store.put(self._manifest, copies.to_bytes(), if_generation_match=old)
+        except BaseException as exc:
+            if (is_sent and not isinstance(exc, _REFUSALS)) or not self._roll_back(manifest):
+                uri = f"{self._tasks.uri}{self._manifest}"
+                exc.add_note(f"the dataset {uri} remains committed, with copies of objects")
             raise
-        copies = Listing(sorted(self._copied, key=lambda meta: meta.key.encode()))
-        generation = manifest.generation or None
-        return self._store.put(self._manifest, copies.to_bytes(), if_generation_match=generation)
+
+    def _roll_back(self, manifest: ObjectMeta) -> bool:
+        """Delete the copies, then the manifest; return whether both are deleted."""
+        try:
+            is_done = self._delete(self._copied, set()) and self._delete([manifest], set())
+        except StorageError as exc:
+            _log.warning("%s", exc)
+            return False
+        self._may_be_committed = not is_done
+        return is_done
 
     def _copy(self, meta: ObjectMeta) -> None:
         self._copied.append(self._store.copy(meta, object_name(meta.key), mode="create"))
 
     def on_write_failed(self, error: BaseException) -> None:
-        """Delete the copies and the objects of all attempts, unless the manifest may exist."""
+        """Delete the objects of all attempts, unless the manifest may exist."""
         if not self._may_be_committed:
             try:
-                self._delete(self._copied, set())
                 self._delete(self._store.list_all(self._prefix), set())
             except StorageError as exc:
                 error.add_note(f"objects below {self._prefix} remain until `aioflux clean`: {exc}")
 
-    def _delete(self, listing: Iterable[ObjectMeta], kept: set[int]) -> None:
+    def _delete(self, listing: Iterable[ObjectMeta], kept: set[int]) -> bool:
         deleted = [meta for index, meta in enumerate(listing) if index not in kept]
-        for error in self._store.delete_many(deleted).errors.values():
+        errors = self._store.delete_many(deleted).errors
+        for error in errors.values():
             _log.warning("an object of the write remains: %s", error)
+        return not errors

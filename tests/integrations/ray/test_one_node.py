@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +14,13 @@ import ray.data
 
 import aioflux
 from aioflux.data import IterableDataset, jsonl, parquet, tar
-from aioflux.errors import AlreadyExistsError, NotFoundError, RecordError, StorageError
+from aioflux.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    PermissionDeniedError,
+    RecordError,
+    StorageError,
+)
 from aioflux.integrations.ray import read_objects, write_objects
 from aioflux.testing.gcs_server import Network
 from tests.integrations.ray.cluster import local_node, quiet
@@ -310,6 +317,54 @@ def test_a_copy_that_fails_leaves_the_objects_of_others(
     write("0", "2")
     back = read_objects("gs://bucket/out", endpoint_url=server.url)
     assert sorted(row["key"] for row in back.take_all()) == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "options", "is_left"),
+    [
+        ("objects.rewrite", {}, False),
+        ("objects.insert", {"key": "out/aioflux-manifest", "skip": 1}, False),
+        ("objects.delete", {"key": "out/aioflux-manifest"}, True),
+        ("objects.delete", {"key": "out/1"}, True),
+    ],
+)
+def test_a_failed_copy_leaves_nothing_or_a_dataset(
+    server: GCSServer, bucket: sync.Store, refused: str, options: dict[str, Any], is_left: bool
+) -> None:
+    rows = ray.data.from_items([{"key": key, "bytes": b"new"} for key in ("0", "1", "2")])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(server.faults.inject(refused, status=403, **options))
+        if refused == "objects.delete":
+            fault = server.faults.inject("objects.rewrite", status=403, key="out/*/2")
+            stack.enter_context(fault)
+        with pytest.raises(PermissionDeniedError) as caught:
+            write_objects(
+                rows, "gs://bucket/out", format="objects", copy=True, endpoint_url=server.url
+            )
+    notes = " ".join(getattr(caught.value, "__notes__", []))
+    assert ("out/aioflux-manifest remains committed" in notes) == is_left
+    assert ("out/aioflux-manifest" in bucket.list_all("out/").keys) == is_left
+    if is_left:
+        back = read_objects("gs://bucket/out", endpoint_url=server.url)
+        assert sorted(row["key"] for row in back.take_all()) == ["0", "1", "2"]
+    else:
+        assert len(bucket.list_all("out/")) == len(bucket.list_all(HIDDEN)) == 0
+
+
+def test_an_interrupted_copy_leaves_nothing(
+    server: GCSServer, bucket: sync.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy(store: sync.Store, source: Any, key: str, **options: Any) -> Any:
+        if key == "1":
+            raise KeyboardInterrupt
+        return make_copy(store, source, key, **options)
+
+    make_copy = aioflux.sync.Store.copy
+    monkeypatch.setattr(aioflux.sync.Store, "copy", copy)
+    rows = ray.data.from_items([{"key": key, "bytes": b"new"} for key in ("0", "1", "2")])
+    with pytest.raises(KeyboardInterrupt):
+        write_objects(rows, "gs://bucket/out", format="objects", copy=True, endpoint_url=server.url)
+    assert len(bucket.list_all("out/")) == len(bucket.list_all(HIDDEN)) == 0
 
 
 def test_two_rows_with_one_key_are_an_error(server: GCSServer, bucket: sync.Store) -> None:
