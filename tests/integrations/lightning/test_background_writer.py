@@ -176,18 +176,19 @@ def test_memory_is_reused(server: GCSServer, plugin: AiofluxCheckpointIO) -> Non
     plugin.save_checkpoint({"step": 0}, "gs://bucket/run/first.ckpt")
     plugin.save_checkpoint(state, OLD)
     plugin.wait()
-    # The upload would be counted, too, with the server's memory: it waits for the removal.
+    # The upload waits for the removal: the copy is complete, and still in memory.
     with server.faults.inject("objects.delete", status=503):
         plugin.remove_checkpoint("gs://bucket/run/first.ckpt")
         tracemalloc.start()
         try:
             plugin.save_checkpoint(state, NEW)
-            _, most = tracemalloc.get_traced_memory()
+            num_bytes, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
         assert server.keys("bucket") == ["run/first.ckpt", "run/old.ckpt"]
-    assert most < 10_000_000 < len(server.get("bucket", "run/old.ckpt"))
+    assert num_bytes < 10_000_000 < len(server.get("bucket", "run/old.ckpt"))
     plugin.teardown()
+    assert len(server.get("bucket", "run/new.ckpt")) > 40_000_000
 
 
 def test_a_copy_on_the_service_waits_for_earlier_saves(server: GCSServer) -> None:
