@@ -214,7 +214,7 @@ def test_a_damaged_record_is_an_error_or_skips_the_rest_of_its_object(
         ({"parallelism": 0}, "parallelism must be"),
         ({"parallelism": 1.5}, "parallelism must be"),
         ({"max_in_flight_per_node": 0}, "max_in_flight_per_node must be"),
-        ({"manifest": "000.bin"}, "manifest gs://bucket/in/000.bin: this is not a listing"),
+        ({"manifest": "000.bin"}, "gs://bucket/in/000.bin is not a listing"),
     ],
     ids=str,
 )
