@@ -570,8 +570,8 @@ class Feed(BufferedIterator[T]):
 
     Items are produced in the caller's thread, while it waits in `run`. So the iterable may be a
     generator that blocks, uses other blocking stores, or must not run in another thread. One
-    crossing passes the items that are produced within a millisecond. Up to `max_ahead` items are
-    buffered; more are requested when half of them are used.
+    crossing passes the items that are produced within a millisecond; a waiting loop gets the first
+    of them at once. Up to `max_ahead` items are buffered; more are requested when half are used.
     """
 
     def __init__(self, items: Iterable[T], *, max_ahead: int) -> None:
@@ -594,7 +594,8 @@ class Feed(BufferedIterator[T]):
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             self._request()
-            await self._waiter
+            if not self._ready:  # an item that was produced before does not wake this waiter
+                await self._waiter
         return self._ready.popleft()
 
     def has_ready(self) -> bool:
@@ -626,31 +627,37 @@ class Feed(BufferedIterator[T]):
                 self._produce(loop)
 
     def _produce(self, loop: asyncio.AbstractEventLoop) -> None:
-        items: list[T] = []
         is_exhausted, failure, self._is_full = False, None, False
-        max_items = self._max_ahead - len(self._ready)
+        woken: asyncio.Future[None] | None = None
         until = time.monotonic() + _FEED_SECONDS
         try:
-            while len(items) < max_items and (
-                not items or (time.monotonic() < until and not self._is_full)
-            ):
-                items.append(next(self._items))
-                self._is_full = not self.may_take_after(items[-1])
+            for _ in range(self._max_ahead - len(self._ready)):
+                item = next(self._items)
+                self._ready.append(item)
+                self._is_full = not self.may_take_after(item)
+                del item  # the next item may take long
+                if self._is_full or time.monotonic() >= until:
+                    break
+                # The iterable may wait until this item is processed before it returns the next.
+                waiter = self._waiter
+                if waiter is not None and waiter is not woken and not waiter.done():
+                    loop.call_soon_threadsafe(self._wake)
+                    woken = waiter
         except StopIteration:
             is_exhausted = True
         except Exception as exc:  # from the caller's iterable; `__anext__` raises it
             failure = exc
 
-        # Here and not in `accept`, so that the loop can use the items before it runs `accept`.
-        self._ready.extend(items)
-
         def accept() -> None:
             self._is_exhausted, self._failure = is_exhausted, failure
             self._is_requested = False
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
+            self._wake()
 
         loop.call_soon_threadsafe(accept)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 def feed(items: Iterable[T], *, max_ahead: int) -> Iterable[T] | Feed[T]:

@@ -284,7 +284,8 @@ class Store:
         """Write many objects, and yield the metadata of each object when it is stored.
 
         Nothing is sent before the iteration starts; `list(store.put_many(pairs))` writes all
-        objects.
+        objects. A generator of pairs may wait until its earlier objects are stored, but not until
+        they are yielded, because one thread runs both iterations.
         """
         return self._iterate(self._store.put_many, pairs, num_ahead=1, mode=mode)
 

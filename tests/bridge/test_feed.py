@@ -76,6 +76,24 @@ def test_what_came_before_a_failure_is_given_out_before_it() -> None:
         _bridge.run(taking(feed, 1), feed=feed)
 
 
+def test_a_generator_may_wait_until_its_previous_item_is_processed() -> None:
+    processed = [threading.Event() for _ in range(100)]
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            assert number == 0 or processed[number - 1].wait(10)
+            yield number
+
+    async def process(item: int) -> int:
+        processed[item].set()
+        return item
+
+    feed = _bridge.Feed(items(), max_ahead=64)
+    batches = bounded_batches(process, feed, max_in_flight=64)
+    found = [item for batch in _bridge.iterate(batches, feed=feed) for item in batch]
+    assert found == list(range(100))
+
+
 class Through:
     """A runner that finishes whatever can be had without waiting."""
 
