@@ -35,6 +35,7 @@ from aioflux._transfer.arguments import (
     check_policies,
     parse_data,
     parse_key,
+    parse_memory,
     parse_pair,
     parse_prefix,
     require_many_keys,
@@ -340,9 +341,7 @@ class Store:
             TypeError: `start` is not an integer, or `buffer` is not contiguous.
             ValueError: `start` is negative, or `buffer` is read-only.
         """
-        view = memoryview(buffer).cast("B")
-        if view.readonly:
-            raise ValueError("get_into needs writable memory, such as a bytearray")
+        view = parse_memory(buffer)
         check_offset("start", start)
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")

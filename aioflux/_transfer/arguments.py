@@ -17,6 +17,7 @@ __all__ = [
     "lower_names",
     "parse_data",
     "parse_key",
+    "parse_memory",
     "parse_pair",
     "parse_prefix",
     "require_many_keys",
@@ -49,6 +50,19 @@ def parse_data(key: str, data: Any) -> memoryview:
             f"the data of {key!r} must be bytes, a bytearray or other C-contiguous memory, not "
             f"{type(data).__name__}: {exc}"
         ) from exc
+
+
+def parse_memory(memory: Any) -> memoryview:
+    """Return a view of bytes; TypeError for strided memory, ValueError for read-only memory."""
+    needed = "a read needs writable memory that is C-contiguous, such as a bytearray"
+    try:
+        view = memoryview(memory)
+        data = view.cast("B") if view.nbytes else memoryview(bytearray())
+    except (TypeError, ValueError, BufferError) as exc:
+        raise TypeError(f"{needed}, not {type(memory).__name__}: {exc}") from exc
+    if view.readonly:
+        raise ValueError(f"{needed}; this {type(memory).__name__} is read-only")
+    return data
 
 
 def parse_pair(pair: Any) -> tuple[str, memoryview]:

@@ -12,16 +12,19 @@ import asyncio
 import io
 import logging
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._http.memory import BytesBuffer
+from aioflux._transfer.arguments import parse_memory
 from aioflux._transfer.get_range import Pin, read_checked, read_checksum, read_into, reads_twice
 from aioflux._transfer.range_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
@@ -84,6 +87,7 @@ class ObjectReader:
         self._ranges: dict[int, asyncio.Task[bytes]] = {}
         self._read_once: set[int] = set()  # of `_ranges`
         self._dropped: set[asyncio.Task[bytes]] = set()
+        self._calls: set[asyncio.Task[None]] = set()  # of reads, cancelled by `aclose`
         self._checksums: dict[int, int] = {}
         self._returned: set[int] = set()
         self._num_leading = 0  # returned ranges without a gap, from the first range on
@@ -109,7 +113,7 @@ class ObjectReader:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel and drop prefetched ranges. A second call has no effect.
+        """Cancel reads in progress, and drop prefetched ranges. A second call has no effect.
 
         This does not verify the returned bytes, and then the exit of the `async with` does not,
         either.
@@ -118,7 +122,9 @@ class ObjectReader:
         if self._session.is_inherited:
             return
         self._drop_ranges(set(self._ranges))
-        await asyncio.gather(*self._dropped, return_exceptions=True)
+        for task in self._calls:
+            task.cancel()
+        await asyncio.gather(*self._dropped, *self._calls, return_exceptions=True)
 
     def tell(self) -> int:
         """Return the position of the next byte."""
@@ -155,12 +161,12 @@ class ObjectReader:
     async def readinto(self, view: bytearray | memoryview) -> int:
         """Fill writable memory with the next bytes, and return the number of bytes.
 
-        After a failure the position is unchanged.
+        After a failure the position is unchanged. TypeError and ValueError as in `Store.get_into`.
         """
         if self._closed:
             raise ValueError(f"{self.meta.uri} is read from a closed reader")
         self._session.require_own_process(self.meta.key)
-        target = memoryview(view).cast("B")
+        target = parse_memory(view)
         start = self._position
         end = max(start, min(start + target.nbytes, self.meta.size))
         if end > start and not 0 <= start - self._next_position <= _MAX_GAP_BYTES:
@@ -169,12 +175,8 @@ class ObjectReader:
         self._is_reading = True
         try:
             if self._last_index == -2 and self._is_alone(start, end):
-                await self._confirm_returned()
-                key, piece = self.meta.key, target[: end - start]
-                await read_into(
-                    self._session, key, piece, start=start, pin=self._pin, twice=self._twice
-                )
-                num_filled = piece.nbytes
+                await self._until_closed(self._read_jump(start, target[: end - start]))
+                num_filled = end - start
                 self._read_alone.add(self._index(start))
             while start + num_filled < end:
                 index = self._index(start + num_filled)
@@ -217,6 +219,22 @@ class ObjectReader:
         is_large = self.meta.size > self._max_bytes
         return is_far and is_new and is_short and is_large and not self._is_rest_in_flight(index)
 
+    async def _read_jump(self, start: int, piece: memoryview) -> None:
+        await self._confirm_returned()
+        key, pin = self.meta.key, self._pin
+        await read_into(self._session, key, piece, start=start, pin=pin, twice=self._twice)
+
+    async def _until_closed(self, call: Coroutine[Any, Any, None]) -> None:
+        """Await a call of a read. `aclose` cancels the call, and the read raises StorageError."""
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        try:
+            await task
+        except asyncio.CancelledError as exc:
+            self._raise_if_closed(task, exc)
+            raise
+
     def _reads_twice(self, index: int, first: int) -> bool:
         """Return whether a range must be read twice, in a read that goes on from range `first`."""
         is_known = self._verified or index in self._returned or index in self._confirmed
@@ -245,7 +263,7 @@ class ObjectReader:
         is_elsewhere = self._reads_twice(index, index)
         self._start_window(index, last)
         if is_elsewhere:  # the whole object may never be read
-            await self._confirm_returned()
+            await self._until_closed(self._confirm_returned())
         data = await self._wait_for(index)
         if self._session.options.verify and await self._check_whole():
             data = await self._wait_for(index)
@@ -293,11 +311,15 @@ class ObjectReader:
             # Drop a failed range, so that the next read requests it again.
             if task.done():
                 self._ranges.pop(index, None)
-            is_cancelled = (asyncio.current_task() or task).cancelling()
-            if self._closed and task.cancelled() and not is_cancelled:
-                uri = self.meta.uri
-                raise StorageError(f"could not read {uri}: its reader was closed", uri=uri) from exc
+            self._raise_if_closed(task, exc)
             raise
+
+    def _raise_if_closed(self, task: asyncio.Task[Any], error: BaseException) -> None:
+        """Raise StorageError if `aclose` has cancelled `task`, and the caller was not cancelled."""
+        is_cancelled = (asyncio.current_task() or task).cancelling()
+        if self._closed and task.cancelled() and not is_cancelled:
+            uri = self.meta.uri
+            raise StorageError(f"could not read {uri}: its reader was closed", uri=uri) from error
 
     def _drop_ranges(self, indexes: set[int]) -> None:
         """Cancel the reads of ranges that are no longer needed, and ignore their failures."""

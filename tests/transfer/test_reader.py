@@ -551,3 +551,33 @@ async def test_a_read_whose_reader_is_closed_meanwhile_fails_by_name(
         reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
+
+
+@pytest.mark.parametrize("size", [1000, 2 * PART])
+@pytest.mark.parametrize("num_before", [0, MIB])
+async def test_closing_ends_a_read_after_a_jump(
+    scripted: ScriptedService, size: int, num_before: int
+) -> None:
+    """Also while the bytes that were returned before are read again."""
+    meta = plain(scripted).put("a", pattern(8 * PART))
+    started, num_waiting = asyncio.Event(), 0
+
+    async def never(*_: Any, **__: Any) -> Any:
+        nonlocal num_waiting
+        num_waiting += 1
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            num_waiting -= 1
+
+    async with asyncio.timeout(10), one_range_ahead(scripted).open_reader(meta) as reader:
+        await reader.read(num_before)
+        scripted.service.get = never  # type: ignore[method-assign]
+        reader.seek(5 * PART + 7)
+        reading = asyncio.create_task(reader.read(size))
+        await started.wait()
+        await reader.aclose()
+        assert not num_waiting
+        with pytest.raises(StorageError, match=r"could not read .*: its reader was closed"):
+            await reading

@@ -155,3 +155,32 @@ async def test_put_many_needs_pairs(pairs: Any) -> None:
     async with aioflux.open_store("memory://pairs") as store:
         with pytest.raises(TypeError, match=r"put_many needs pairs \(key, data\), not"):
             _ = [meta async for meta in store.put_many(pairs)]
+
+
+READS = ["get_into", "readinto"]
+
+
+def read_into(how: str, memory: Any) -> int:
+    with aioflux.sync.open_store("memory://memory") as store:
+        store.put("a", b"0123456789")
+        if how == "get_into":
+            return store.get_into("a", memory)
+        with store.open_reader("a") as reader:
+            return reader.readinto(memory)
+
+
+@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize("shape", [0, (0, 5), (5, 0)], ids=str)
+def test_reads_into_empty_memory_read_nothing(how: str, shape: Any) -> None:
+    assert read_into(how, numpy.empty(shape)) == 0
+
+
+@pytest.mark.parametrize("how", READS)
+def test_reads_into_other_memory_name_what_is_needed(how: str) -> None:
+    square = numpy.zeros((4, 4), numpy.uint8)
+    for memory in (square.T[:, :2], square[:, ::2], numpy.asfortranarray(square), "text", [0]):
+        with pytest.raises(TypeError, match=r"needs writable memory that is C-contiguous.*, not "):
+            read_into(how, memory)
+    for read_only in (b"text", b""):
+        with pytest.raises(ValueError, match=r"needs writable memory .*; this bytes is read-only"):
+            read_into(how, read_only)
