@@ -164,8 +164,12 @@ class Checkpointer:
             raise ValueError(f'staging must be "thread" or "process", not {staging!r}')
         if max_staged_bytes < 1:
             raise ValueError(f"max_staged_bytes must be above 0, not {max_staged_bytes!r}")
-        if staging == "process":
-            _check_importable(options.get("credentials"))
+        credentials = options.get("credentials")
+        if staging == "process" and getattr(credentials, "__module__", "") == "__main__":
+            raise ValueError(
+                f'staging="process" cannot use the credentials {credentials!r}: the uploader '
+                "process cannot import __main__; define the credentials in another module"
+            )
         settings = replace(
             self.upload_settings,
             commit_seconds=commit_seconds,
@@ -691,14 +695,6 @@ class Checkpointer:
 async def _missing_conditions(store: Store) -> Sequence[str]:
     async with asyncio.timeout(_CHECK_SECONDS):
         return await store.check_conditions()
-
-
-def _check_importable(credentials: object) -> None:
-    if getattr(credentials, "__module__", "") == "__main__":
-        raise ValueError(
-            f'staging="process" cannot use the credentials {credentials!r}: the uploader process '
-            "cannot import __main__; define the credentials in another module"
-        )
 
 
 def _without_torch(compression: ZStandard) -> Compression:

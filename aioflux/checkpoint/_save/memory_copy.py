@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["MemoryCopy", "address_of", "copy_all"]
 
@@ -89,15 +90,8 @@ def _cut(copies: Sequence[MemoryCopy]) -> list[MemoryCopy]:
     return pieces
 
 
-def _pop_each(pieces: list[MemoryCopy]) -> Iterator[MemoryCopy]:
-    # `list.pop` is atomic, so that two threads never copy the same piece.
-    while pieces:
-        try:
-            yield pieces.pop()
-        except IndexError:
-            return
-
-
 def _copy_pieces(pieces: list[MemoryCopy]) -> None:
-    for piece in _pop_each(pieces):
-        ctypes.memmove(*piece)
+    # `list.pop` is atomic, so that two threads never copy the same piece.
+    with suppress(IndexError):  # another thread has taken the last piece
+        while pieces:
+            ctypes.memmove(*pieces.pop())

@@ -302,15 +302,12 @@ def _find_leaves(
     for item in items:
         index = indexes.get(item.index.fqn, -1)
         is_tensor = item.type is not WriteItemType.BYTE_IO
-        is_direct = index >= 0 and (
-            not is_tensor or type(leaves[index]) is DTensor or _is_one_item(leaves[index])
-        )
-        planned.append(PlannedItem(item.index, is_tensor, index if is_direct else -1))
+        if index >= 0 and is_tensor and type(leaf := leaves[index]) is not DTensor:
+            is_one_item = isinstance(leaf, torch.Tensor)
+            if not is_one_item or hasattr(leaf, "__create_write_items__"):
+                index = -1
+        planned.append(PlannedItem(item.index, is_tensor, index))
     return tuple(planned)
-
-
-def _is_one_item(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and not hasattr(leaf, "__create_write_items__")
 
 
 def _rank_plan(
