@@ -206,7 +206,8 @@ def _fetch_measured(
         if not objects:
             return
         if len(objects) == 1 or not all(isinstance(meta, ObjectMeta) for meta in objects):
-            if not _may_be_composed(objects[0]):
+            first = objects[0]
+            if not isinstance(first, ObjectMeta) or first.size >= _TRIAL_BYTES:
                 trials.rule_out_composing()
             yield from _fetch(store, objects, "off", max_composite_bytes)
             continue
@@ -223,11 +224,6 @@ def _fetch_measured(
         trials.add(mode, num_objects=len(objects), seconds=clock() - started)
         yield from batches
     yield from _fetch(store, rest, trials.best_mode, max_composite_bytes)
-
-
-def _may_be_composed(meta: str | ObjectMeta) -> bool:
-    """Return whether `meta` is metadata of an object that is small enough to be composed."""
-    return isinstance(meta, ObjectMeta) and meta.size < _TRIAL_BYTES
 
 
 def _objects_of_trial(metas: Iterator[str | ObjectMeta]) -> list[str | ObjectMeta]:

@@ -207,7 +207,14 @@ def plan_share(
             _, share = unread.share_of(reader, tail, sizes)
             return tuple(phases[:number]), share, phase.readers[ids]
         if missing := phase.missing():
-            raise ValueError(_missing_progress_message(phase, missing, reader))
+            rank, worker_id = missing[0]
+            raise ValueError(
+                f"the state was saved with world_size={phase.world_size} and num_workers="
+                f"{phase.num_workers}, but this run has world_size={reader.world_size} and "
+                f"num_workers={reader.num_workers}; to resume with other numbers, load the result "
+                f"of merge_states([...]) with the states of all ranks and workers ({len(missing)} "
+                f"missing, first rank {rank} worker {worker_id})"
+            )
         unread = _unread_after(unread, phase, tail, sizes)
     _, share = unread.share_of(reader, tail, sizes)
     return tuple(phases), share, ShareProgress()
@@ -242,17 +249,6 @@ def _unread_after(
         in_order = (partial.get(epoch_index) for epoch_index in unread_indices.tolist())
         unread_records = {index: records for index, records in enumerate(in_order) if records}
     return _UnreadPart(unread.listing_indices[unread_indices], unread_records)
-
-
-def _missing_progress_message(phase: Phase, missing: list[tuple[int, int]], reader: Reader) -> str:
-    rank, worker_id = missing[0]
-    return (
-        f"the state was saved with world_size={phase.world_size} and "
-        f"num_workers={phase.num_workers}, but this run has world_size={reader.world_size} and "
-        f"num_workers={reader.num_workers}; to resume with other numbers, load the result of "
-        f"merge_states([...]) with the states of all ranks and workers ({len(missing)} missing, "
-        f"first rank {rank} worker {worker_id})"
-    )
 
 
 def check_state(state: Mapping[str, Any], header: Mapping[str, Any]) -> None:

@@ -64,7 +64,12 @@ class Source:
         self._num_objects = 0
         self._checksum: int | None = None
         for uri, items in listings:
-            _check_has_metadata(uri, items, config)
+            if not isinstance(items, Listing) and (config.cache or config.compose == "on"):
+                action = "cached" if config.cache else "composed"
+                raise ValueError(
+                    f"objects below {uri} cannot be {action} without their metadata; pass the "
+                    "ObjectMeta of a listing instead of keys"
+                )
             prepared = config
             if config.compose != "off":
                 with sync.open_store(uri, **options) as opened:
@@ -245,12 +250,3 @@ def _open_manifest(uri: str, options: StoreOptions) -> tuple[str, Listing]:
     if not listing:
         raise NotFoundError(f"the dataset is empty: the manifest {uri} lists no object", uri=uri)
     return listing.root, listing
-
-
-def _check_has_metadata(uri: str, items: Listing | KeyColumn, config: FetchConfig) -> None:
-    if not isinstance(items, Listing) and (config.cache or config.compose == "on"):
-        action = "cached" if config.cache else "composed"
-        raise ValueError(
-            f"objects below {uri} cannot be {action} without their metadata; pass the ObjectMeta "
-            "of a listing instead of keys"
-        )
