@@ -145,7 +145,12 @@ async def send_write(
             if ambiguous.maybe_done and (written := await find()):
                 return written
             if isinstance(exc, PreconditionFailedError) and request.precondition.if_absent:
-                raise _exists_error(exc) from exc
+                raise AlreadyExistsError(
+                    f"could not create {exc.uri}: an object of this name exists; "
+                    'mode="overwrite" replaces it',
+                    uri=exc.uri,
+                    status=exc.status,
+                ) from exc
             raise
 
     try:
@@ -159,15 +164,6 @@ async def send_write(
                 "the write may have been carried out; check the object before you repeat it"
             )
         raise
-
-
-def _exists_error(error: PreconditionFailedError) -> AlreadyExistsError:
-    return AlreadyExistsError(
-        f"could not create {error.uri}: an object of this name exists; "
-        'mode="overwrite" replaces it',
-        uri=error.uri,
-        status=error.status,
-    )
 
 
 async def _find_at_last(

@@ -441,7 +441,13 @@ class ObjectWriter:
         except NotFoundError as exc:
             # An upload no longer exists after its completion.
             if ambiguous.maybe_done:
-                raise self._unknown_error() from exc
+                raise StorageError(
+                    f"it is not known whether {self._uri} was written: the response to the "
+                    "completion of its upload was lost, the upload no longer exists, and the "
+                    "object differs from the sent bytes; it was written and then replaced, or "
+                    "never written; check it before you write it again",
+                    uri=self._uri,
+                ) from exc
             raise
 
     async def _publish(self, temporary: ObjectMeta) -> ObjectMeta:
@@ -472,15 +478,6 @@ class ObjectWriter:
                 self._session.service.uri(self._key),
                 exc,
             )
-
-    def _unknown_error(self) -> StorageError:
-        return StorageError(
-            f"it is not known whether {self._uri} was written: the response to the completion of "
-            "its upload was lost, the upload no longer exists, and the object differs from the "
-            "sent bytes; it was written and then replaced, or never written; check it before you "
-            "write it again",
-            uri=self._uri,
-        )
 
 
 class _WholeWriter(ObjectWriter):
