@@ -415,11 +415,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._fail(error)
         elif self._future is not None:
             # The transport would otherwise continue to send the body on a closed connection.
-            self._fail(
-                ConnectionLostError(
-                    "the server closed the connection before the response was complete"
-                )
-            )
+            problem = "the server closed the connection before the response was complete"
+            self._fail(ConnectionLostError(problem))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the current request, and report the closed connection to the pool."""
@@ -725,19 +722,16 @@ class Connection(asyncio.BufferedProtocol):
         future = self._future
         if isinstance(error, TransportError):
             error.head = self._head
-            error.num_bytes_received = self._num_in_destination()
+            if self._streamed is not None:
+                error.num_bytes_received = self._streamed.num_in_destination
+            elif self._body is self._destination:
+                error.num_bytes_received = self._num_received
             error.request_sent = True
         if self._outgoing or self._unwritten_head:
             self.fully_sent = False
         self.abort()
         if future is not None and not future.done():
             future.set_exception(error)
-
-    def _num_in_destination(self) -> int:
-        """Return the number of bytes of the body that were written to memory of the caller."""
-        if self._streamed is not None:
-            return self._streamed.num_in_destination
-        return self._num_received if self._body is self._destination else 0
 
     def _reset(self) -> None:
         """Drop the state of the current request and its response."""
