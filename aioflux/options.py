@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
@@ -365,8 +366,5 @@ class S3Access:
                 f"{self!r} holds credentials and cannot be pickled; pass a "
                 "module-level function that returns them, or rely on the default credentials"
             )
-        return _restore_access, ({field.name: getattr(self, field.name) for field in fields(self)},)
-
-
-def _restore_access(settings: dict[str, Any]) -> S3Access:
-    return S3Access(**settings)
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        return partial(S3Access, **settings), ()
