@@ -177,7 +177,12 @@ class NodeDaemon:
                 try:
                     messages = list(trainer.inbox.feed(data, fds))
                 except Exception as exc:  # Unpickling imports modules, and may raise any error.
-                    await trainer.send_response(("error", _unpickling_error(exc)))
+                    error = CheckpointError(
+                        "the node daemon could not unpickle the arguments of init "
+                        f"({type(exc).__name__}: {exc}); functions among them must be importable "
+                        "there: define them in a module, not in the script"
+                    )
+                    await trainer.send_response(("error", error))
                     return
                 for message in messages:
                     await trainer.send_response(await self.handle(trainer, message))
@@ -491,10 +496,3 @@ def _use_credentials(variables: dict[str, str]) -> bool:
         del os.environ[name]
     os.environ.update(variables)
     return True
-
-
-def _unpickling_error(exc: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"the node daemon could not unpickle the arguments of init ({type(exc).__name__}: {exc}); "
-        "functions among them must be importable there: define them in a module, not in the script"
-    )

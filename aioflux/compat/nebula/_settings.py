@@ -120,7 +120,7 @@ def parse_settings(
     uri = to_uri(path) if path else ""
     endpoint = _endpoint(uri, options, environ)
     identity = "\n".join(filter(None, (uri, endpoint)))
-    default_bytes = _physical_bytes() * 4 // 5
+    default_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 4 // 5
     return Settings(
         store=open_store(uri, **options) if uri else None,
         local=open_store(f"{to_uri(local)}/{_short_name(identity)}") if local else None,
@@ -164,10 +164,6 @@ def credential_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _short_name(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
-
-
-def _physical_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _socket_directory(environ: Mapping[str, str]) -> str:

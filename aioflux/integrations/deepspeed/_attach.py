@@ -94,7 +94,7 @@ def _wrap_load(checkpoint_engine: AiofluxCheckpointEngine, engine: Any, method: 
     def load(load_dir: Any, tag: Any = None, *arguments: Any, **options: Any) -> Any:
         uri = str(parse_uri(load_dir)).rstrip("/") if is_uri(load_dir) else ""
         skips_optimizer = not options.get("load_optimizer_states", (True, *arguments[1:2])[-1])
-        if uri and skips_optimizer and _zero_stage(engine) == 3:
+        if uri and skips_optimizer and getattr(engine, "zero_optimization_stage", int)() == 3:
             raise CheckpointError(
                 f"{uri} cannot be loaded with load_optimizer_states=False under ZeRO stage 3, "
                 "because DeepSpeed then opens the parts as local files; copy the checkpoint to a "
@@ -115,10 +115,6 @@ def _wrap_load(checkpoint_engine: AiofluxCheckpointEngine, engine: Any, method: 
         return path, client_state
 
     return load
-
-
-def _zero_stage(engine: Any) -> int:
-    return int(getattr(engine, "zero_optimization_stage", int)())
 
 
 def _prepare_load(
