@@ -129,7 +129,7 @@ class CommandProgress:
                 return super().get_renderables()
 
         columns = (
-            Column(_percentage),
+            Column(lambda task: "" if task.total is None else f"{task.percentage:>3.0f}%"),
             _rich.BarColumn(bar_width=None),
             Column(lambda _: amount(counts)),
             Column(_rate),
@@ -139,10 +139,6 @@ class CommandProgress:
         with Display(*columns, console=console, transient=True, expand=True) as display:
             display.add_task("", total=None)
             yield
-
-
-def _percentage(task: Task) -> str:
-    return "" if task.total is None else f"{task.percentage:>3.0f}%"
 
 
 def amount(progress: CommandProgress) -> str:

@@ -263,7 +263,7 @@ class Walk:
             if base:
                 return  # an object, so no key can be below it
             raise
-        level.rows.sort(key=_row_name, reverse=True)
+        level.rows.sort(key=lambda row: row[0], reverse=True)
         self._levels.append(level)
 
     def _row(
@@ -310,10 +310,6 @@ class Walk:
         if not stat.S_ISDIR(status.st_mode) or real in containing:
             return None
         return real, True
-
-
-def _row_name(row: tuple[str, os.DirEntry[str], str]) -> str:
-    return row[0]
 
 
 def modified(status: os.stat_result) -> datetime:
