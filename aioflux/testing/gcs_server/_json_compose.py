@@ -64,7 +64,8 @@ def compose_object(state: State, request: Request) -> Response:
         attributes=attributes_from_resource(destination),
     )
     if body.get("deleteSourceObjects"):
-        _delete_sources(state, record, sources)
+        for source_name in {source.name for source in sources} - {name}:
+            state.delete(bucket, source_name)
     return resource_response(request, object_resource(record, request.base_url))
 
 
@@ -94,11 +95,6 @@ def _read_integer(resource: Mapping[str, Any], name: str) -> int | None:
     """Return a field that is a number or a string of digits; None if it is null or missing."""
     value = resource.get(name)
     return None if value is None else read_integer({name: str(value)}, name)
-
-
-def _delete_sources(state: State, record: ObjectRecord, sources: list[ObjectRecord]) -> None:
-    for name in {source.name for source in sources} - {record.name}:
-        state.delete(record.bucket, name)
 
 
 class _Progress(msgspec.Struct, frozen=True):
