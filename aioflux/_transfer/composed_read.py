@@ -240,7 +240,13 @@ class Composites:
         except TransientError as exc:
             _log.warning("a composite could not be deleted; `Store.clean` removes it: %s", exc)
         except StorageError as exc:
-            self._failure = self._failure or _undeletable(exc)
+            self._failure = self._failure or type(exc)(
+                f"{exc.message}; a composite is temporary and would be billed until it is deleted: "
+                "composed reads need storage.objects.delete and a bucket without a retention "
+                "policy; other reads need neither",
+                uri=exc.uri,
+                status=exc.status,
+            )
         finally:
             if not is_cancelled:
                 del self._creating[key], self._deleting[key]
@@ -258,16 +264,6 @@ class Composites:
         if error is None:
             return creating.result().generation
         return "" if isinstance(error, TransientError) else None
-
-
-def _undeletable(error: StorageError) -> StorageError:
-    return type(error)(
-        f"{error.message}; a composite is temporary and would be billed until it is deleted: "
-        "composed reads need storage.objects.delete and a bucket without a retention policy; other "
-        "reads need neither",
-        uri=error.uri,
-        status=error.status,
-    )
 
 
 def _num_bytes(tried: TriedBatch) -> int:
