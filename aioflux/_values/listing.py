@@ -100,7 +100,9 @@ class Listing(Sequence[ObjectMeta]):
         self._size.append(meta.size)
         self._crc32c.append(NONE if meta.crc32c is None else meta.crc32c)
         self._updated.append(meta.updated)
-        self._kind.append(self._number_kind(_kind_of(meta)))
+        user = tuple(sorted(meta.metadata.items()))
+        kind = (meta.content_type, meta.content_encoding, meta.storage_class, user)
+        self._kind.append(self._number_kind(kind))
 
     def _extend_with(self, other: Listing) -> None:
         if not other:
@@ -422,11 +424,6 @@ def _decode_array(typecode: str, data: memoryview) -> array[int]:
     if sys.byteorder != "little":
         column.byteswap()
     return column
-
-
-def _kind_of(meta: ObjectMeta) -> Kind:
-    user = tuple(sorted(meta.metadata.items()))
-    return meta.content_type, meta.content_encoding, meta.storage_class, user
 
 
 def _key_in_uri(key: str, uri: str) -> str:
