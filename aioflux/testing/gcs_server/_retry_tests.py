@@ -269,29 +269,22 @@ def _truncate_request(request: Request, *, first: int, end: int) -> Request:
     return part
 
 
-def _reaches(position: int, request: Request) -> bool:
-    """Return whether the body of a request has a byte at a position, or the position is 0."""
-    return not position or request.size > position
-
-
 def _alter_response(
     instruction: Instruction, operation: str, request: Request, response: Response
 ) -> Response | None:
     """Return the response with the fault of an instruction, or None if it does not apply."""
-    size = sent_size(request, response)
+    size, position = sent_size(request, response), instruction.position
     is_insert = _alias(operation) == _INSERT
     if instruction.form == "broken":
-        fault = Fault(operation="*", truncate_at=instruction.position)
-    elif instruction.form == "stall" and not is_insert and (size or instruction.position):
-        fault = Fault(
-            operation="*", stall_at=instruction.position, stall_seconds=instruction.seconds
-        )
-    elif instruction.form == "stall" and _reaches(instruction.position, request):
+        fault = Fault(operation="*", truncate_at=position)
+    elif instruction.form == "stall" and not is_insert and (size or position):
+        fault = Fault(operation="*", stall_at=position, stall_seconds=instruction.seconds)
+    elif instruction.form == "stall" and (not position or request.size > position):
         plan = response.delivery or PLAIN
         delay = plan.delay_seconds + instruction.seconds
         return replace(response, delivery=replace(plan, delay_seconds=delay))
     elif instruction.form == "short" and response.status == 200 and "upload_id" in request.query:
-        return replace(response, body=b"".join(response.pieces())[: instruction.position])
+        return replace(response, body=b"".join(response.pieces())[:position])
     else:
         return None
     return alter(fault, response, size) if can_alter(fault, response, size) else None
