@@ -216,7 +216,8 @@ class RayCheckpointer(Checkpointer):
             handle = self.save_async(step, state, numbers)
         else:
             checkpoint_upload_mode = CheckpointUploadMode.SYNC
-            weights = self._weights_of(state)
+            values = state.state_dict() if hasattr(state, "state_dict") else state
+            weights = {name: values[name] for name in self._weights_names if name in values}
             if weights and not self._on_coordinator(lambda: self._fits_before(deadline)):
                 handle = self._save_weights(step, weights)
                 ray.train.report(reported)
@@ -263,10 +264,6 @@ class RayCheckpointer(Checkpointer):
                 commit = _bridge.run(read_commit(self._store, step_prefix(step))).commit
                 found.append((step, dict(commit.metrics) if commit is not None else {}))
         return found
-
-    def _weights_of(self, state: Any) -> dict[str, Any]:
-        values = state.state_dict() if hasattr(state, "state_dict") else state
-        return {name: values[name] for name in self._weights_names if name in values}
 
     def _fits_before(self, deadline: float) -> bool:
         """Return whether a save of the whole state should end before a time; True if unknown."""
