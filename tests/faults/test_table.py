@@ -103,7 +103,7 @@ def test_a_read_gives_the_right_bytes_or_a_typed_error(
     elif fault != "none":
         assert server.faults.injected.total() == 1
     if is_stalled:
-        assert seconds >= PROGRESS_SECONDS
+        assert seconds >= PROGRESS_SECONDS - 0.01
     assert_spread(body_threads, num_loops)
 
 
