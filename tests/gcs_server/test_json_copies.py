@@ -129,6 +129,13 @@ def test_a_copy_keeps_bytes_hashes_and_attributes(server, call):
         assert server.get("other", f"{verb}/x") == b"data"
 
 
+def test_a_copy_without_a_resource_may_send_null(server, call):
+    """As rclone does."""
+    server.put("bucket", "a", b"data")
+    read(call("POST", f"{ROOT}/a/rewriteTo/b/bucket/o/b", b"null"))
+    assert server.get("bucket", "b") == b"data"
+
+
 def test_a_copy_with_a_resource_has_its_attributes_only(server, call):
     server.put("bucket", "a", b"data")
     call("PATCH", f"{ROOT}/a", b'{"contentType": "x/y", "metadata": {"k": "v"}}')

@@ -158,8 +158,8 @@ def _decode(value: bytes) -> str:
 
 
 def decode_object(data: Buffer) -> dict[str, Any]:
-    """Decode a JSON object; empty text is an empty object. Raise APIError (400) for other JSON."""
-    if not bytes(data).strip():
+    """Decode a JSON object; empty text and null are {}. Raise APIError (400) for other JSON."""
+    if bytes(data).strip() in {b"", b"null"}:  # rclone sends null
         return {}
     try:
         value = msgspec.json.decode(data)
