@@ -49,6 +49,7 @@ PURE := $(addprefix aioflux/,\
 	_transfer/temp_keys.py \
 	_values/checksums.py \
 	_values/columns.py \
+	_values/dataset_keys.py \
 	_values/listing.py \
 	_values/meta.py \
 	_values/stats.py \

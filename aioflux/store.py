@@ -47,7 +47,7 @@ from aioflux._transfer.put import write_request
 from aioflux._transfer.range_plan import MAX_GAP_BYTES
 from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.sessions import Sessions
-from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, WRITTEN_PREFIX
+from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX
 from aioflux._transfer.writer import ObjectWriter
 from aioflux._transfer.zero_copy_writer import ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPOSITE_PREFIX",
-    "WRITTEN_PREFIX",
+    "TEMPORARY_PREFIX",
     "ObjectReader",
     "ObjectWriter",
     "Store",
@@ -580,8 +580,8 @@ class Store:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
 
         Keys are sorted by their UTF-8 bytes. Temporary objects, whose keys are below
-        `.aioflux-uploads/`, `aioflux-composed-objects/` or `aioflux-written-objects/`, are omitted
-        unless `prefix` names them.
+        `.aioflux-uploads/` or `aioflux-composed-objects/`, are omitted unless `prefix` names them;
+        `list_pages` has an option for them.
 
         The first page is one request. When the consumer continues after it, up to 32 pages are
         prefetched in parallel, each for another range of keys, or one page if the service cannot
@@ -615,6 +615,7 @@ class Store:
         delimiter: str = "",
         match_glob: str = "",
         page_size: int | None = None,
+        with_temporary: bool = False,
     ) -> AsyncGenerator[Listing, None]:
         """Yield the pages of `list`, as the service returns them.
 
@@ -624,6 +625,7 @@ class Store:
             match_glob: As in `list`.
             page_size: Most keys and prefixes in one page; by default the service's maximum. Pages
                 are not prefetched if this is given: use 1 to check whether any object exists.
+            with_temporary: Include temporary objects.
 
         Raises:
             ValueError: As in `list`, or `page_size` is below 1.
@@ -637,6 +639,7 @@ class Store:
             delimiter=delimiter,
             match_glob=match_glob,
             page_size=page_size,
+            with_temporary=with_temporary,
         )
         async with aclosing_inner(pages) as inner:
             async for page in inner:
@@ -665,12 +668,13 @@ class Store:
         dataset.
 
         Args:
-            key: Name of the manifest, which replaces an object of this name. The manifest does not
-                contain this key.
+            key: Name of the manifest, which replaces an object of this name. The manifest contains
+                neither this key nor names that begin with `aioflux-manifest`, which datasets leave
+                out, too.
             prefix: Common beginning of the listed keys, as in `list`.
         """
         name, _ = parse_key(key)
-        listing = await self.list_all(prefix)
+        listing, _ = (await self.list_all(prefix)).without_manifests()
         indexes = [index for index, listed in enumerate(listing.keys) if listed != name]
         if len(indexes) < len(listing):
             listing = listing.pick(indexes)
@@ -987,8 +991,11 @@ class Store:
 
         Open multipart uploads are aborted. Objects below `.aioflux-uploads/` (conditional writes
         that are not visible yet) and `aioflux-composed-objects/` (composites), at any depth below
-        `prefix`, are deleted, and those below `aioflux-written-objects/` that no manifest lists.
-        The whole prefix is listed.
+        `prefix`, are deleted. So are objects with names that `write_objects` of
+        `aioflux.integrations.ray` gives, such as
+        `data-<32 hexadecimal digits>-00000-1a2b3c4d-00000.parquet`, if no manifest beside them
+        (`aioflux-manifest`, or a name that begins so) lists the attempt that wrote them, all
+        objects of the write are so old, and the manifests, too. The whole prefix is listed.
 
         Args:
             prefix: Common beginning of the keys, as in `list`.

@@ -240,11 +240,16 @@ class Store:
         delimiter: str = "",
         match_glob: str = "",
         page_size: int | None = None,
+        with_temporary: bool = False,
     ) -> Iterator[Listing]:
         """Yield the objects of `list`, one page at a time."""
         return _bridge.iterate(
             self._store.list_pages(
-                prefix, delimiter=delimiter, match_glob=match_glob, page_size=page_size
+                prefix,
+                delimiter=delimiter,
+                match_glob=match_glob,
+                page_size=page_size,
+                with_temporary=with_temporary,
             )
         )
 

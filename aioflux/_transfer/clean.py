@@ -1,11 +1,13 @@
-"""Clean-up after dead processes: open multipart uploads, temporary objects and composites.
+"""Clean-up after dead processes: open uploads, temporary objects, data objects without a manifest.
 
-    list uploads, list objects -> select stale (pure) -> abort, delete (pinned to the generation)
+    list uploads, list objects -> select stale (pure) -> read manifests
+        -> abort, delete (pinned to the generation)
 
 A dead process looks the same as a slow one, so the age decides: an upload that is still in progress
-after `older_than_seconds` is aborted too, and its writer fails. Objects that a manifest lists are
-kept, and for readers of the manifest that it may have replaced, those of a manifest that is young.
-Manifests are read after the listing, so that a write that commits meanwhile is complete.
+after `older_than_seconds` is aborted too, and its writer fails. Data objects of `write_objects` are
+kept if a manifest of their dataset lists their attempt. If a manifest is young, all are kept, for
+readers of the manifest that it may have replaced. Manifests are listed and read after the objects,
+so that a write that commits meanwhile is complete.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from aioflux._concurrency.fan_out import bounded_map
 from aioflux._services.base import Source
 from aioflux._transfer.delete import delete_many
 from aioflux._transfer.get import fetch
-from aioflux._transfer.list import list_pages
+from aioflux._transfer.list import list_all, list_pages
 from aioflux._transfer.temp_keys import (
     COMPOSITE_PREFIX,
-    WRITTEN_PREFIX,
     is_temporary,
     stale_objects,
     stale_uploads,
 )
+from aioflux._values.dataset_keys import MANIFEST_KEY, WrittenKey
 from aioflux._values.listing import Listing
 from aioflux._values.meta import CleanResult
 from aioflux.errors import NotFoundError, StorageError
@@ -41,7 +43,7 @@ __all__ = ["clean"]
 async def clean(
     session: Session, prefix: str, *, now: datetime, older_than_seconds: float, dry_run: bool
 ) -> CleanResult:
-    """Abort stale uploads and delete stale temporary objects below a prefix.
+    """Abort stale uploads, and delete stale temporary and data objects below a prefix.
 
     There are no uploads below `COMPOSITE_PREFIX`, so cleaning it needs no permission to list them.
     """
@@ -52,7 +54,11 @@ async def clean(
     uploads.sort(key=lambda upload: (upload.key, upload.upload_id))
     metas: list[ObjectMeta] = []
     async for page in list_pages(session, prefix, with_temporary=True):
-        metas += (page[index] for index, key in enumerate(page.keys) if is_temporary(key))
+        metas += (
+            page[index]
+            for index, key in enumerate(page.keys)
+            if is_temporary(key) or WrittenKey.parse(key).attempt
+        )
     errors: dict[str, StorageError] = {}
     objects: list[ObjectMeta] = []
     stale = stale_objects(metas, now=now, older_than_seconds=older_than_seconds)
@@ -60,10 +66,10 @@ async def clean(
     def is_young(time: datetime | None) -> bool:
         return time is not None and (now - time).total_seconds() < older_than_seconds
 
-    for manifest, group in stale.items():
-        if manifest is not None:
-            unlisted = await _unlisted(session, manifest, group, is_young, errors)
-        objects += group if manifest is None else unlisted
+    for dataset, group in stale.items():
+        if dataset is not None:
+            unlisted = await _unlisted(session, dataset, group, is_young, errors)
+        objects += group if dataset is None else unlisted
     objects.sort(key=lambda meta: meta.key)
     if dry_run:
         removed = tuple(meta.key for meta in objects)
@@ -92,28 +98,28 @@ async def clean(
 
 async def _unlisted(
     session: Session,
-    manifest: str,
+    dataset: str,
     metas: list[ObjectMeta],
     is_young: Callable[[datetime | None], bool],
     errors: dict[str, StorageError],
 ) -> list[ObjectMeta]:
-    """Return the objects that a manifest does not list; none if it is damaged or young."""
-    try:
-        fetched = await fetch(session, manifest)
-        listing = Listing.from_bytes(fetched.data)
-    except NotFoundError:
-        return metas
-    except (ValueError, StorageError) as exc:
-        uri = session.service.uri(manifest)
-        message = f"kept {len(metas)} objects, since {uri} may list them: {exc}"
-        errors[manifest] = StorageError(message, uri=uri)
-        return []
-    if is_young(fetched.meta().updated):
-        return []
-    listed = {_name(meta) for meta in listing}
-    return [meta for meta in metas if _name(meta) not in listed]
+    """Return the objects of attempts that no manifest of a dataset lists.
 
-
-def _name(meta: ObjectMeta) -> str:
-    """Return the unique part of a uri. A directory, or a copy of it, can have another path."""
-    return meta.uri.rpartition(f"/{WRITTEN_PREFIX}")[2]
+    None are returned if a manifest is young, or cannot be read.
+    """
+    listed: set[str] = set()
+    for manifest in (await list_all(session, dataset + MANIFEST_KEY, delimiter="/")).keys:
+        try:
+            fetched = await fetch(session, manifest)
+            keys = Listing.from_bytes(fetched.data).keys
+        except NotFoundError:
+            continue
+        except (ValueError, StorageError) as exc:
+            uri = session.service.uri(manifest)
+            message = f"kept {len(metas)} objects, since {uri} may list them: {exc}"
+            errors[manifest] = StorageError(message, uri=uri)
+            return []
+        if is_young(fetched.meta().updated):
+            return []
+        listed.update(WrittenKey.parse(key).attempt for key in keys)
+    return [meta for meta in metas if WrittenKey.parse(meta.key).attempt not in listed]

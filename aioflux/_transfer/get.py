@@ -167,7 +167,7 @@ async def _verify(
             break
     uri = session.service.uri(key)
     raise ChecksumError(
-        f"could not read {uri}: its bytes have crc32c {actual:#010x}, but the service returns "
+        f"could not read {uri}: its bytes have crc32c {actual:#010x}, but its metadata has "
         f"{expected:#010x}, {MAX_READS} times in a row; the object is damaged, or "
         "the network, or a proxy in between, changes bytes",
         uri=uri,
@@ -351,7 +351,7 @@ async def _fill_known(
             key,
             view[:length],
             start=start,
-            pin=Pin(meta.generation, meta.size),
+            pin=Pin.of(meta),
             twice=_reads_whole_twice(session, expected),
             is_hashed=length == meta.size,
         )

@@ -68,7 +68,7 @@ class ObjectReader:
     ) -> None:
         self.meta = meta
         self._session = session
-        self._pin = Pin(meta.generation, meta.size)
+        self._pin = Pin.of(meta)
         self._position = 0
         self._next_position = 0
         options = session.options
@@ -376,7 +376,7 @@ class ObjectReader:
             for index in unreturned:
                 await self._wait_for(index)
         raise self._mismatch(
-            f"its bytes have crc32c {actual:#010x}, but the service returns {expected:#010x}"
+            f"its bytes have crc32c {actual:#010x}, but its metadata has {expected:#010x}"
         )
 
     async def _confirm_returned(self) -> None:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, overload
 import google_crc32c
 
 from aioflux._values.columns import NONE, KeyColumn, TimeColumn
+from aioflux._values.dataset_keys import MANIFEST_KEY, is_manifest
 from aioflux._values.meta import ObjectMeta
-from aioflux._values.uri import quote_path
+from aioflux._values.uri import join_uri, quote_path, split_object_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -307,6 +308,13 @@ class Listing(Sequence[ObjectMeta]):
             return self
         return self.pick(index for index in range(len(self)) if index not in left_out)
 
+    def without_manifests(self) -> tuple[Listing, list[str]]:
+        """Return the objects that are not manifests of datasets, and the keys of the manifests."""
+        if not self._key.may_contain(MANIFEST_KEY):
+            return self, []
+        kept = (index for index, key in enumerate(self._key) if not is_manifest(key))
+        return self.pick(kept), [key for key in self._key if is_manifest(key)]
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
             return NotImplemented
@@ -327,12 +335,18 @@ class Listing(Sequence[ObjectMeta]):
             *(self._size, self._crc32c, self._updated.numbers(), self._kind),
         ]
 
-    def to_bytes(self) -> bytes:
-        """Return the listing as a manifest, which `from_bytes` decodes."""
+    def to_bytes(self, *, is_relative: bool = False) -> bytes:
+        """Return the listing as a manifest, which `from_bytes` decodes.
+
+        Args:
+            is_relative: Whether the objects are beside the manifest, so that a copy of both is a
+                dataset of its own. Otherwise a copy of the manifest lists the same objects.
+        """
         columns = [_encode_array(column) for column in self._columns()]
         header = {
             "root": self._root,
             "prefixes": self.prefixes,
+            "is_relative": is_relative,
             "columns": [memoryview(column).nbytes for column in columns],
         }
         text = json.dumps(header).encode()
@@ -341,7 +355,13 @@ class Listing(Sequence[ObjectMeta]):
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, uri: str = "") -> Self:
-        """Return the listing of a manifest; errors name its `uri`.
+        """Return the listing of a manifest.
+
+        Args:
+            data: Content of the manifest.
+            uri: Uri of the manifest, for errors. If the manifest is one of `write_objects` that
+                was copied to this uri, the objects are those beside it. They have the sizes and
+                checksums of the originals, and neither generations nor times.
 
         Raises:
             ValueError: The bytes are not a manifest, or are damaged, or have a version that is
@@ -371,14 +391,15 @@ class Listing(Sequence[ObjectMeta]):
             raise ValueError(f"{name} is damaged: its bytes do not match its crc32c; save it again")
         try:
             header = json.loads(manifest[start : start + header_size])
-            return cls._from_columns(header, memoryview(manifest)[start + header_size : body_size])
+            body = memoryview(manifest)[start + header_size : body_size]
+            return cls._from_columns(header, body, uri)
         except (LookupError, TypeError, ValueError) as exc:
             raise ValueError(
                 f"{name} is not a listing that aioflux saved, although its crc32c matches: {exc!r}"
             ) from exc
 
     @classmethod
-    def _from_columns(cls, header: dict[str, Any], body: memoryview) -> Self:
+    def _from_columns(cls, header: dict[str, Any], body: memoryview, uri: str) -> Self:
         pieces: list[memoryview] = []
         for size in header["columns"]:
             pieces.append(body[:size])
@@ -399,6 +420,11 @@ class Listing(Sequence[ObjectMeta]):
             raise ValueError("an object has a kind that the table of kinds does not contain")
         for number, text in zip(range(_MAX_CACHED_KINDS), listing._kinds, strict=False):
             listing._kind_numbers[text] = number
+        root = join_uri(split_object_uri(uri)[0], "") if uri and header.get("is_relative") else ""
+        if root and root != listing._root:
+            listing._root = root
+            listing._etag, listing._generation = (KeyColumn([""] * len(listing)) for _ in range(2))
+            listing._updated = TimeColumn.of_numbers(array("q", [NONE]) * len(listing))
         return listing
 
 

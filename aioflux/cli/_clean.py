@@ -41,11 +41,12 @@ def clean(
 ) -> int:
     """Abort open multipart uploads, and delete temporary objects of dead processes.
 
-    Temporary objects are below ".aioflux-uploads/", "aioflux-composed-objects/" and, unless a
-    manifest lists them, "aioflux-written-objects/", at any depth below URI; on local disk, their
-    names are ".aioflux-" (or ".aioflux-lock-") followed by 32 hexadecimal digits. Objects of
-    unfinished saves, which no checkpoint contains, are deleted, too. If the commit object of
-    a checkpoint is damaged, its objects are kept, and the exit status is 1.
+    Temporary objects are below ".aioflux-uploads/" and "aioflux-composed-objects/", at any depth
+    below URI; on local disk, their names are ".aioflux-" (or ".aioflux-lock-") followed by 32
+    hexadecimal digits. Objects of unfinished saves, which no checkpoint contains, are deleted, too,
+    and data objects of write_objects ("data-", 32 hexadecimal digits, and further numbers) that no
+    manifest beside them lists. If the commit object of a checkpoint, or a manifest, is damaged, its
+    objects are kept, and the exit status is 1.
 
     A slow upload cannot be distinguished from the upload of a dead process: --older-than must be
     longer than your longest upload or save.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,7 @@ import typer
 
 from aioflux._values.uri import join_uri
 from aioflux.cli._event_loop import run
-from aioflux.cli._output import Report, print_lines
+from aioflux.cli._output import Report, print_lines, print_notice
 from aioflux.cli._text import (
     format_count,
     format_size,
@@ -51,6 +51,9 @@ def ls(
         bool, typer.Option("-r", "--recursive", help="List all objects below, not only one level.")
     ] = False,
     as_json: Json = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="List the temporary objects of writes, too.")
+    ] = False,
     manifest: Annotated[
         str,
         typer.Option(metavar="URI", help="Save the listing to this object; with one URI only."),
@@ -71,8 +74,8 @@ def ls(
     datasets reads it instead of listing again; prints the number of objects.
     """
     if manifest:
-        if len(uris) > 1 or long or as_json:
-            raise typer.BadParameter("--manifest takes one URI, and neither --long nor --json")
+        if len(uris) > 1 or long or as_json or show_all:
+            raise typer.BadParameter("--manifest takes one URI, and no --long, --json or --all")
         source, target = parse_arguments([*uris, manifest], endpoint_url, anonymous=anonymous)
         return run(lambda: _save_manifest(source, target))
     arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
@@ -82,10 +85,15 @@ def ls(
         report = Report()
         await report.for_each(arguments, show)
         await printer.print_total()
+        if manifests := printer.manifests:
+            print_notice(
+                f"{one_line(manifests[0])} is the manifest of a dataset: from_manifest of "
+                "aioflux.data reads the objects that it lists"
+            )
         return report.finish()
 
     async def show(argument: UriOrPath) -> None:
-        await _list(argument, printer, recursive=recursive)
+        await _list(argument, printer, recursive=recursive, with_temporary=show_all)
 
     return run(work)
 
@@ -98,6 +106,8 @@ class _Printer:
     as_json: bool
     num_objects: int = 0
     num_bytes: int = 0
+    manifests: list[str] = field(default_factory=list)
+    """Uris of the printed manifests."""
 
     async def print_object(self, meta: ObjectMeta) -> None:
         self.num_objects += 1
@@ -110,6 +120,7 @@ class _Printer:
         prefixes = [(prefix, self._prefix(join_uri(store.uri, prefix))) for prefix in page.prefixes]
         self.num_objects += len(rows)
         self.num_bytes += sum(page.sizes)
+        self.manifests += (join_uri(store.uri, key) for key in page.without_manifests()[1])
         lines = sorted(rows + prefixes, key=itemgetter(0))
         await print_lines("\n".join(line for _, line in lines))
 
@@ -133,7 +144,9 @@ class _Printer:
         return f"{'':>14}  {'':<24}  {one_line(uri)}" if self.long else one_line(uri)
 
 
-async def _list(argument: UriOrPath, printer: _Printer, *, recursive: bool) -> None:
+async def _list(
+    argument: UriOrPath, printer: _Printer, *, recursive: bool, with_temporary: bool
+) -> None:
     async with argument.open(follow=True) as (store, key):
         prefix = as_prefix(key)
         found = False
@@ -141,7 +154,8 @@ async def _list(argument: UriOrPath, printer: _Printer, *, recursive: bool) -> N
             uri = str(argument.location) if argument.is_link() else meta.uri
             await printer.print_object(replace(meta, uri=uri))
             found = True
-        pages = store.list_pages(prefix, delimiter="" if recursive else "/")
+        delimiter = "" if recursive else "/"
+        pages = store.list_pages(prefix, delimiter=delimiter, with_temporary=with_temporary)
         async with aclosing(pages):
             async for page in pages:
                 await printer.print_page(store, page)
@@ -156,7 +170,7 @@ async def _save_manifest(source_uri: UriOrPath, target: UriOrPath) -> int:
     if not target.split()[1]:
         raise typer.BadParameter(f"--manifest {target.text}: a manifest is an object; add a name")
     async with source_uri.open_root(str(source_uri.location)) as source:
-        listing = await source.list_all()
+        listing, _ = (await source.list_all()).without_manifests()
         if not listing:
             raise NotFoundError(
                 f"there is no object below {source.uri}; check the spelling", uri=source.uri

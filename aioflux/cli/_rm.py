@@ -49,6 +49,7 @@ def rm(
     directory and the directories above it.
 
     With -r, "gs://b/p" means everything below "p/", or the object "p" if nothing is below "p/".
+    Temporary objects of writes in progress are deleted, too, so that these writes fail.
     With -r, an object is deleted only if it still has the generation that was listed: an object
     that is overwritten in the meantime is kept, and an error is printed.
     """
@@ -129,7 +130,7 @@ class _Remover:
 
     async def _delete_below(self, argument: UriOrPath, store: Store, key: str) -> None:
         found = False
-        pages = store.list_pages(as_prefix(key))
+        pages = store.list_pages(as_prefix(key), with_temporary=True)
         async with aclosing(pages):
             async for page in pages:
                 await self._delete(store, page)

@@ -34,7 +34,7 @@ from torch.utils.data import get_worker_info
 from aioflux import _bridge, sync
 from aioflux._values.uri import parse_uri
 from aioflux.errors import StorageError, TransientError
-from aioflux.store import WRITTEN_PREFIX
+from aioflux.store import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -234,7 +234,7 @@ class _Rendezvous:
         if not fits_store(len(data), self._world_size, self._sharing.max_store_bytes):
             if isinstance(place, str):
                 # Temporary keys: listings omit them, and `aioflux clean` finds them.
-                uri = f"{place.rstrip('/')}/{WRITTEN_PREFIX}listing/{uuid.uuid4().hex}"
+                uri = f"{place.rstrip('/')}/{TEMPORARY_PREFIX}listing/{uuid.uuid4().hex}"
                 with sync.open_store(uri, **self._options) as store:
                     store.put("objects", data)
                 return {"place": uri}

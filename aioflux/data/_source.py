@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from bisect import bisect_right
 from contextlib import ExitStack, closing
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioflux import sync
 from aioflux._values.listing import KeyColumn, Listing
 from aioflux._values.meta import ObjectMeta
-from aioflux._values.uri import split_object_uri
+from aioflux._values.uri import join_uri, split_object_uri
 from aioflux.data._job_listing import listed_once
 from aioflux.data._store_reader import StoreReader
 from aioflux.errors import NotFoundError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions, TransferOptions
 
 __all__ = ["Lister", "Source", "from_keys", "from_manifests", "open_source"]
+
+_log = logging.getLogger("aioflux")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +238,13 @@ def _column(keys: Iterable[str] | Iterable[ObjectMeta]) -> Listing | KeyColumn:
 
 def _list(uri: str, options: StoreOptions) -> tuple[str, Listing]:
     with sync.open_store(uri, **options) as store:
-        listing = store.list_all().without_directories()
+        listing, manifests = store.list_all().without_directories().without_manifests()
         uri = store.uri
+    if manifests:
+        _log.warning(
+            "%s is the manifest of a dataset, and left out; from_manifest() reads what it lists",
+            join_uri(uri, manifests[0]),
+        )
     if not listing:
         message = f"there is no object below {uri}; check the spelling of the dataset's uri"
         raise NotFoundError(message, uri=uri)

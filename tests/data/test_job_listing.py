@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aioflux import sync
 from aioflux.data import IterableDataset, MapDataset
 from aioflux.data._job_listing import fits_store, poll_seconds
 from tests.data.listing_rank import open_rank
@@ -279,6 +280,18 @@ def test_an_object_hands_over_what_is_too_large_for_the_store(bucket: Bucket, jo
     statuses = bucket.server.stats.operation("objects.get").statuses
     assert statuses[206] == NUM_RANKS - 1  # reads of the object
     assert bucket.server.keys("bucket") == []
+
+
+def test_an_object_that_remains_is_one_that_clean_finds(bucket: Bucket, job: Job) -> None:
+    place = f"{bucket.root}/scratch"
+    given = {"place": place, "uri": bucket.uri, "value": 1, "endpoint_url": bucket.server.url}
+    with bucket.server.faults.inject("objects.delete", status=403):
+        job.each("handed_over", [given] * NUM_RANKS)
+    [key] = bucket.server.keys("bucket")
+    assert key.startswith("scratch/.aioflux-uploads/listing/")
+    with sync.open_store(bucket.root) as store:
+        assert store.list_all().keys[:] == []
+        assert store.clean(older_than_seconds=0).removed == (key,)
 
 
 def test_a_rank_that_is_interrupted_leaves_no_listing_in_the_store(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import aioflux
 from aioflux import ObjectMeta, OpenUpload
 from aioflux._services.base import WriteRequest
-from aioflux._transfer.temp_keys import manifest_of, stale_objects, stale_uploads
+from aioflux._transfer.temp_keys import stale_objects, stale_uploads
+from aioflux._values.dataset_keys import WrittenKey
 from tests.servers.process_state import memory_bucket
 from tests.transfer.scripted_service import ScriptedService, refused_for_good, service_of
 
@@ -53,7 +54,8 @@ def test_uploads_are_stale_from_that_age_on(ages: list[int], limit: int) -> None
         ("x.aioflux-uploads/a", False),
         ("my-aioflux-composed-objects/a", False),
         ("train/a", False),
-        ("x/aioflux-written-objects/m/1/a", True),
+        (f"x/{'data-' + 32 * 'a'}-00000-0123abcd-00000.parquet", True),
+        (f"x/{'data-' + 32 * 'a'}-00000-0123abcd/any/key", True),
     ],
 )
 def test_only_temporary_places_are_looked_at(key: str, expected: bool) -> None:
@@ -67,82 +69,136 @@ def test_what_may_be_under_way_stays(age: float | None) -> None:
     assert stale_objects(found, now=NOW, older_than_seconds=DAY) == {}
 
 
+def data_key(write: int, task: int = 0, attempt: int = 0, end: str = "-00000.parquet") -> str:
+    """Return the name of a data object of `write_objects`."""
+    return f"data-{write:032x}-{task:05d}-{attempt:08x}{end}"
+
+
 def test_a_write_in_progress_stays() -> None:
-    """The age of the youngest object of a write decides."""
-    old, young = "a/aioflux-written-objects/m/1/x", "a/aioflux-written-objects/m/2/x"
-    found = [meta(old, DAY), meta(young, DAY), meta(f"{young}y", DAY - 1)]
+    """The age of the youngest object of a write decides, whatever its task."""
+    old, young = f"a/{data_key(1)}", f"a/{data_key(2)}"
+    found = [meta(old, DAY), meta(young, DAY), meta(f"a/{data_key(2, task=1)}", DAY - 1)]
     stale = stale_objects(found, now=NOW, older_than_seconds=DAY)
-    assert {manifest: [each.key for each in metas] for manifest, metas in stale.items()} == {
-        "a/m": [old]
+    assert {dataset: [each.key for each in metas] for dataset, metas in stale.items()} == {
+        "a/": [old]
     }
 
 
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ("aioflux-written-objects/m/1/x", ("m", "aioflux-written-objects/m/1/")),
-        ("a\nb/aioflux-written-objects/m/1/x/y", ("a\nb/m", "a\nb/aioflux-written-objects/m/1/")),
-        ("aioflux-written-objects/m/1/", None),
-        ("aioflux-written-objects/m/1", None),
-        ("xaioflux-written-objects/m/1/x", None),
-        (".aioflux-uploads/1", None),
+        (data_key(1), ("", "")),
+        (f"a\nb/c/{data_key(1)}", ("a\nb/c/", "")),
+        (data_key(1, end="/x/y"), ("", "x/y")),
+        (data_key(1, end=f"/{data_key(2)}"), ("", data_key(2))),
     ],
 )
-def test_the_manifest_of_an_object(key: str, expected: tuple[str, str] | None) -> None:
-    assert manifest_of(key) == expected
+def test_the_dataset_and_the_name_of_a_data_object(key: str, expected: tuple[str, str]) -> None:
+    written = WrittenKey.parse(key)
+    assert (written.dataset, written.name) == expected
+    assert (
+        written.attempt == f"{written.write_id}-00000-00000000" == f"data-{1:032x}-00000-00000000"
+    )
 
 
-async def test_objects_of_a_manifest_stay() -> None:
+@pytest.mark.parametrize(
+    "key",
+    [
+        data_key(1, end="/"),
+        data_key(1, end=".parquet"),
+        data_key(1, end="-00000"),
+        f"x{data_key(1)}",
+        data_key(1).replace("0", "G", 1),
+        "data-00000.parquet",
+        "aioflux-manifest",
+        "part-00000-6f0d5be4-1c1f-4b7a-9a4f-3c6d1f1f9d5e-c000.snappy.parquet",
+    ],
+)
+def test_other_names_are_of_no_write(key: str) -> None:
+    assert WrittenKey.parse(key) == WrittenKey()
+
+
+async def manifest_of(store: aioflux.Store, *keys: str) -> bytes:
+    listing = aioflux.Listing([await store.head(key) for key in keys])
+    return listing.to_bytes(is_relative=True)
+
+
+async def test_objects_that_a_manifest_lists_stay() -> None:
+    """Those of a killed write, of failed attempts and of replaced manifests are deleted."""
     name = uuid.uuid4().hex
     bucket = memory_bucket(name)
-    for number in range(4):
-        bucket.store(f"a/aioflux-written-objects/m/1/{number}", b"1")
-    bucket.store("a/aioflux-written-objects/gone/1/x", b"1")
-    bucket.store("a/aioflux-written-objects/damaged/1/x", b"1")
+    foreign = ["a/data-1.parquet", "a/part-0.parquet", "a/x.txt", f"a/x{data_key(1)}"]
+    failed, killed, replaced = data_key(1, attempt=1), data_key(2), data_key(3)
+    for key in (data_key(1), data_key(1, task=1), failed, killed, replaced):
+        bucket.store(f"a/{key}", b"1")
+    for key in (*foreign, f"b/{data_key(4)}", f"damaged/{data_key(5)}", f"two/{data_key(6)}"):
+        bucket.store(key, b"1")
     async with aioflux.open_store(f"memory://{name}/a") as below:
-        listing = await below.list_all("aioflux-written-objects/m/1/")
-        await below.put("m", listing[:3].to_bytes())
-        await below.put("damaged", listing[:3].to_bytes()[:-1])
+        await below.put("aioflux-manifest", await manifest_of(below, replaced))
+        listed = data_key(1), data_key(1, task=1)
+        await below.put("aioflux-manifest", await manifest_of(below, *listed))
     async with aioflux.open_store(f"memory://{name}") as store:
-        assert [meta.key async for meta in store.list()] == ["a/damaged", "a/m"]
+        manifest = await store.get("a/aioflux-manifest")
+        await store.put("damaged/aioflux-manifest", manifest[:-1])
+        await store.put("two/aioflux-manifest", manifest)
+        await store.put("two/aioflux-manifest-2", await manifest_of(store, f"two/{data_key(6)}"))
+        before = set((await store.list_all()).keys)
+        assert {f"a/{killed}", *foreign} <= before
         found = await store.clean(older_than_seconds=0, dry_run=True)
+        assert set((await store.list_all()).keys) == before
         cleaned = await store.clean(older_than_seconds=0)
         assert found.removed == cleaned.removed
-        assert cleaned.removed == (
-            "a/aioflux-written-objects/gone/1/x",
-            "a/aioflux-written-objects/m/1/3",
-        )
-        assert list(cleaned.errors) == ["a/damaged"]
-        assert "kept 1 objects" in str(cleaned.errors["a/damaged"])
+        assert set(cleaned.removed) == {
+            *(f"a/{key}" for key in (failed, killed, replaced)),
+            f"b/{data_key(4)}",
+        }
+        assert set((await store.list_all()).keys) == before - set(cleaned.removed)
+        assert list(cleaned.errors) == ["damaged/aioflux-manifest"]
+        assert "kept 1 objects" in str(cleaned.errors["damaged/aioflux-manifest"])
 
 
 async def test_objects_of_a_manifest_stay_in_a_directory_with_another_path(tmp_path: Path) -> None:
-    prefix = "aioflux-written-objects/m/1/"
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "data")
-    async with aioflux.open_store(f"file://{tmp_path}/data/{prefix}") as written:
-        await written.put("a", b"1")
-        await written.put("b", b"1")
+    listed, other = data_key(1), data_key(2)
+    async with aioflux.open_store(f"file://{tmp_path}/data") as written:
+        await written.put(listed, b"1")
+        await written.put(other, b"1")
     async with aioflux.open_store(f"file://{tmp_path}/link") as link:
-        listing = await link.list_all(prefix)
-        await link.put("m", listing[:1].to_bytes())
+        await link.put("aioflux-manifest", await manifest_of(link, listed))
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
     for name in ("data", "link", "copy"):
         async with aioflux.open_store(f"file://{tmp_path}/{name}") as store:
             found = await store.clean(older_than_seconds=0, dry_run=True)
-            assert found.removed == (f"{prefix}b",)
+            assert found.removed == (other,)
 
 
 async def test_objects_of_a_replaced_manifest_stay_until_the_new_one_is_old(tmp_path: Path) -> None:
     two_days_ago = time.time() - 2 * DAY
     async with aioflux.open_store(f"file://{tmp_path}") as store:
-        async with aioflux.open_store(f"file://{tmp_path}/aioflux-written-objects/m") as written:
-            await written.put("1/a", b"1")
-        os.utime(tmp_path / "aioflux-written-objects/m/1/a", (two_days_ago, two_days_ago))
-        await store.put("m", aioflux.Listing().to_bytes())
+        await store.put(data_key(1), b"1")
+        os.utime(tmp_path / data_key(1), (two_days_ago, two_days_ago))
+        await store.put("aioflux-manifest", aioflux.Listing().to_bytes())
         assert (await store.clean()).removed == ()
-        os.utime(tmp_path / "m", (two_days_ago, two_days_ago))
-        assert (await store.clean()).removed == ("aioflux-written-objects/m/1/a",)
+        os.utime(tmp_path / "aioflux-manifest", (two_days_ago, two_days_ago))
+        assert (await store.clean()).removed == (data_key(1),)
+
+
+async def test_a_commit_after_the_listing_keeps_its_objects() -> None:
+    scripted = ScriptedService("clean-late-commit")
+    await scripted.store.put(data_key(1), b"1")
+    committed = await manifest_of(scripted.store, data_key(1))
+    list_page, pages = scripted.service.list_page, []
+
+    async def list_page_then_commit(request):
+        page = await list_page(request)
+        pages.append(page)
+        if len(pages) == 1:
+            scripted.bucket.store("aioflux-manifest", committed)
+        return page
+
+    scripted.service.list_page = list_page_then_commit
+    assert (await scripted.store.clean(older_than_seconds=0)).removed == ()
 
 
 @pytest.fixture

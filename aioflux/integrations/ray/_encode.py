@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import tarfile
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +19,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from aioflux import sync
+    from aioflux._values.meta import ObjectMeta
 
-__all__ = ["ENCODERS", "object_pairs", "write_shards"]
+__all__ = ["ENCODERS", "write_rows", "write_shards"]
 
 
 class _Sink:
@@ -26,6 +30,7 @@ class _Sink:
     closed = False
 
     def __init__(self, writer: sync.ObjectWriter) -> None:
+        self.crc32c = 0  # of the bytes that were sent
         self._writer = writer
         self._buffer = bytearray()
 
@@ -36,6 +41,7 @@ class _Sink:
         return len(data)
 
     def flush(self) -> None:
+        self.crc32c = crc32c(self._buffer, self.crc32c)
         self._writer.write(self._buffer)
         self._buffer = bytearray()
 
@@ -45,8 +51,8 @@ class _Sink:
 
 def write_shards(
     store: sync.Store, prefix: str, tables: Iterator[pa.Table], extension: str, max_bytes: int
-) -> Iterator[int]:
-    """Write tables to the objects `<prefix>-0.<extension>`, and so on, and yield their sizes.
+) -> Iterator[ObjectMeta]:
+    """Write tables to the objects `<prefix>-00000.<extension>`, and so on; yield the metadata.
 
     An object ends after the table that makes it reach `max_bytes`, and a Parquet object also before
     a table with another schema.
@@ -55,7 +61,7 @@ def write_shards(
     number = 0
     while table is not None:
         schema = table.schema
-        with store.open_writer(f"{prefix}-{number}.{extension}") as writer:
+        with store.open_writer(f"{prefix}-{number:05d}.{extension}") as writer:
             sink = _Sink(writer)
             with ENCODERS[extension](sink, schema) as add_table:
                 while table is not None and (extension != "parquet" or table.schema == schema):
@@ -64,21 +70,25 @@ def write_shards(
                     if sink.tell() >= max_bytes:
                         break
             sink.flush()
-        yield writer.meta.size
+        yield replace(writer.meta, crc32c=sink.crc32c)
         number += 1
 
 
-def object_pairs(
-    prefix: str, tables: Iterable[pa.Table], reserved: str | None = None
-) -> Iterator[tuple[str, bytes]]:
-    """Yield the key, below a prefix, and the bytes of each row."""
-    for table in tables:
-        for row in _rows(table.select(["key", "bytes"])):
-            if not (row["key"] and isinstance(row["bytes"], bytes)):
-                raise ValueError(f"a row of an object needs key and bytes, not {row['key']!r}")
-            if row["key"] == reserved:
-                raise ValueError(f"a row has the key of the manifest, {reserved!r}")
-            yield f"{prefix}{row['key']}", row["bytes"]
+def write_rows(store: sync.Store, prefix: str, tables: Iterable[pa.Table]) -> Iterator[ObjectMeta]:
+    """Write each row to an object, and yield the metadata of the objects."""
+    checksums: dict[str, int] = {}
+
+    def pairs() -> Iterator[tuple[str, bytes]]:
+        for table in tables:
+            for row in _rows(table.select(["key", "bytes"])):
+                key, data = row["key"], row["bytes"]
+                if not (key and isinstance(data, bytes)):
+                    raise ValueError(f"a row of an object needs key and bytes, not {key!r}")
+                checksums[f"{prefix}{key}"] = crc32c(data)
+                yield f"{prefix}{key}", data
+
+    for meta in store.put_many(pairs()):
+        yield replace(meta, crc32c=checksums[meta.key])
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
@@ -89,7 +99,7 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _parquet(sink: _Sink, schema: pa.Schema) -> Iterator[Callable[[Any], object]]:
-    with pq.ParquetWriter(sink, schema) as writer:
+    with pq.ParquetWriter(sink, schema, write_page_checksum=True) as writer:
         yield writer.write_table
 
 

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import ray
@@ -21,7 +21,9 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from aioflux import sync
+from aioflux._values.dataset_keys import MANIFEST_KEY, WrittenKey
 from aioflux._values.listing import Listing
+from aioflux._values.uri import join_uri
 from aioflux.errors import NotFoundError
 from aioflux.integrations.ray import _tables
 from aioflux.integrations.ray._tables import OBJECT_TYPES
@@ -37,12 +39,10 @@ if TYPE_CHECKING:
     from aioflux.data import Records
     from aioflux.options import StoreOptions
 
-__all__ = ["MANIFEST_KEY", "read_objects"]
+__all__ = ["read_objects"]
 
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Exception, str], None]
 
-MANIFEST_KEY: Final = "aioflux-manifest"
-"""Default key of a manifest."""
 _log = logging.getLogger("aioflux")
 
 
@@ -88,7 +88,8 @@ def read_objects(
         **options: Keywords of `aioflux.open_store`, which are sent to the tasks.
 
     Raises:
-        NotFoundError: There is no object below the uri, or no such manifest.
+        NotFoundError: There is no object below the uri, or no such manifest, or the objects are of
+            a write that has not ended.
         TypeError: The options contain credentials, which are not sent to other processes.
         ValueError: An argument or the uri (`memory://`) is invalid, or the manifest is damaged.
     """
@@ -104,12 +105,21 @@ def read_objects(
         records = replace(cast("Any", records), items="tables")  # columns are faster than rows
     with sync.open_store(uri, **options) as store:
         tasks = TaskStore.of(store, options, max_in_flight_per_node=max_in_flight_per_node)
-        listing = Listing() if manifest else store.list_all().without_directories()
-        if not (manifest or listing):
+        if manifest is None:
+            listing, manifests = store.list_all().without_directories().without_manifests()
+            if MANIFEST_KEY in manifests:
+                manifest = MANIFEST_KEY
+            elif manifests:
+                uri = join_uri(store.uri, manifests[0])
+                _log.warning("%s is left out; manifest= reads what it lists", uri)
+        if manifest is not None:
+            uri = join_uri(store.uri, manifest)
+            listing = Listing.from_bytes(store.get(manifest), uri=uri)
+        elif not listing:
             raise NotFoundError(f"there is no object below {store.uri}", uri=store.uri)
-        if manifest or MANIFEST_KEY in listing.keys:
-            manifest = manifest or MANIFEST_KEY
-            listing = Listing.from_bytes(store.get(manifest), uri=f"{store.uri}{manifest}")
+        elif any(key.startswith("data-") and WrittenKey.parse(key).attempt for key in listing.keys):
+            message = f"{store.uri} has objects of write_objects, but no manifest; the write"
+            raise NotFoundError(f"{message} has not ended, or was killed", uri=store.uri)
     tasks = replace(tasks, uri=listing.root or tasks.uri)
     reader = _ReadShare(tasks, records, on_error, include_uri)
     source = ObjectDatasource(listing, reader, columns, parallelism)

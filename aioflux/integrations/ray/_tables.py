@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pyarrow as pa  # type: ignore[import-untyped]
 from ray.data.block import BlockAccessor
 
+from aioflux._values.dataset_keys import WrittenKey
 from aioflux.errors import RecordError
-from aioflux.store import WRITTEN_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,8 +76,7 @@ def grouped(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
 
 def object_name(key: str) -> str:
     """Return the key of an object, without the prefix that `write_objects` has added."""
-    _, _, written = f"/{key}".partition(f"/{WRITTEN_PREFIX}")
-    return written.split("/", 3)[3] if written.count("/") >= 3 else key
+    return WrittenKey.parse(key).name or key
 
 
 def object_table(objects: Sequence[tuple[ObjectMeta, bytes]], columns: Sequence[str]) -> pa.Table:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,12 +17,12 @@ from aioflux.data import IterableDataset, jsonl, parquet, tar
 from aioflux.errors import (
     AlreadyExistsError,
     NotFoundError,
-    PermissionDeniedError,
     RecordError,
     StorageError,
 )
 from aioflux.integrations.ray import read_objects, write_objects
 from aioflux.testing.gcs_server import Network
+from tests.data.written import COPIES
 from tests.integrations.ray.cluster import local_node, quiet
 from tests.patience import wait_until
 
@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
 pytestmark = pytest.mark.more
-HIDDEN = "out/aioflux-written-objects/"
+NAME = "aioflux-manifest"
+MANIFEST = f"out/{NAME}"
+
+
+def data_keys(bucket: sync.Store) -> list[str]:
+    """Keys of all objects below `out/` but the manifest."""
+    return [key for key in bucket.list_all("out/").keys if key != MANIFEST]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -242,7 +248,9 @@ def test_rows_are_read_back(
     dataset = ray.data.from_items(lines, override_num_blocks=5)
     manifest = write_objects(dataset, "gs://bucket/out", format=name, endpoint_url=server.url)
     assert manifest.uri == "gs://bucket/out/aioflux-manifest"
-    assert bucket.list_all("out/").keys[:] == ["out/aioflux-manifest"]
+    assert MANIFEST in bucket.list_all("out/").keys
+    number = rf"out/data-[0-9a-f]{{32}}-\d{{5}}-[0-9a-f]{{8}}-\d{{5}}\.{name}"
+    assert all(re.fullmatch(number, key) for key in data_keys(bucket))
     records = {"parquet": parquet(), "jsonl": jsonl()}[name]
     back = read_objects("gs://bucket/out", records=records, endpoint_url=server.url)
     assert ordered(back.take_all()) == lines
@@ -258,7 +266,7 @@ def test_a_task_writes_objects_of_about_the_given_size(
     dataset = ray.data.from_items([{"number": n} for n in range(50)], override_num_blocks=5)
     once = dataset.repartition(1, shuffle=False).materialize()
     write_objects(once, "gs://bucket/out", max_object_bytes=1, endpoint_url=server.url)
-    assert len(bucket.list_all(HIDDEN)) >= 1
+    assert len(data_keys(bucket)) >= 1
     back = read_objects("gs://bucket/out", records=parquet(), endpoint_url=server.url)
     assert sorted(row["number"] for row in back.take_all()) == [*range(50)]
 
@@ -284,87 +292,14 @@ def test_a_sample_that_tar_would_not_read_back_is_an_error(server: GCSServer, ke
         write_objects(rows, "gs://bucket/out", format="tar", endpoint_url=server.url)
 
 
-def test_objects_are_copied_into_place(
+def test_rows_of_objects_keep_their_keys(
     server: GCSServer, bucket: sync.Store, objects: dict[str, bytes]
 ) -> None:
     dataset = read_objects("gs://bucket/in", parallelism=3, endpoint_url=server.url)
-    write_objects(dataset, "gs://bucket/out", format="objects", copy=True, endpoint_url=server.url)
-    assert {*bucket.list_all("out/").keys} == {
-        "out/aioflux-manifest",
-        *(f"out/{key}" for key in objects),
-    }
-    assert len(bucket.list_all(HIDDEN)) == 0
+    write_objects(dataset, "gs://bucket/out", format="objects", endpoint_url=server.url)
+    assert {key.rpartition("/")[2] for key in data_keys(bucket)} == objects.keys()
     back = read_objects("gs://bucket/out", endpoint_url=server.url).take_all()
     assert {row["key"]: row["bytes"] for row in back} == objects
-
-
-def test_a_copy_that_fails_leaves_the_objects_of_others(
-    server: GCSServer, bucket: sync.Store
-) -> None:
-    def write(*keys: str) -> None:
-        rows = ray.data.from_items([{"key": key, "bytes": b"new"} for key in keys])
-        write_objects(rows, "gs://bucket/out", format="objects", copy=True, endpoint_url=server.url)
-
-    bucket.put("out/1", b"old")
-    with pytest.raises(AlreadyExistsError, match="out/1"):
-        write("0", "1", "2")
-    assert bucket.list_all("out/").keys[:] == ["out/1"]
-    with pytest.raises(ValueError, match="the key of the manifest"):
-        write("aioflux-manifest", "z")
-    assert bucket.list_all("out/").keys[:] == ["out/1"]
-    assert bucket.get("out/1") == b"old"
-    assert len(bucket.list_all(HIDDEN)) == 0
-    write("0", "2")
-    back = read_objects("gs://bucket/out", endpoint_url=server.url)
-    assert sorted(row["key"] for row in back.take_all()) == ["0", "2"]
-
-
-@pytest.mark.parametrize(
-    ("refused", "options", "is_left"),
-    [
-        ("objects.rewrite", {}, False),
-        ("objects.insert", {"key": "out/aioflux-manifest", "skip": 1}, False),
-        ("objects.delete", {"key": "out/aioflux-manifest"}, True),
-        ("objects.delete", {"key": "out/1"}, True),
-    ],
-)
-def test_a_failed_copy_leaves_nothing_or_a_dataset(
-    server: GCSServer, bucket: sync.Store, refused: str, options: dict[str, Any], is_left: bool
-) -> None:
-    rows = ray.data.from_items([{"key": key, "bytes": b"new"} for key in ("0", "1", "2")])
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(server.faults.inject(refused, status=403, **options))
-        if refused == "objects.delete":
-            fault = server.faults.inject("objects.rewrite", status=403, key="out/*/2")
-            stack.enter_context(fault)
-        with pytest.raises(PermissionDeniedError) as caught:
-            write_objects(
-                rows, "gs://bucket/out", format="objects", copy=True, endpoint_url=server.url
-            )
-    notes = " ".join(getattr(caught.value, "__notes__", []))
-    assert ("out/aioflux-manifest remains committed" in notes) == is_left
-    assert ("out/aioflux-manifest" in bucket.list_all("out/").keys) == is_left
-    if is_left:
-        back = read_objects("gs://bucket/out", endpoint_url=server.url)
-        assert sorted(row["key"] for row in back.take_all()) == ["0", "1", "2"]
-    else:
-        assert len(bucket.list_all("out/")) == len(bucket.list_all(HIDDEN)) == 0
-
-
-def test_an_interrupted_copy_leaves_nothing(
-    server: GCSServer, bucket: sync.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def copy(store: sync.Store, source: Any, key: str, **options: Any) -> Any:
-        if key == "1":
-            raise KeyboardInterrupt
-        return make_copy(store, source, key, **options)
-
-    make_copy = aioflux.sync.Store.copy
-    monkeypatch.setattr(aioflux.sync.Store, "copy", copy)
-    rows = ray.data.from_items([{"key": key, "bytes": b"new"} for key in ("0", "1", "2")])
-    with pytest.raises(KeyboardInterrupt):
-        write_objects(rows, "gs://bucket/out", format="objects", copy=True, endpoint_url=server.url)
-    assert len(bucket.list_all("out/")) == len(bucket.list_all(HIDDEN)) == 0
 
 
 def test_two_rows_with_one_key_are_an_error(server: GCSServer, bucket: sync.Store) -> None:
@@ -373,7 +308,7 @@ def test_two_rows_with_one_key_are_an_error(server: GCSServer, bucket: sync.Stor
         dataset = ray.data.from_items(rows, override_num_blocks=num_blocks)
         with pytest.raises(StorageError, match="two rows"):
             write_objects(dataset, "gs://bucket/out", format="objects", endpoint_url=server.url)
-    assert len(bucket.list_all("out/")) == len(bucket.list_all(HIDDEN)) == 0
+    assert len(bucket.list_all("out/")) == 0
 
 
 def test_other_columns_than_those_of_objects_are_an_error(server: GCSServer) -> None:
@@ -388,7 +323,7 @@ def test_other_columns_than_those_of_objects_are_an_error(server: GCSServer) -> 
         {"format": "csv"},
         {"manifest": "a/b"},
         {"mode": "append"},
-        {"copy": True, "mode": "overwrite"},
+        {"manifest": "other"},
         {"max_object_bytes": 0},
     ],
     ids=str,
@@ -407,14 +342,14 @@ def test_objects_that_were_deleted_during_the_write_are_an_error(
     def clean_at_last(row: dict[str, int]) -> dict[str, int]:
         if row["id"] == 99:
             with aioflux.sync.open_store("gs://bucket", endpoint_url=url) as store:
-                wait_until(lambda: store.list_all(HIDDEN))
+                wait_until(lambda: store.list_all("out/"))
                 store.clean(older_than_seconds=0)
         return row
 
     dataset = ray.data.range(100, override_num_blocks=10).map(clean_at_last)
     with pytest.raises(StorageError, match="were objects deleted"):
         write_objects(dataset, "gs://bucket/out", endpoint_url=url)
-    assert len(bucket.list_all("out/")) == len(bucket.list_all(HIDDEN)) == 0
+    assert len(bucket.list_all("out/")) == 0
 
 
 def test_an_error_of_a_task_leaves_nothing(server: GCSServer, bucket: sync.Store) -> None:
@@ -426,9 +361,8 @@ def test_an_error_of_a_task_leaves_nothing(server: GCSServer, bucket: sync.Store
     dataset = ray.data.range(100, override_num_blocks=10).map(fail)
     with pytest.raises(ray.exceptions.RayTaskError, match="the last row"):
         write_objects(dataset, "gs://bucket/out", endpoint_url=server.url)
-    assert len(bucket.list_all("out/")) == 0
     bucket.clean(older_than_seconds=0)
-    assert len(bucket.list_all(HIDDEN)) == 0
+    assert len(bucket.list_all("out/")) == 0
 
 
 def test_an_existing_manifest_is_kept_or_replaced(server: GCSServer, bucket: sync.Store) -> None:
@@ -448,6 +382,40 @@ def test_an_existing_manifest_is_kept_or_replaced(server: GCSServer, bucket: syn
     assert rows() == [{"number": 3}]
     assert len(bucket.clean(older_than_seconds=0).removed) == 1  # the objects of the first write
     assert rows() == [{"number": 3}]
+
+
+def test_objects_without_their_manifest_are_no_dataset(
+    server: GCSServer, bucket: sync.Store, objects: dict[str, bytes]
+) -> None:
+    """Such as those of a killed driver, which may have rows twice."""
+    rows = ray.data.range(3)
+    write_objects(rows, "gs://bucket/out", manifest=f"{NAME}-2", endpoint_url=server.url)
+    with pytest.raises(NotFoundError, match="no manifest; the write has not ended"):
+        read_objects("gs://bucket/out", records=parquet(), endpoint_url=server.url)
+    back = read_objects(
+        "gs://bucket/out", records=parquet(), manifest=f"{NAME}-2", endpoint_url=server.url
+    )
+    assert back.count() == 3
+
+
+@pytest.mark.parametrize("tool", COPIES)
+def test_a_copied_dataset_is_read_by_ray(
+    server: GCSServer,
+    bucket: sync.Store,
+    objects: dict[str, bytes],
+    lines: list[dict[str, object]],
+    tool: str,
+) -> None:
+    dataset = read_objects("gs://bucket/in", parallelism=3, endpoint_url=server.url)
+    write_objects(dataset, "gs://bucket/out/raw", format="objects", endpoint_url=server.url)
+    rows = ray.data.from_items(lines, override_num_blocks=3)
+    write_objects(rows, "gs://bucket/out/rows", endpoint_url=server.url)
+    COPIES[tool](server, "gs://bucket/out", "gs://bucket/copy")
+    bucket.delete_many(bucket.list_all("out/").keys[:])
+    raw = read_objects("gs://bucket/copy/raw", endpoint_url=server.url).take_all()
+    assert {row["key"]: row["bytes"] for row in raw} == objects
+    back = read_objects("gs://bucket/copy/rows", records=parquet(), endpoint_url=server.url)
+    assert ordered(back.take_all()) == lines
 
 
 def test_no_row_is_an_empty_dataset(server: GCSServer) -> None:

@@ -16,8 +16,10 @@ from ray.data.block import BlockAccessor
 
 import aioflux
 from aioflux import sync
+from aioflux._values.checksums import crc32c
+from aioflux._values.dataset_keys import WrittenKey
 from aioflux.errors import RecordError
-from aioflux.integrations.ray._encode import write_shards
+from aioflux.integrations.ray._encode import write_rows, write_shards
 from aioflux.integrations.ray._read import ObjectDatasource, _ReadShare
 from aioflux.integrations.ray._tables import (
     grouped,
@@ -28,9 +30,12 @@ from aioflux.integrations.ray._tables import (
     split_by_bytes,
 )
 from aioflux.integrations.ray._task_store import TaskStore, task_transfer
-from aioflux.integrations.ray._write import WriteAttempt, accepted_objects
+from aioflux.integrations.ray._write import accepted_objects
 
 sizes = st.lists(st.integers(0, 1 << 40), max_size=60)
+
+ATTEMPT = f"data-{'1a' * 16}-00000-0123abcd"
+UNVERIFIED = aioflux.TransferOptions(verify=False)
 
 
 @given(sizes, st.integers(1, 80))
@@ -86,10 +91,11 @@ def test_objects_without_columns_are_counted() -> None:
     ("key", "name"),
     [
         ("a/b", "a/b"),
-        ("a/aioflux-written-objects/m/id/attempt/b/c", "b/c"),
-        ("aioflux-written-objects/m/id/attempt/b", "b"),
-        ("my-aioflux-written-objects/m/id/attempt/b", "my-aioflux-written-objects/m/id/attempt/b"),
-        ("aioflux-written-objects/m", "aioflux-written-objects/m"),
+        (f"a/{ATTEMPT}/b/c", "b/c"),
+        (f"{ATTEMPT}/b", "b"),
+        (f"{ATTEMPT}/{ATTEMPT}/b", f"{ATTEMPT}/b"),
+        (f"my-{ATTEMPT}/b", f"my-{ATTEMPT}/b"),
+        (f"{ATTEMPT}-00000.parquet", f"{ATTEMPT}-00000.parquet"),
     ],
 )
 def test_a_written_object_has_the_name_in_its_attempt(key: str, name: str) -> None:
@@ -174,21 +180,57 @@ import aioflux.integrations.ray
     assert re.search(rf"ImportError: .* needs Ray Data 2.60 .* is Ray {version}", ran.stderr)
 
 
+def listing(**sizes: int) -> aioflux.Listing:
+    """Return a listing of objects whose keys end with the names."""
+    metas = []
+    for name, size in sizes.items():
+        key = f"{ATTEMPT[:-1]}{name[0]}/{name[1:]}"
+        metas.append(aioflux.ObjectMeta(key=key, uri=f"gs://b/{key}", size=size))
+    return aioflux.Listing(metas)
+
+
 def test_objects_of_attempts_that_are_not_accepted_are_left_out() -> None:
-    names = ["1-a/x-0", "1-b/x-0", "2-c/y-0", "2-c/y-1"]
-    accepted = [WriteAttempt("1-b", 1, 20), WriteAttempt("2-c", 2, 70), WriteAttempt("3-d", 0, 0)]
-    assert accepted_objects(names, [10, 20, 30, 40], accepted) == [1, 2, 3]
+    found = listing(ax=1, bx=2, cy=3, cz=4)
+    attempts = [listing(cz=4, cy=3), listing(), listing(bx=2)]
+    accepted, others = accepted_objects(found, attempts)
+    assert accepted == listing(bx=2, cy=3, cz=4)
+    assert others == [0]
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
-    [(["a/x"], "were objects deleted"), (["a/x", "b/x"], "two rows have the key 'x'")],
-    ids=["missing", "twice"],
+    ("found", "message"),
+    [
+        (listing(ax=1), "1 objects are missing .*c/y; were objects deleted"),
+        (listing(ax=1, cy=2), "1 objects are missing or have another size"),
+    ],
+    ids=["missing", "size"],
 )
-def test_objects_that_do_not_fit_their_attempts_are_an_error(names, message) -> None:
-    attempts = [WriteAttempt("a", 1, 5), WriteAttempt("b", 1, 5)]
+def test_objects_that_are_not_found_are_an_error(found: aioflux.Listing, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        accepted_objects(names, [5] * len(names), attempts)
+        accepted_objects(found, [listing(ax=1), listing(cy=3)])
+
+
+def test_two_objects_with_one_name_are_an_error() -> None:
+    with pytest.raises(ValueError, match="two rows have the key 'x'"):
+        accepted_objects(listing(ax=1, bx=1), [listing(ax=1), listing(bx=1)])
+
+
+def test_written_objects_are_known_with_the_checksum_of_the_writer() -> None:
+    rows = pa.table({"key": ["a/b", "c"], "bytes": [b"1", b"22"]})
+    with sync.open_store("memory://checksums", transfer=UNVERIFIED) as store:
+        metas = [
+            *write_rows(store, f"{ATTEMPT}/", [rows]),
+            *write_shards(store, ATTEMPT, iter([rows]), "parquet", 1),
+        ]
+        assert [meta.crc32c for meta in metas] == [crc32c(store.get(meta.key)) for meta in metas]
+        assert all(WrittenKey.parse(meta.key) for meta in metas)
+
+
+def test_bytes_in_json_are_base64() -> None:
+    rows = pa.table({"a": [b"\xff\x00"]})
+    with sync.open_store("memory://base64") as store:
+        [meta] = write_shards(store, "shard", iter([rows]), "jsonl", 1)
+        assert store.get(meta.key) == b'{"a":"/wA="}\n'
 
 
 def test_tasks_read_a_block_each_and_use_all_processors() -> None:
