@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from aioflux.data._map_dataset import MapDataset
-from aioflux.data._resume import STATE_KEY
+from aioflux.data._resume import STATE_KEY, merge_states
 from aioflux.data._sampler import ObjectSampler
 from aioflux.data._thread_loader import ThreadLoader, stateful_of
 from aioflux.options import check_count
@@ -191,9 +191,13 @@ def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             super().load_state_dict(state_dict)
-            if STATE_KEY in state_dict:  # of a `ThreadLoader`, or from `merge_states`
+            # At the end of an epoch, torchdata would read the epoch again, or leave out the next.
+            fetcher = state_dict.get("fetcher_state") or {}
+            is_at_end = state_dict.get("_iterator_finished") or fetcher.get("fetcher_ended")
+            # Other states are of a `ThreadLoader`, or from `merge_states`.
+            if is_at_end or STATE_KEY in state_dict:
                 self.next_iter_state = None
-                stateful_of(self).load_state_dict(state_dict)
+                stateful_of(self).load_state_dict(merge_states([state_dict]))
 
     return ResumableLoader
 

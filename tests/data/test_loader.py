@@ -59,6 +59,46 @@ def test_a_stateful_loader_resumes_at_any_batch(
         assert sorted(key for batch in other for key in batch) == keys, "the next epoch is whole"
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "threads": {"num_threads": 2},
+    "inline": {"num_threads": 0},
+    "stateful": {"num_workers": 0, "resumable": True},
+    "stateful-workers": {"num_workers": 2, "resumable": True, "start_method": "fork"},
+}
+"""Loaders that resume from the states of each other."""
+
+
+@pytest.mark.parametrize("is_exhausted", [True, False], ids=["after-the-loop", "in-the-loop"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_the_last_batch_nothing_is_left_of_the_epoch(
+    bucket: Bucket, kind: type[Any], way: str, is_exhausted: bool
+) -> None:
+    pytest.importorskip("torchdata")
+    keys = bucket.fill(7)
+
+    def new(epoch: int) -> DataLoader[Any]:
+        dataset = kind(bucket.uri, transform=key_of)
+        batches = loader(dataset, batch_size=2, **WAYS[way])
+        (batches.sampler if kind is MapDataset else dataset).set_epoch(epoch)
+        return batches
+
+    def read(batches: DataLoader[Any]) -> list[str]:
+        return sorted(key for batch in batches for key in batch)
+
+    batches, state = new(1), {}
+    for _ in batches:
+        state = batches.state_dict()
+    if is_exhausted:
+        state = batches.state_dict()
+    resumed, following = new(1), new(2)
+    resumed.load_state_dict(state)
+    following.load_state_dict(state)
+    assert read(resumed) == []
+    assert read(resumed) == keys
+    assert read(following) == keys
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_merged_state_resumes_without_workers(bucket: Bucket, kind: type[Any]) -> None:
     pytest.importorskip("torchdata")
