@@ -63,6 +63,7 @@ __all__ = [
     "ForkSafeLock",
     "OpenContext",
     "background_loop",
+    "block_at_exit",
     "close_when_dropped",
     "entered",
     "feed",
@@ -83,6 +84,8 @@ _WORKER_SHUTDOWN_SECONDS = 10.0
 second later, the main process kills it."""
 
 _POLL_SECONDS = 0.5
+_EXIT_SECONDS = 5.0
+"""Time from the end of the main thread to the exit hooks, if only daemon threads run."""
 """Interval at which a waiting caller wakes up to handle signals that did not interrupt its wait."""
 
 _FEED_SECONDS = 0.001
@@ -541,6 +544,19 @@ def _block_forever() -> NoReturn:
     """
     while True:
         threading.Event().wait()
+
+
+def block_at_exit() -> None:
+    """Block a daemon thread, in which an executor has rejected a call, if the interpreter exits.
+
+    Executors reject calls as soon as the main thread has ended. Exit hooks run after all threads
+    have ended that are not daemons; if these do not end soon, the caller raises the error.
+    """
+    deadline = time.monotonic() + _EXIT_SECONDS
+    while threading.current_thread().daemon and time.monotonic() < deadline:
+        if _bridge.is_exiting:
+            _block_forever()
+        time.sleep(0.01)
 
 
 def wait_for_result(outcome: concurrent.futures.Future[T]) -> T:

@@ -17,6 +17,7 @@ from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from aioflux import _bridge
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
@@ -76,12 +77,18 @@ class TransformThreads:
 
     def __init__(self, num_threads: int, *, max_bytes: int) -> None:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="aioflux-transform")
+        self._is_stopped = False
         self._max_pending = _MAX_PENDING * num_threads
         self._max_bytes = max_bytes
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
         """Call a function in a thread."""
-        return self._executor.submit(function, *args)
+        try:
+            return self._executor.submit(function, *args)
+        except RuntimeError:
+            if not self._is_stopped:
+                _bridge.block_at_exit()
+            raise
 
     def apply(
         self, values: Iterable[V], call: Callable[[V], T], num_bytes: Callable[[V], int]
@@ -121,6 +128,7 @@ class TransformThreads:
 
     def stop(self) -> None:
         """Cancel the calls that have not started, and accept no more."""
+        self._is_stopped = True
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def join(self) -> None:

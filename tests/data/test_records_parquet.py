@@ -113,8 +113,24 @@ def test_an_object_that_was_replaced_is_an_error(bucket: Bucket) -> None:
         list(rows)
 
 
+@pytest.mark.parametrize("columns", [None, ["number"]])
+def test_a_flipped_bit_of_a_page_is_an_error(columns: list[str] | None) -> None:
+    buffer = io.BytesIO()
+    table = pa.table({"number": list(range(100_000))})
+    pq.write_table(
+        table, buffer, compression="none", use_dictionary=False, write_page_checksum=True
+    )
+    data = buffer.getvalue()
+    chunk = pq.ParquetFile(buffer).metadata.row_group(0).column(0)
+    assert chunk.total_compressed_size > 700_000  # and the header of the page has less than 1,000
+    for position in range(1000, 700_000, 17_777):
+        flipped = bytearray(data)
+        flipped[chunk.data_page_offset + position] ^= 1
+        with pytest.raises(aioflux.RecordError, match="gs://bucket/train/a"):
+            read(parquet(columns), bytes(flipped))
+
+
 def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = parquet_of(1, rows_per_group=1)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'aioflux\[parquet\]'"):
-        read(parquet(), data)
+        parquet()

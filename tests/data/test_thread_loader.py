@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -22,6 +24,7 @@ from tests.data.transforms import key_of, lines_of, refuse_odd
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from aioflux.data import Sample
     from tests.data.conftest import Bucket
@@ -482,3 +485,29 @@ def test_settings_without_effect_are_rejected(bucket: Bucket) -> None:
         loader(dataset, num_threads=1, prefetch_factor=0)
     with pytest.raises(ValueError, match="no effect with num_threads=0"):
         loader(dataset, num_threads=0, prefetch_factor=2)
+
+
+EXIT = """
+import sys, threading, time
+from aioflux.data import IterableDataset, MapDataset, loader
+
+kind, uri = {"MapDataset": MapDataset, "IterableDataset": IterableDataset}[sys.argv[1]], sys.argv[2]
+batches = loader(kind(uri, transform=lambda sample: 1), batch_size=8, num_threads=2)
+started = threading.Event()
+
+def read():
+    for _ in batches:
+        started.set()
+
+threading.Thread(target=read, daemon=True).start()
+started.wait()
+"""
+
+
+@pytest.mark.parametrize("kind", ["MapDataset", "IterableDataset"])
+def test_a_daemon_thread_that_iterates_at_exit_prints_nothing(tmp_path: Path, kind: str) -> None:
+    for number in range(4000):
+        (tmp_path / f"{number:04d}").write_bytes(b"1")
+    command = [sys.executable, "-c", EXIT, kind, f"file://{tmp_path}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=FAR_SECONDS)
+    assert (ended.returncode, ended.stderr) == (0, "")

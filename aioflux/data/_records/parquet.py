@@ -1,6 +1,6 @@
 """Rows of a Parquet file, read by ranges of the requested columns.
 
-pyarrow is an optional dependency, imported on first use.
+pyarrow is an optional dependency, imported with the first file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, cast, overload
 
 from aioflux.data._records.decompress import record_error
@@ -47,11 +48,11 @@ class _Parquet:
                 yield from batch.to_pylist()
 
     def _tables(self, stream: BinaryIO, meta: ObjectMeta) -> Iterator[Any]:
-        pyarrow, pq = _import_pyarrow()
+        pyarrow, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
         # Unbuffered reads request no more bytes than pyarrow needs.
         source = getattr(stream, "raw", stream)
         with _errors_named(pyarrow, meta, 0):
-            file = pq.ParquetFile(source, pre_buffer=True)
+            file = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
         columns = self._check_columns(file, meta)
         first_row, num_groups = 0, file.num_row_groups
         if not num_groups:
@@ -99,7 +100,8 @@ def parquet(
     The decoder reads the footer and the ranges of the requested columns. While one row group is
     used, the next one is read, so that two are in memory.
 
-    Needs pyarrow: `pip install 'aioflux[parquet]'`.
+    Needs pyarrow: `pip install 'aioflux[parquet]'`. If the pages of a file have checksums, as those
+    that `write_objects` writes, they are compared.
 
     Args:
         columns: Names of the columns to read, with dots for nested fields; by default all columns.
@@ -107,6 +109,7 @@ def parquet(
             is much faster for code that works on columns.
 
     Raises:
+        ModuleNotFoundError: pyarrow is not installed.
         TypeError: `columns` is one string.
         ValueError: `items` is neither "rows" nor "tables".
     """
@@ -114,16 +117,10 @@ def parquet(
         raise TypeError(f"columns must be a sequence of names, not the string {columns!r}")
     if items not in {"rows", "tables"}:
         raise ValueError(f'items must be "rows" or "tables", not {items!r}')
+    if find_spec("pyarrow") is None:
+        message = "records=parquet() needs pyarrow: pip install 'aioflux[parquet]'"
+        raise ModuleNotFoundError(message, name="pyarrow")
     return _Parquet(None if columns is None else tuple(columns), items)
-
-
-def _import_pyarrow() -> tuple[Any, Any]:
-    try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ModuleNotFoundError as exc:
-        raise ModuleNotFoundError(
-            "records=parquet() needs pyarrow: pip install 'aioflux[parquet]'", name=exc.name
-        ) from exc
 
 
 @contextmanager
