@@ -84,8 +84,6 @@ _WORKER_SHUTDOWN_SECONDS = 10.0
 second later, the main process kills it."""
 
 _POLL_SECONDS = 0.5
-_EXIT_SECONDS = 5.0
-"""Time from the end of the main thread to the exit hooks, if only daemon threads run."""
 """Interval at which a waiting caller wakes up to handle signals that did not interrupt its wait."""
 
 _FEED_SECONDS = 0.001
@@ -549,10 +547,9 @@ def _block_forever() -> NoReturn:
 def block_at_exit() -> None:
     """Block a daemon thread, in which an executor has rejected a call, if the interpreter exits.
 
-    Executors reject calls as soon as the main thread has ended. Exit hooks run after all threads
-    have ended that are not daemons; if these do not end soon, the caller raises the error.
+    Executors reject calls when the main thread ends, exit hooks run when other threads have, too.
     """
-    deadline = time.monotonic() + _EXIT_SECONDS
+    deadline = time.monotonic() + 5.0
     while threading.current_thread().daemon and time.monotonic() < deadline:
         if _bridge.is_exiting:
             _block_forever()

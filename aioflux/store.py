@@ -991,11 +991,10 @@ class Store:
 
         Open multipart uploads are aborted. Objects below `.aioflux-uploads/` (conditional writes
         that are not visible yet) and `aioflux-composed-objects/` (composites), at any depth below
-        `prefix`, are deleted. So are objects with names that `write_objects` of
-        `aioflux.integrations.ray` gives, such as
+        `prefix`, are deleted. So are objects with names as `write_objects` of Ray gives them,
         `data-<32 hexadecimal digits>-00000-1a2b3c4d-00000.parquet`, if no manifest beside them
-        (`aioflux-manifest`, or a name that begins so) lists the attempt that wrote them, all
-        objects of the write are so old, and the manifests, too. The whole prefix is listed.
+        lists the attempt that wrote them, and all objects of the write and all manifests are so
+        old. The whole prefix is listed.
 
         Args:
             prefix: Common beginning of the keys, as in `list`.

@@ -351,7 +351,7 @@ async def _fill_known(
             key,
             view[:length],
             start=start,
-            pin=Pin.of(meta),
+            pin=Pin(meta.generation, meta.size, meta.crc32c),
             twice=_reads_whole_twice(session, expected),
             is_hashed=length == meta.size,
         )

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from aioflux._services.base import Body
     from aioflux._transfer.session import Session
-    from aioflux._values.meta import ObjectMeta
 
 __all__ = [
     "FirstRange",
@@ -52,12 +51,7 @@ class Pin(NamedTuple):
     size: int
     """Size of the object in bytes, from a listing or an earlier response."""
     crc32c: int | None = None
-    """CRC32C of the object if it has no generation, such as a copy; None if unknown."""
-
-    @classmethod
-    def of(cls, meta: ObjectMeta) -> Pin:
-        """Return the pin of an object with this metadata."""
-        return cls(meta.generation, meta.size, None if meta.generation else meta.crc32c)
+    """CRC32C of the object, compared if it has no generation; None if unknown."""
 
 
 class ReplacedError(Exception):
@@ -121,13 +115,10 @@ async def _fill(
                 is_certain = body.size in sizes
                 sizes.add(body.size)
                 raise size_error(session, key, pin, body.size, is_certain=is_certain)
-            if pin.crc32c is not None and body.crc32c not in {None, pin.crc32c}:
+            if not pin.generation and len({pin.crc32c, body.crc32c} - {None}) > 1:
                 uri = session.service.uri(key)
-                raise ChecksumError(
-                    f"could not read {uri}: its metadata has crc32c {pin.crc32c:#010x}, but the "
-                    f"service returns {body.crc32c:#010x}; it was replaced, or damaged by a copy",
-                    uri=uri,
-                )
+                message = f"could not read {uri}: its crc32c is not that of its metadata; it was"
+                raise ChecksumError(f"{message} replaced, or damaged by a copy", uri=uri)
             _require_bytes(session, key, len(body.data), length - num_done, pin.generation)
         except TransientError as exc:
             if pin.generation:

@@ -68,7 +68,7 @@ class ObjectReader:
     ) -> None:
         self.meta = meta
         self._session = session
-        self._pin = Pin.of(meta)
+        self._pin = Pin(meta.generation, meta.size, meta.crc32c)
         self._position = 0
         self._next_position = 0
         options = session.options

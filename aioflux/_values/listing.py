@@ -338,9 +338,7 @@ class Listing(Sequence[ObjectMeta]):
     def to_bytes(self, *, is_relative: bool = False) -> bytes:
         """Return the listing as a manifest, which `from_bytes` decodes.
 
-        Args:
-            is_relative: Whether the objects are beside the manifest, so that a copy of both is a
-                dataset of its own. Otherwise a copy of the manifest lists the same objects.
+        With `is_relative`, a copy of the manifest lists the objects beside it, else the same ones.
         """
         columns = [_encode_array(column) for column in self._columns()]
         header = {
@@ -359,9 +357,8 @@ class Listing(Sequence[ObjectMeta]):
 
         Args:
             data: Content of the manifest.
-            uri: Uri of the manifest, for errors. If the manifest is one of `write_objects` that
-                was copied to this uri, the objects are those beside it. They have the sizes and
-                checksums of the originals, and neither generations nor times.
+            uri: Uri of the manifest. A copy of a manifest of `write_objects` lists the objects
+                beside this uri, with the sizes and checksums of the originals, without generations.
 
         Raises:
             ValueError: The bytes are not a manifest, or are damaged, or have a version that is
@@ -420,8 +417,8 @@ class Listing(Sequence[ObjectMeta]):
             raise ValueError("an object has a kind that the table of kinds does not contain")
         for number, text in zip(range(_MAX_CACHED_KINDS), listing._kinds, strict=False):
             listing._kind_numbers[text] = number
-        root = join_uri(split_object_uri(uri)[0], "") if uri and header.get("is_relative") else ""
-        if root and root != listing._root:
+        root = join_uri(split_object_uri(uri)[0], "") if uri else header["root"]
+        if header.get("is_relative") and root != header["root"]:
             listing._root = root
             listing._etag, listing._generation = (KeyColumn([""] * len(listing)) for _ in range(2))
             listing._updated = TimeColumn.of_numbers(array("q", [NONE]) * len(listing))

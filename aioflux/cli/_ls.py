@@ -93,7 +93,7 @@ def ls(
         return report.finish()
 
     async def show(argument: UriOrPath) -> None:
-        await _list(argument, printer, recursive=recursive, with_temporary=show_all)
+        await _list(argument, printer, "" if recursive else "/", show_all)
 
     return run(work)
 
@@ -144,9 +144,7 @@ class _Printer:
         return f"{'':>14}  {'':<24}  {one_line(uri)}" if self.long else one_line(uri)
 
 
-async def _list(
-    argument: UriOrPath, printer: _Printer, *, recursive: bool, with_temporary: bool
-) -> None:
+async def _list(argument: UriOrPath, printer: _Printer, delimiter: str, show_all: bool) -> None:
     async with argument.open(follow=True) as (store, key):
         prefix = as_prefix(key)
         found = False
@@ -154,8 +152,7 @@ async def _list(
             uri = str(argument.location) if argument.is_link() else meta.uri
             await printer.print_object(replace(meta, uri=uri))
             found = True
-        delimiter = "" if recursive else "/"
-        pages = store.list_pages(prefix, delimiter=delimiter, with_temporary=with_temporary)
+        pages = store.list_pages(prefix, delimiter=delimiter, with_temporary=show_all)
         async with aclosing(pages):
             async for page in pages:
                 await printer.print_page(store, page)

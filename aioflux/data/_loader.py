@@ -31,6 +31,14 @@ _MAX_WORKERS = 8
 """Largest default of `num_workers`. More are rarely useful, because each worker prefetches several
 objects at a time."""
 
+_REPLACED = {
+    "multiprocessing_context": "pass start_method",
+    "generator": "pass seed",
+    "sampler": "pass shuffle, seed and tail, or build DataLoader(dataset, sampler=...)",
+    "batch_sampler": "pass batch_size, drop_last and shuffle, or build a DataLoader",
+}
+"""Parameters of DataLoader, with what takes their place."""
+
 
 def loader(
     dataset: MapDataset[Any] | IterableDataset[Any],
@@ -47,6 +55,7 @@ def loader(
     prefetch_factor: int | None = None,
     start_method: str | None = None,
     resumable: bool = False,
+    **worker_options: Any,
 ) -> DataLoader[Any]:
     """Return a DataLoader for one rank, with seeded and persistent workers, or with threads.
 
@@ -84,27 +93,30 @@ def loader(
         resumable: Whether to return torchdata's `StatefulDataLoader`, which can save its state
             after any batch and resume from it. A loader with `num_threads` always can. Each of them
             also resumes from a state of the other.
+        **worker_options: Further parameters of DataLoader for its workers: `worker_init_fn`,
+            `timeout`, `in_order`, and `persistent_workers`, which is True by default.
 
     Raises:
         ModuleNotFoundError: `resumable` is True, and torchdata is not installed.
-        TypeError: `num_threads` or `prefetch_factor` is not an int.
+        TypeError: `num_threads` or `prefetch_factor` is not an int, or another keyword takes the
+            place of a parameter of DataLoader.
         ValueError: A setting has no effect with this dataset, with `num_workers=0` or with
             `num_threads`, or is not valid.
     """
+    for name in worker_options.keys() & _REPLACED.keys():
+        raise TypeError(f"loader takes no {name}; {_REPLACED[name]}")
     options = _sampling_options(dataset, shuffle=shuffle, seed=seed, tail=tail)
+    if prefetch_factor is not None:
+        check_count("prefetch_factor", prefetch_factor)
+        worker_options["prefetch_factor"] = prefetch_factor
+    if start_method is not None:
+        worker_options["start_method"] = start_method
     if num_threads is None:
         loader_class = _loader_class(is_resumable=resumable)
-        options |= _worker_options(
-            num_workers, prefetch_factor=prefetch_factor, start_method=start_method
-        )
+        options |= _worker_options(num_workers, worker_options)
     else:
         loader_class = ThreadLoader
-        if num_workers or start_method is not None:
-            raise ValueError(
-                "num_workers and start_method have no effect with num_threads: leave them out, or "
-                "leave out num_threads"
-            )
-        options |= _thread_options(num_threads, prefetch_factor)
+        options |= _thread_options(num_threads, num_workers, worker_options)
     if collate_fn is None and batch_size is not None and not dataset.has_transform:
         collate_fn = list
     return loader_class(
@@ -143,34 +155,29 @@ def _sampling_options(
     return options
 
 
-def _worker_options(
-    num_workers: int | None, *, prefetch_factor: int | None, start_method: str | None
-) -> dict[str, Any]:
-    """Return the options for the number, start method and prefetch of workers."""
-    if num_workers is None:
-        num_workers = _default_num_workers()
-    if prefetch_factor is not None:
-        check_count("prefetch_factor", prefetch_factor)
+def _worker_options(num_workers: int | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of workers: their number, defaults, and those that are given."""
+    num_workers = _default_num_workers() if num_workers is None else num_workers
     if num_workers:
-        return {
-            "num_workers": num_workers,
-            "persistent_workers": True,
-            "prefetch_factor": prefetch_factor or 2,
-            "multiprocessing_context": start_method,
-        }
-    if prefetch_factor is not None or start_method is not None:
-        raise ValueError("prefetch_factor and start_method have no effect with num_workers=0")
+        context = given.pop("start_method", None)
+        defaults = {"persistent_workers": True, "prefetch_factor": 2}
+        return {"num_workers": num_workers, "multiprocessing_context": context, **defaults, **given}
+    if given:
+        raise ValueError(f"no effect with num_workers=0: leave out {', '.join(given)}")
     return {"num_workers": 0}
 
 
-def _thread_options(num_threads: int, prefetch_factor: int | None) -> dict[str, Any]:
+def _thread_options(
+    num_threads: int, num_workers: int | None, given: dict[str, Any]
+) -> dict[str, Any]:
     """Return the options for the number of threads, and of the batches that they prefetch."""
     check_count("num_threads", num_threads, least=0)
-    if prefetch_factor is not None:
-        check_count("prefetch_factor", prefetch_factor)
-    if not num_threads and prefetch_factor is not None:
-        raise ValueError("prefetch_factor has no effect with num_threads=0")
-    return {"num_threads": num_threads, "prefetch_batches": prefetch_factor or 2}
+    prefetch_batches = given.pop("prefetch_factor", 2) if num_threads else 2
+    if num_workers:
+        given["num_workers"] = num_workers
+    if given:
+        raise ValueError(f"no effect with num_threads={num_threads}: leave out {', '.join(given)}")
+    return {"num_threads": num_threads, "prefetch_batches": prefetch_batches}
 
 
 def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:

@@ -6,8 +6,7 @@ import logging
 import zlib
 from bisect import bisect_right
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from aioflux import sync
 from aioflux._values.listing import KeyColumn, Listing
@@ -29,11 +28,8 @@ __all__ = ["Lister", "Source", "from_keys", "from_manifests", "open_source"]
 _log = logging.getLogger("aioflux")
 
 
-@dataclass(frozen=True, slots=True)
-class Lister:
-    """Keys or manifests that constructors of datasets accept in place of a uri."""
-
-    list_objects: Callable[[StoreOptions], Listings]
+Lister: TypeAlias = "Callable[[StoreOptions], Listings]"
+"""Keys or manifests that constructors of datasets accept in place of a uri."""
 
 
 class _StoreObjects(NamedTuple):
@@ -192,8 +188,8 @@ def open_source(
         NotFoundError: There is no object below a uri.
         ValueError: `uri` is an empty sequence, or not the same on all ranks.
     """
-    if isinstance(uri, Lister):
-        listings = uri.list_objects(options)
+    if callable(uri):
+        listings = uri(options)
     else:
         uris = _as_uris(uri)
         listings = listed_once(
@@ -205,12 +201,12 @@ def open_source(
 def from_manifests(uri: str | Sequence[str]) -> Lister:
     """Return a lister that reads the listings from manifests."""
     uris = _as_uris(uri)
-    return Lister(lambda options: [_open_manifest(each, options) for each in uris])
+    return lambda options: [_open_manifest(each, options) for each in uris]
 
 
 def from_keys(uri: str, keys: Iterable[str] | Iterable[ObjectMeta]) -> Lister:
     """Return a lister of the objects of the given keys or metadata, in the given order."""
-    return Lister(lambda _options: [(uri, _column(keys))])
+    return lambda _options: [(uri, _column(keys))]
 
 
 def _as_uris(uri: str | Sequence[str]) -> list[str]:

@@ -245,6 +245,39 @@ def test_random_numbers_of_workers_repeat_by_seed_and_differ_by_worker(bucket: B
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 
+def fail_to_start(worker_id: int) -> None:
+    raise ValueError(f"worker {worker_id}")
+
+
+def test_parameters_of_workers_are_passed_on(bucket: Bucket) -> None:
+    bucket.fill(4)
+    dataset = IterableDataset(bucket.uri, transform=key_of)
+    options: dict[str, Any] = {"num_workers": 1, "start_method": "fork"}
+    batches = loader(dataset, **options, timeout=90, persistent_workers=False)
+    assert (batches.timeout, batches.persistent_workers) == (90, False)
+    with pytest.raises(ValueError, match="worker 0"):
+        list(loader(dataset, **options, worker_init_fn=fail_to_start))
+    with pytest.raises(TypeError, match="'timeou'"):
+        loader(dataset, **options, timeou=90)
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("multiprocessing_context", "pass start_method"),
+        ("sampler", "pass shuffle, seed and tail"),
+        ("batch_sampler", "pass batch_size"),
+        ("generator", "pass seed"),
+    ],
+)
+def test_a_parameter_of_dataloader_that_is_replaced_is_named(
+    bucket: Bucket, name: str, replacement: str
+) -> None:
+    bucket.fill(1)
+    with pytest.raises(TypeError, match=f"loader takes no {name}; {replacement}"):
+        loader(MapDataset(bucket.uri), **{name: "spawn"})
+
+
 def test_settings_without_effect_are_rejected(bucket: Bucket) -> None:
     bucket.fill(1)
     dataset = IterableDataset(bucket.uri)
@@ -254,3 +287,9 @@ def test_settings_without_effect_are_rejected(bucket: Bucket) -> None:
         loader(MapDataset(bucket.uri), num_workers=1, prefetch_factor=0)
     with pytest.raises(ValueError, match="no effect with num_workers=0"):
         loader(dataset, num_workers=0, prefetch_factor=3)
+    with pytest.raises(ValueError, match="no effect with num_workers=0: leave out start_method"):
+        loader(dataset, num_workers=0, start_method="fork")
+    with pytest.raises(ValueError, match="no effect with num_workers=0: leave out timeout"):
+        loader(dataset, num_workers=0, timeout=3)
+    with pytest.raises(ValueError, match="no effect with num_threads=2: leave out timeout"):
+        loader(dataset, num_threads=2, timeout=3)

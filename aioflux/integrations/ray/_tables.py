@@ -21,7 +21,6 @@ __all__ = [
     "OBJECT_TYPES",
     "grouped",
     "num_tasks",
-    "object_name",
     "object_table",
     "row_size",
     "row_table",
@@ -74,19 +73,14 @@ def grouped(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
         yield group
 
 
-def object_name(key: str) -> str:
-    """Return the key of an object, without the prefix that `write_objects` has added."""
-    return WrittenKey.parse(key).name or key
-
-
 def object_table(objects: Sequence[tuple[ObjectMeta, bytes]], columns: Sequence[str]) -> pa.Table:
-    """Return a table with a row for each object."""
+    """Return a table with a row for each object; keys without what `write_objects` has added."""
 
     def values(name: str) -> list[Any]:
         if name == "bytes":
             return [data for _, data in objects]
         values = [getattr(meta, name) for meta, _ in objects]
-        return [*map(object_name, values)] if name == "key" else values
+        return [WrittenKey.parse(key).name or key for key in values] if name == "key" else values
 
     arrays = {name: pa.array(values(name), OBJECT_TYPES[name]) for name in columns or ["size"]}
     return select(pa.table(arrays), columns)

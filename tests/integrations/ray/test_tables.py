@@ -24,7 +24,6 @@ from aioflux.integrations.ray._read import ObjectDatasource, _ReadShare
 from aioflux.integrations.ray._tables import (
     grouped,
     num_tasks,
-    object_name,
     object_table,
     row_table,
     split_by_bytes,
@@ -99,7 +98,8 @@ def test_objects_without_columns_are_counted() -> None:
     ],
 )
 def test_a_written_object_has_the_name_in_its_attempt(key: str, name: str) -> None:
-    assert object_name(key) == name
+    meta = aioflux.ObjectMeta(key=key, uri=f"gs://b/{key}", size=1)
+    assert object_table([(meta, b"1")], ["key"]).to_pylist() == [{"key": name}]
 
 
 def test_tasks_share_the_limits_of_a_node() -> None:
