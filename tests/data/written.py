@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,19 @@ from tests.command import run_command
 from tests.servers.process import find_program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from aioflux.testing import GCSServer
 
-__all__ = ["COPIES", "MANIFEST", "data_key", "run_aioflux", "write_dataset"]
+__all__ = [
+    "COPIES",
+    "MANIFEST",
+    "blobs_below",
+    "data_key",
+    "run_aioflux",
+    "run_rclone",
+    "write_dataset",
+]
 
 MANIFEST = "aioflux-manifest"
 
@@ -44,31 +53,8 @@ def run_aioflux(server: GCSServer, *arguments: str) -> None:
     assert run_command([*arguments, "--endpoint-url", server.url]) == 0
 
 
-def _by_aioflux(server: GCSServer, source: str, target: str) -> None:
-    """Copy with `aioflux cp -r`."""
-    run_aioflux(server, "cp", "-r", source, target.removeprefix("file://"))
-
-
-def _by_google_cloud_storage(server: GCSServer, source: str, target: str) -> None:
-    """Copy each blob on the service, or download it."""
-    options: Any = {"api_endpoint": server.url}
-    client = storage.Client("project", AnonymousCredentials(), client_options=options)
-    bucket_name, _, prefix = source.removeprefix("gs://").partition("/")
-    bucket = client.bucket(bucket_name)
-    for blob in client.list_blobs(bucket_name, prefix=f"{prefix}/"):
-        name = blob.name.removeprefix(f"{prefix}/")
-        if target.startswith("file://"):
-            path = Path(target.removeprefix("file://"), name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            blob.download_to_filename(path)
-        else:
-            to_bucket, _, to_prefix = target.removeprefix("gs://").partition("/")
-            bucket.copy_blob(blob, client.bucket(to_bucket), f"{to_prefix}/{name}")
-    client.close()
-
-
-def _by_rclone(server: GCSServer, source: str, target: str) -> None:
-    """Copy with `rclone copy`."""
+def run_rclone(server: GCSServer, command: str, *uris: str) -> str:
+    """Run rclone, and return its output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
     remote = {
         "TYPE": "google cloud storage",
@@ -78,13 +64,49 @@ def _by_rclone(server: GCSServer, source: str, target: str) -> None:
     }
     env |= {f"RCLONE_CONFIG_GS_{name}": value for name, value in remote.items()}
     env["RCLONE_CONFIG"] = os.devnull
-    paths = (uri.removeprefix("file://").replace("gs://", "gs:") for uri in (source, target))
-    subprocess.run([find_program("rclone"), "copy", *paths], env=env, check=True)
+    paths = (uri.removeprefix("file://").replace("gs://", "gs:") for uri in uris)
+    arguments = [find_program("rclone"), *command.split(), *paths]
+    return subprocess.run(arguments, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+@contextmanager
+def blobs_below(server: GCSServer, uri: str) -> Iterator[tuple[storage.Client, list[storage.Blob]]]:
+    """Yield a client of google-cloud-storage, and the blobs that it lists below a uri."""
+    options: Any = {"api_endpoint": server.url}
+    client = storage.Client("project", AnonymousCredentials(), client_options=options)
+    bucket_name, _, prefix = uri.removeprefix("gs://").partition("/")
+    yield client, list(client.list_blobs(bucket_name, prefix=f"{prefix}/"))
+    client.close()
+
+
+def _copy_by_aioflux(server: GCSServer, source: str, target: str) -> None:
+    """Copy with `aioflux cp -r`."""
+    run_aioflux(server, "cp", "-r", source, target.removeprefix("file://"))
+
+
+def _copy_by_google_cloud_storage(server: GCSServer, source: str, target: str) -> None:
+    """Copy each blob on the service, or download it."""
+    prefix = source.removeprefix("gs://").partition("/")[2]
+    with blobs_below(server, source) as (client, blobs):
+        for blob in blobs:
+            name = blob.name.removeprefix(f"{prefix}/")
+            if target.startswith("file://"):
+                path = Path(target.removeprefix("file://"), name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                blob.download_to_filename(path)
+            else:
+                to_bucket, _, to_prefix = target.removeprefix("gs://").partition("/")
+                blob.bucket.copy_blob(blob, client.bucket(to_bucket), f"{to_prefix}/{name}")
+
+
+def _copy_by_rclone(server: GCSServer, source: str, target: str) -> None:
+    """Copy with `rclone copy`."""
+    run_rclone(server, "copy", source, target)
 
 
 COPIES: dict[str, Callable[[GCSServer, str, str], None]] = {
-    "aioflux": _by_aioflux,
-    "google-cloud-storage": _by_google_cloud_storage,
-    "rclone": _by_rclone,
+    "aioflux": _copy_by_aioflux,
+    "google-cloud-storage": _copy_by_google_cloud_storage,
+    "rclone": _copy_by_rclone,
 }
 """Tools that copy all objects below a uri to another uri."""

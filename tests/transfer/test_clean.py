@@ -235,6 +235,17 @@ async def test_it_removes_what_is_below_the_prefix_and_nothing_else(store) -> No
     assert left.key == "b/6"
 
 
+async def test_temporary_objects_are_listed_on_demand(store) -> None:
+    assert [meta.key async for meta in store.list()] == ["a/3"]
+    pages = [page async for page in store.list_pages(with_temporary=True)]
+    assert [key for page in pages for key in page.keys] == [
+        "a/.aioflux-uploads/1",
+        "a/3",
+        "a/aioflux-composed-objects/2",
+        "b/.aioflux-uploads/4",
+    ]
+
+
 async def test_a_dry_run_reports_the_same_and_removes_nothing(store) -> None:
     before = await keys(store)
     told = await store.clean(older_than_seconds=0, dry_run=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +23,7 @@ from aioflux.errors import (
 )
 from aioflux.integrations.ray import read_objects, write_objects
 from aioflux.testing.gcs_server import Network
-from tests.data.written import COPIES
+from tests.data.written import COPIES, blobs_below, run_aioflux, run_rclone
 from tests.integrations.ray.cluster import local_node, quiet
 from tests.patience import wait_until
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
 pytestmark = pytest.mark.more
+_log = logging.getLogger(__name__)
 NAME = "aioflux-manifest"
 MANIFEST = f"out/{NAME}"
 
@@ -398,24 +400,67 @@ def test_objects_without_their_manifest_are_no_dataset(
     assert back.count() == 3
 
 
+def delete_blobs(server: GCSServer, uri: str) -> None:
+    with blobs_below(server, uri) as (_, blobs):
+        for blob in blobs:
+            blob.delete()
+
+
+def list_with(tool: str, server: GCSServer, uri: str, capfd: pytest.CaptureFixture[str]) -> int:
+    """Return the number of objects that a tool lists."""
+    if tool == "rclone":
+        return len(run_rclone(server, "lsf -R --files-only", uri).splitlines())
+    if tool == "google-cloud-storage":
+        with blobs_below(server, uri) as (_, blobs):
+            return len(blobs)
+    capfd.readouterr()
+    run_aioflux(server, "ls", "-r", uri)
+    return len(capfd.readouterr().out.splitlines())
+
+
+DELETES = {
+    "aioflux": lambda server, uri: run_aioflux(server, "rm", "-r", uri),
+    "google-cloud-storage": delete_blobs,
+    "rclone": lambda server, uri: run_rclone(server, "purge", uri),
+}
+
+
 @pytest.mark.parametrize("tool", COPIES)
-def test_a_copied_dataset_is_read_by_ray(
+def test_every_tool_lists_copies_and_deletes_a_whole_dataset(
     server: GCSServer,
     bucket: sync.Store,
     objects: dict[str, bytes],
     lines: list[dict[str, object]],
     tool: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """Logs a row of a table, which `--log-cli-level=INFO` shows."""
     dataset = read_objects("gs://bucket/in", parallelism=3, endpoint_url=server.url)
     write_objects(dataset, "gs://bucket/out/raw", format="objects", endpoint_url=server.url)
     rows = ray.data.from_items(lines, override_num_blocks=3)
     write_objects(rows, "gs://bucket/out/rows", endpoint_url=server.url)
+    num_objects = len(bucket.list_all("out/"))
+    assert num_objects >= 60 + 3 + 2
+    num_listed = list_with(tool, server, "gs://bucket/out", capfd)
     COPIES[tool](server, "gs://bucket/out", "gs://bucket/copy")
-    bucket.delete_many(bucket.list_all("out/").keys[:])
-    raw = read_objects("gs://bucket/copy/raw", endpoint_url=server.url).take_all()
-    assert {row["key"]: row["bytes"] for row in raw} == objects
-    back = read_objects("gs://bucket/copy/rows", records=parquet(), endpoint_url=server.url)
-    assert ordered(back.take_all()) == lines
+    COPIES[tool](server, "gs://bucket/out", f"file://{tmp_path}/copy")
+    num_copied = len(bucket.list_all("copy/"))
+    DELETES[tool](server, "gs://bucket/out")
+    num_left = len(server.keys("bucket", "out/"))
+    num_rows = {}
+    for place in ("gs://bucket/copy", f"file://{tmp_path}/copy"):
+        options: Any = {"endpoint_url": server.url} if place.startswith("gs:") else {}
+        raw = read_objects(f"{place}/raw", **options).take_all()
+        assert {row["key"]: row["bytes"] for row in raw} == objects
+        back = read_objects(f"{place}/rows", records=parquet(), **options)
+        assert ordered(back.take_all()) == lines
+        num_rows[place[: place.index(":")]] = len(raw) + len(lines)
+    _log.info(
+        "| %s | %d written | %d listed | %d copied | rows in copies: %s | %d left by the delete |",
+        *(tool, num_objects, num_listed, num_copied, num_rows, num_left),
+    )
+    assert (num_listed, num_copied, num_left) == (num_objects, num_objects, 0)
 
 
 def test_no_row_is_an_empty_dataset(server: GCSServer) -> None:
