@@ -94,10 +94,14 @@ def test_another_generation_is_another_object(tmp_path: Path) -> None:
     assert cache.get(meta_of("a", b"new", generation="2")) is None
 
 
-def test_objects_without_generation_or_etag_are_not_kept(tmp_path: Path) -> None:
+def test_objects_without_generation_etag_and_checksum_are_not_kept(tmp_path: Path) -> None:
     cache, meta = Cache(tmp_path, max_bytes=1000), meta_of("a", b"data", generation="")
-    assert not cache.put(meta, b"data")
-    assert cache.get(meta) is None
+    unknown = replace(meta, crc32c=None)
+    assert not cache.put(unknown, b"data")
+    assert cache.get(unknown) is None
+    assert cache.put(meta, b"data")
+    assert cache.get(meta) == b"data"
+    assert cache.get(meta_of("a", b"dbta", generation="")) is None
 
 
 def test_an_object_larger_than_the_bound_is_not_kept(tmp_path: Path) -> None:

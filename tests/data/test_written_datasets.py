@@ -99,6 +99,16 @@ def test_a_service_with_checksums_needs_no_read_of_the_whole_object(
             copy.get_range(meta, start=1, end=4)
 
 
+def test_a_copy_is_cached(server: GCSServer, out: sync.Store, tmp_path: Path) -> None:
+    rows = write_dataset(out)
+    COPIES["aioflux"](server, OUT, "gs://other/copy")
+    dataset = IterableDataset.from_manifest(
+        f"gs://other/copy/{MANIFEST}", records=jsonl(), cache=tmp_path, endpoint_url=server.url
+    )
+    assert list(dataset) == list(dataset) == rows
+    assert dataset.stats.num_cache_hits == len(rows)
+
+
 def test_in_its_own_place_a_generation_counts(server: GCSServer, out: sync.Store) -> None:
     rows = write_dataset(out)
     assert rows_of(server, OUT) == rows

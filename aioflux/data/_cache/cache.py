@@ -66,7 +66,7 @@ class Cache:
     Any number of processes and runs may share the directory. Each process applies its own
     `max_bytes`. The least recently used entries are evicted first. An object is not stored if the
     disk is full, or if the cache is full and another process is evicting. Disk errors are logged as
-    warnings by the logger "aioflux". Objects with neither a generation nor an etag are not cached,
+    warnings by the logger "aioflux". Objects without generation, etag and crc32c are not cached,
     because a change of such an object could not be detected.
 
     Use a local directory: on a network file system each hit would be a transfer over the network.
@@ -114,6 +114,8 @@ class Cache:
 
     def _path(self, meta: ObjectMeta) -> str | None:
         identity = meta.generation or meta.etag
+        if not identity and meta.crc32c is not None:  # of a copied dataset
+            identity = f"{meta.crc32c:08x}-{meta.size}"
         if not identity:
             return None
         text = f"{meta.uri}\0{identity}".encode("utf-8", "surrogatepass")
