@@ -221,14 +221,14 @@ class Timeouts:
     """Timeouts of one attempt, and of clean-up."""
 
     connect_seconds: float = 10.0
-    """Maximum time for name lookup, TCP connect and TLS handshake together, in seconds; 10 by
-    default."""
+    """Maximum time for name lookup, TCP connect, proxy and TLS handshake together, in seconds; 10
+    by default."""
     progress_seconds: float = 5.0
     """Longest time without progress while a body is received or sent, in seconds; 5 by default.
     The response to a read must also begin within this time. One byte is progress; with TLS, sent
-    bytes count in blocks of up to 256 KiB. On Linux a byte
-    counts as sent when the server's kernel has acknowledged it. On other systems, and through a
-    proxy, it counts when the local kernel has buffered it, and the kernel may buffer some MiB."""
+    bytes count in blocks of up to 256 KiB. On Linux a byte counts as sent when the kernel of the
+    server, or of the proxy, has acknowledged it. On other systems it counts when the local kernel
+    has buffered it, and the kernel may buffer some MiB."""
     idle_seconds: float = 60.0
     """Longest time without any byte outside a body, in seconds; 60 by default. It limits the wait
     for the response to a write whose body was sent, unless the operation has a longer limit of its

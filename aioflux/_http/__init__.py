@@ -17,8 +17,8 @@ from aioflux._http.errors import (
     TransportError,
 )
 from aioflux._http.pool import Pool
+from aioflux._http.proxy import Proxy, open_pool, proxy_for
 from aioflux._http.request import FixedHeaders, Origin
-from aioflux._http.request_pool import RequestPool, open_pool, proxy_for
 
 __all__ = [
     "CertificateError",
@@ -31,7 +31,7 @@ __all__ = [
     "Origin",
     "Pool",
     "ProtocolError",
-    "RequestPool",
+    "Proxy",
     "Response",
     "ResponseFuture",
     "ResponseHead",

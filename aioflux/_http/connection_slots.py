@@ -21,15 +21,21 @@ class ConnectionSlots:
     """Slots for the connections to one origin.
 
     Attributes:
-        host_line: Encoded Host header of every request to the origin.
+        host_line: Encoded header lines of every request to the origin: Host, and
+            Proxy-Authorization if a proxy receives the request itself.
+        target_prefix: Beginning of the target of every request: the origin if a proxy receives the
+            request itself (absolute-form of RFC 9112, 3.2.2), otherwise empty.
         idle: Idle connections, in the order in which they became idle.
         num_held: Number of slots that are not free.
     """
 
-    __slots__ = ("_max_connections", "_waiters", "host_line", "idle", "num_held")
+    __slots__ = ("_max_connections", "_waiters", "host_line", "idle", "num_held", "target_prefix")
 
-    def __init__(self, max_connections: int, *, host_line: bytes = b"") -> None:
+    def __init__(
+        self, max_connections: int, *, host_line: bytes = b"", target_prefix: bytes = b""
+    ) -> None:
         self.host_line = host_line
+        self.target_prefix = target_prefix
         self.idle: list[Connection] = []
         self.num_held = 0
         self._max_connections = max_connections

@@ -1,7 +1,7 @@
 """Errors of HTTP requests, before services map them to the errors that users see.
 
     TransportError(Exception)
-    ├── ConnectError          name lookup, TCP or TLS failed; nothing was sent
+    ├── ConnectError          name lookup, TCP, proxy or TLS failed; nothing was sent
     │   └── CertificateError  the server's certificate was rejected
     ├── ConnectionLostError   closed or reset before the response was complete
     ├── StalledError          no progress within the timeout
@@ -61,7 +61,7 @@ class TransportError(Exception):
 
 
 class ConnectError(TransportError):
-    """No connection could be opened: name lookup, TCP or TLS failed, or took too long."""
+    """No connection could be opened: name lookup, TCP, proxy or TLS failed, or took too long."""
 
 
 class CertificateError(ConnectError):

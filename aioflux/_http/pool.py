@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from aioflux._http.connection import Connection, Response, ResponseFuture
+    from aioflux._http.proxy import Proxy
     from aioflux._http.request import Origin
     from aioflux.options import Timeouts
 
@@ -49,6 +50,7 @@ class Pool:
         max_connections: int,
         timeouts: Timeouts,
         ssl_context: ssl.SSLContext | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         """Initialize without opening a connection.
 
@@ -56,6 +58,7 @@ class Pool:
             max_connections: Maximum number of connections to one origin; further requests wait.
             timeouts: Timeouts of one attempt.
             ssl_context: TLS settings; `default_context()` by default.
+            proxy: Proxy for all requests; None for direct connections.
         """
         if max_connections < 1:
             raise ValueError(f"max_connections must be above 0, not {max_connections!r}")
@@ -63,6 +66,7 @@ class Pool:
         self.num_stale = 0
         self._max_connections = max_connections
         self._timeouts = timeouts
+        self._proxy = proxy
         self._slots: dict[Origin, ConnectionSlots] = {}
         # Slots of the last request: comparing an origin is cheaper than hashing it.
         self._last_slots: tuple[Origin | None, ConnectionSlots] = (None, ConnectionSlots(1))
@@ -70,6 +74,7 @@ class Pool:
         self._connector = Connector(
             timeouts=timeouts,
             ssl_context=ssl_context,
+            proxy=proxy,
             on_lost=self._connection_lost,
             on_abandoned=self._connection_abandoned,
         )
@@ -138,6 +143,7 @@ class Pool:
         if head_seconds is None:
             head_seconds = default_head_seconds(method, self._timeouts)
         slots = self._slots_of(origin)
+        target = slots.target_prefix + target
         head = encode_head(method, target, headers, slots.host_line + fixed.encoded)
         # Returned without `await`, which saves one coroutine for each request.
         return self._exchange(
@@ -233,9 +239,8 @@ class Pool:
         if match_target(target) is None:
             raise ValueError("target must be percent-encoded: visible ASCII only, no spaces")
         lines = encode_fields(headers)
-        head = b"".join(
-            (b"GET ", target, b" HTTP/1.1\r\n", slots.host_line, fixed.encoded, lines, b"\r\n")
-        )
+        request_line = (b"GET ", slots.target_prefix, target, b" HTTP/1.1\r\n")
+        head = b"".join((*request_line, slots.host_line, fixed.encoded, lines, b"\r\n"))
         connection = None if self._is_closed else slots.acquire_idle()
         if connection is not None:
             connection.send(
@@ -289,8 +294,13 @@ class Pool:
         if origin is last:
             return slots
         if origin not in self._slots:
-            host_line = encode_fields([(b"Host", origin.authority)])
-            self._slots[origin] = ConnectionSlots(self._max_connections, host_line=host_line)
+            host_line, target_prefix = encode_fields([(b"Host", origin.authority)]), b""
+            if self._proxy is not None and origin.scheme == "http":
+                host_line += self._proxy.header_line
+                target_prefix = origin.url.encode()
+            self._slots[origin] = ConnectionSlots(
+                self._max_connections, host_line=host_line, target_prefix=target_prefix
+            )
         slots = self._slots[origin]
         self._last_slots = (origin, slots)
         return slots

@@ -70,12 +70,15 @@ class Origin:
         return cls(parts.scheme, parts.hostname or "", port)
 
     @property
+    def address(self) -> str:
+        """Host and port, also if the port is the default; an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def authority(self) -> bytes:
         """Value of the Host header, without the default port of the scheme."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        if self.port != _DEFAULT_PORTS[self.scheme]:
-            host = f"{host}:{self.port}"
-        return host.encode("ascii")
+        default = f":{_DEFAULT_PORTS[self.scheme]}"
+        return self.address.removesuffix(default).encode("ascii")
 
     @property
     def url(self) -> str:

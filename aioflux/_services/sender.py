@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
-    from aioflux._http import Origin, RequestPool, Response
+    from aioflux._http import Origin, Pool, Response
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
 
@@ -149,7 +149,7 @@ class Sender(ABC):
     def __init__(self, uri: Callable[[str], str]) -> None:
         """Initialize with a function that returns the uri of a key, for error messages."""
         self._uri = uri
-        self.pool: RequestPool | None = None
+        self.pool: Pool | None = None
 
     async def send(
         self,
@@ -307,11 +307,11 @@ class TokenSender(Sender):
     """Sender of requests to one server, with an access token if there is one."""
 
     def __init__(
-        self, token: TokenSource, pool: RequestPool, origin: Origin, uri: Callable[[str], str]
+        self, token: TokenSource, pool: Pool, origin: Origin, uri: Callable[[str], str]
     ) -> None:
         super().__init__(uri)
         self._token = token
-        self.pool: RequestPool = pool
+        self.pool: Pool = pool
         self._origin = origin
         self._encoded_token: str | None = None
         self._headers, self._read_headers = self._encode_headers(None)

@@ -7,7 +7,6 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from aioflux._http import Pool
-from aioflux._http.aiohttp_pool import AiohttpPool
 from aioflux.options import Timeouts
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ __all__ = [
     "PATIENT",
     "SHORT",
     "STALL_SECONDS",
-    "AiohttpPool",
     "opening",
     "until",
 ]
@@ -36,7 +34,7 @@ MIB = 1024 * 1024
 
 @contextlib.asynccontextmanager
 async def opening(**options: Any) -> AsyncIterator[Pool]:
-    """Open a `Pool`, for tests of behaviour that AiohttpPool does not have."""
+    """Open a `Pool`, and see that closing it closes every connection."""
     pool = Pool(**({"max_connections": 4, "timeouts": PATIENT} | options))
     try:
         yield pool

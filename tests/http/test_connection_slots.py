@@ -14,9 +14,9 @@ from tests.http.scripted import Peer, answering, echoing, serving
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_pool_needs_a_slot(make_pool) -> None:
+async def test_a_pool_needs_a_slot() -> None:
     with pytest.raises(ValueError, match="max_connections must be above 0, not 0"):
-        async with make_pool(max_connections=0):
+        async with opening(max_connections=0):
             pass
 
 
@@ -86,7 +86,7 @@ async def test_a_connection_that_opens_as_the_pool_closes_is_closed() -> None:
 
 
 @pytest.mark.parametrize("response", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 2x0 OK\r\n\r\n"])
-async def test_both_transports_reject_what_is_not_http(make_pool, response: bytes) -> None:
-    async with serving(answering(response)) as (_, origin), make_pool(timeouts=PATIENT) as pool:
+async def test_what_is_not_http_is_rejected(response: bytes) -> None:
+    async with serving(answering(response)) as (_, origin), opening(timeouts=PATIENT) as pool:
         with pytest.raises(ProtocolError):
             await pool.request(origin, b"GET", b"/")

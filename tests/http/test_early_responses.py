@@ -23,7 +23,7 @@ BUSY = ok(b"later", b"Retry-After: 7", status=b"503 Busy")
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
 async def test_it_is_returned_and_the_connection_is_not_used_again(
-    make_pool, authority: Authority, tls: bool
+    authority: Authority, tls: bool
 ) -> None:
     async def script(peer: Peer) -> None:
         await peer.read_head()
@@ -35,7 +35,7 @@ async def test_it_is_returned_and_the_connection_is_not_used_again(
     context = authority.server_context() if tls else None
     async with (
         serving(script, echoing, tls=context) as (server, origin),
-        make_pool(ssl_context=authority.client_context()) as pool,
+        opening(ssl_context=authority.client_context()) as pool,
     ):
         response = await pool.request(origin, b"PUT", b"/", body=bytes(64 * MIB))
         stop_reading.set()

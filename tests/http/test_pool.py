@@ -1,4 +1,4 @@
-"""The promises of both transports, against scripted servers and on both event loops."""
+"""The promises of a pool, against scripted servers and on both event loops."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.http.scripted import Peer, answering, echoing, ok, refusing, serving
 pytestmark = pytest.mark.asyncio
 
 
-class TestBothTransports:
-    async def test_a_request_and_its_response_are_complete(self, make_pool) -> None:
+class TestRequests:
+    async def test_a_request_and_its_response_are_complete(self) -> None:
         async def script(peer: Peer) -> None:
             server.requests.append(await peer.read_request())
             await peer.send(ok(b"hello", b"ETag: abc", b"X-A: 1", b"X-A: 2"))
             await peer.wait_closed_by_client()
 
-        async with serving(script) as (server, origin), make_pool() as pool:
+        async with serving(script) as (server, origin), opening() as pool:
             response = await pool.request(
                 origin, b"GET", b"/a%2Fb?c=d%20e", [(b"Range", b"bytes=0-4")]
             )
@@ -49,20 +49,18 @@ class TestBothTransports:
 
     @pytest.mark.parametrize("size", [0, 5, 70_000, 3 * MIB])
     @pytest.mark.parametrize("method", [b"PUT", b"POST"])
-    async def test_bodies_of_any_size_go_out_and_come_back(self, make_pool, method, size) -> None:
+    async def test_bodies_of_any_size_go_out_and_come_back(self, method, size) -> None:
         data = bytes(range(256)) * (size // 256 + 1)
         parts = [memoryview(data)[: size // 2], bytearray(data[size // 2 : size])]
-        async with serving(echoing) as (_, origin), make_pool() as pool:
+        async with serving(echoing) as (_, origin), opening() as pool:
             response = await pool.request(origin, method, b"/", body=parts)
             assert bytes(response.body) == data[:size]
 
     @pytest.mark.parametrize("size", [1, 70_000, 3 * MIB])
-    async def test_a_body_is_received_into_the_callers_memory_and_not_beyond(
-        self, make_pool, size
-    ) -> None:
+    async def test_a_body_is_received_into_the_callers_memory_and_not_beyond(self, size) -> None:
         data = b"x" * size
         memory = bytearray(size + 10)
-        async with serving(answering(ok(data))) as (_, origin), make_pool() as pool:
+        async with serving(answering(ok(data))) as (_, origin), opening() as pool:
             response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
         assert response.num_bytes == size
         assert isinstance(response.body, memoryview)
@@ -70,7 +68,7 @@ class TestBothTransports:
         assert memory == data + bytes(10)
 
     @pytest.mark.parametrize("size", [5, 70_000])
-    async def test_a_destination_may_be_a_function_of_the_length(self, make_pool, size) -> None:
+    async def test_a_destination_may_be_a_function_of_the_length(self, size) -> None:
         made: list[bytearray] = []
 
         def allocate(num_bytes: int) -> memoryview:
@@ -83,22 +81,22 @@ class TestBothTransports:
         )
         error = ok(b"no", status=b"404 Not Found")
         script = answering(ok(b"x" * size), chunked, error)
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), opening() as pool:
             for _ in range(3):
                 await pool.request(origin, b"GET", b"/", into=allocate)
         assert made == [b"x" * size, b"y" * size]
 
-    async def test_into_receives_only_a_2xx_body(self, make_pool) -> None:
+    async def test_into_receives_only_a_2xx_body(self) -> None:
         memory = bytearray(4)
         script = answering(ok(b"a long error page", status=b"404 Not Found"))
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), opening() as pool:
             response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
         assert (response.status, bytes(response.body)) == (404, b"a long error page")
         assert memory == bytes(4)
 
-    async def test_an_error_body_is_kept_up_to_1_mib(self, make_pool) -> None:
+    async def test_an_error_body_is_kept_up_to_1_mib(self) -> None:
         script = answering(ok(b"e" * 3 * MIB, status=b"500 Oops"))
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), opening() as pool:
             response = await pool.request(origin, b"GET", b"/")
             assert (response.status, response.num_bytes) == (500, MIB)
             assert (await pool.request(origin, b"GET", b"/")).status == 500
@@ -115,11 +113,11 @@ class TestBothTransports:
     )
     @pytest.mark.parametrize("limit", ["into", "max_body_bytes"])
     async def test_a_body_longer_than_allowed_is_an_error_that_names_the_limit(
-        self, make_pool, framed, limit
+        self, framed, limit
     ) -> None:
         memory = bytearray(8)
         option = {"into": memoryview(memory)[:4]} if limit == "into" else {"max_body_bytes": 4}
-        async with serving(answering(framed)) as (_, origin), make_pool() as pool:
+        async with serving(answering(framed)) as (_, origin), opening() as pool:
             with pytest.raises(ProtocolError, match=r"\b4\b"):
                 await pool.request(origin, b"GET", b"/", **option)
         assert memory[4:] == bytes(4)
@@ -134,20 +132,18 @@ class TestBothTransports:
             (b"GET", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
         ],
     )
-    async def test_responses_without_a_body_keep_the_connection(
-        self, make_pool, method, response
-    ) -> None:
-        async with serving(answering(response)) as (server, origin), make_pool() as pool:
+    async def test_responses_without_a_body_keep_the_connection(self, method, response) -> None:
+        async with serving(answering(response)) as (server, origin), opening() as pool:
             for _ in range(3):
                 response = await pool.request(origin, method, b"/")
                 assert response.num_bytes == 0
             assert server.num_accepted == 1
 
-    async def test_chunked_bodies_arrive_whole_and_keep_the_connection(self, make_pool) -> None:
+    async def test_chunked_bodies_arrive_whole_and_keep_the_connection(self) -> None:
         chunks = b"".join(b"%x\r\n%b\r\n" % (100_000, bytes([n]) * 100_000) for n in range(5))
         response = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
         whole = b"".join(bytes([n]) * 100_000 for n in range(5))
-        async with serving(answering(response)) as (server, origin), make_pool() as pool:
+        async with serving(answering(response)) as (server, origin), opening() as pool:
             assert bytes((await pool.request(origin, b"GET", b"/")).body) == whole
             memory = bytearray(600_000)
             response = await pool.request(origin, b"GET", b"/", into=memoryview(memory))
@@ -155,41 +151,39 @@ class TestBothTransports:
             assert response.body == whole
             assert server.num_accepted == 1
 
-    async def test_a_body_without_framing_ends_with_the_connection(self, make_pool) -> None:
+    async def test_a_body_without_framing_ends_with_the_connection(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(b"HTTP/1.1 200 OK\r\n\r\n" + b"z" * 200_000)
 
-        async with serving(script) as (server, origin), make_pool() as pool:
+        async with serving(script) as (server, origin), opening() as pool:
             for num in range(1, 3):
                 response = await pool.request(origin, b"GET", b"/")
                 assert bytes(response.body) == b"z" * 200_000
                 assert server.num_accepted == num
 
-    async def test_redirects_are_returned_and_bodies_stay_encoded(self, make_pool) -> None:
+    async def test_redirects_are_returned_and_bodies_stay_encoded(self) -> None:
         response = ok(
             b"\x1f\x8bnot", b"Location: /b", b"Content-Encoding: gzip", status=b"302 Found"
         )
-        async with serving(answering(response)) as (_, origin), make_pool() as pool:
+        async with serving(answering(response)) as (_, origin), opening() as pool:
             response = await pool.request(origin, b"GET", b"/")
             assert (response.status, bytes(response.body)) == (302, b"\x1f\x8bnot")
 
-    async def test_interim_responses_are_skipped(self, make_pool) -> None:
+    async def test_interim_responses_are_skipped(self) -> None:
         response = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + ok(b"hello")
-        async with serving(answering(response)) as (_, origin), make_pool() as pool:
+        async with serving(answering(response)) as (_, origin), opening() as pool:
             assert bytes((await pool.request(origin, b"GET", b"/")).body) == b"hello"
 
     @pytest.mark.parametrize("num_here", [0, 10, 100_000])
-    async def test_truncation_is_an_error_that_says_how_much_is_valid(
-        self, make_pool, num_here
-    ) -> None:
+    async def test_truncation_is_an_error_that_says_how_much_is_valid(self, num_here) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(b"HTTP/1.1 200 OK\r\nETag: a\r\nContent-Length: 200000\r\n\r\n")
             await peer.send(b"v" * num_here)
 
         memory = bytearray(200_000)
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), opening() as pool:
             with pytest.raises(ConnectionLostError) as caught:
                 await pool.request(origin, b"GET", b"/", into=memoryview(memory))
         assert caught.value.num_bytes_received == num_here
@@ -208,14 +202,14 @@ class TestBothTransports:
         ],
     )
     async def test_an_error_body_that_breaks_off_leaves_nothing_to_resume_from(
-        self, make_pool, begin, destination
+        self, begin, destination
     ) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(begin)
 
         into = memoryview(bytearray(9))
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), opening() as pool:
             with pytest.raises(ConnectionLostError) as caught:
                 await pool.request(
                     origin, b"GET", b"/", into=into if destination == "memory" else lambda _: into
@@ -223,15 +217,13 @@ class TestBothTransports:
         assert caught.value.num_bytes_received == 0
         assert into == bytes(9)
 
-    async def test_a_body_without_length_is_resumed_only_from_the_callers_memory(
-        self, make_pool
-    ) -> None:
+    async def test_a_body_without_length_is_resumed_only_from_the_callers_memory(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
 
         memory = memoryview(bytearray(9))
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), opening() as pool:
             for into, num_bytes in ((memory, 3), (lambda _: memory, 0), (None, 0)):
                 with pytest.raises(ConnectionLostError) as caught:
                     await pool.request(origin, b"GET", b"/", into=into)
@@ -245,35 +237,33 @@ class TestBothTransports:
             pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", id="in-the-body"),
         ],
     )
-    async def test_a_stall_is_an_error_after_progress_seconds(self, make_pool, begin) -> None:
+    async def test_a_stall_is_an_error_after_progress_seconds(self, begin) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(begin)
             await peer.wait_closed_by_client()
 
         loop = asyncio.get_running_loop()
-        async with serving(script) as (_, origin), make_pool(timeouts=SHORT) as pool:
+        async with serving(script) as (_, origin), opening(timeouts=SHORT) as pool:
             started = loop.time()
             with pytest.raises(StalledError):
                 await pool.request(origin, b"GET", b"/")
             seconds = loop.time() - started
             assert STALL_SECONDS - 0.01 <= seconds < FAR_SECONDS  # uvloop counts milliseconds
 
-    async def test_a_server_that_reads_no_body_is_a_stall(self, make_pool) -> None:
+    async def test_a_server_that_reads_no_body_is_a_stall(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_head()
             peer.reader._transport.pause_reading()
             await stalled.wait()
 
         stalled = asyncio.Event()
-        async with serving(script) as (_, origin), make_pool(timeouts=SHORT) as pool:
+        async with serving(script) as (_, origin), opening(timeouts=SHORT) as pool:
             with pytest.raises(StalledError):
                 await pool.request(origin, b"PUT", b"/", body=bytes(32 * MIB))
             stalled.set()
 
-    async def test_the_response_to_a_write_may_start_later_than_that_to_a_read(
-        self, make_pool
-    ) -> None:
+    async def test_the_response_to_a_write_may_start_later_than_that_to_a_read(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await asyncio.sleep(2 * STALL_SECONDS)
@@ -282,18 +272,16 @@ class TestBothTransports:
             await stalled.wait()
 
         stalled = asyncio.Event()
-        async with serving(script) as (_, origin), make_pool(timeouts=SHORT) as pool:
+        async with serving(script) as (_, origin), opening(timeouts=SHORT) as pool:
             assert (await pool.request(origin, b"PUT", b"/", body=b"a")).status == 200
             with pytest.raises(StalledError):
                 await pool.request(origin, b"PUT", b"/", body=b"a", head_seconds=0.1)
             stalled.set()
 
-    async def test_at_most_max_connections_are_open_and_all_requests_are_served(
-        self, make_pool
-    ) -> None:
+    async def test_at_most_max_connections_are_open_and_all_requests_are_served(self) -> None:
         async with (
             serving(answering(ok(b"a"))) as (server, origin),
-            make_pool(max_connections=3) as pool,
+            opening(max_connections=3) as pool,
         ):
             responses = await asyncio.gather(
                 *(pool.request(origin, b"GET", b"/") for _ in range(50))
@@ -302,9 +290,7 @@ class TestBothTransports:
             assert server.max_open == 3
             assert server.num_accepted == 3
 
-    async def test_cancellation_closes_the_connection_and_leaves_the_pool_usable(
-        self, make_pool
-    ) -> None:
+    async def test_cancellation_closes_the_connection_and_leaves_the_pool_usable(self) -> None:
         async def stalling(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc")
@@ -314,7 +300,7 @@ class TestBothTransports:
         begun = asyncio.Event()
         async with (
             serving(stalling, answering(ok(b"b"))) as (server, origin),
-            make_pool(max_connections=1) as pool,
+            opening(max_connections=1) as pool,
         ):
             async with asyncio.TaskGroup() as group:
                 under_way = group.create_task(pool.request(origin, b"GET", b"/"))
@@ -332,37 +318,35 @@ class TestBothTransports:
             async with asyncio.timeout(FAR_SECONDS):
                 await server.all_closed.wait()
 
-    async def test_a_refused_connection_is_a_connect_error_and_nothing_was_sent(
-        self, make_pool
-    ) -> None:
+    async def test_a_refused_connection_is_a_connect_error_and_nothing_was_sent(self) -> None:
         with refusing() as origin:
-            async with make_pool() as pool:
+            async with opening() as pool:
                 with pytest.raises(ConnectError) as caught:
                     await pool.request(origin, b"GET", b"/")
                 assert not caught.value.request_sent
 
     @pytest.mark.parametrize("name", [b"Host", b"content-length", b"Transfer-Encoding"])
-    async def test_the_callers_headers_cannot_change_the_framing(self, make_pool, name) -> None:
-        async with serving(echoing) as (server, origin), make_pool() as pool:
+    async def test_the_callers_headers_cannot_change_the_framing(self, name) -> None:
+        async with serving(echoing) as (server, origin), opening() as pool:
             with pytest.raises(ValueError, match="pool"):
                 await pool.request(origin, b"GET", b"/", [(name, b"1")])
             assert server.num_accepted == 0
 
-    async def test_a_closed_pool_raises(self, make_pool) -> None:
-        async with serving(echoing) as (_, origin), make_pool() as pool:
+    async def test_a_closed_pool_raises(self) -> None:
+        async with serving(echoing) as (_, origin), opening() as pool:
             await pool.aclose()
             await pool.aclose()
             with pytest.raises(RuntimeError, match="closed"):
                 await pool.request(origin, b"GET", b"/")
 
-    async def test_aclose_fails_the_requests_under_way(self, make_pool) -> None:
+    async def test_aclose_fails_the_requests_under_way(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             begun.set()
             await peer.wait_closed_by_client()
 
         begun = asyncio.Event()
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), opening() as pool:
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(failing(pool.request(origin, b"POST", b"/", body=b"a")))
                 await begun.wait()

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
+import re
+import ssl
 import traceback
+from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._http import Origin, Pool, TransportError, open_pool, proxy_for
-from tests.http.pools import PATIENT
-from tests.http.scripted import Peer, answering, ok, serving
+import aioflux
+from aioflux._http import (
+    CertificateError,
+    ConnectError,
+    ConnectionLostError,
+    Origin,
+    Pool,
+    Proxy,
+    StalledError,
+    TransportError,
+    open_pool,
+    proxy_for,
+)
+from aioflux.options import Timeouts
+from tests.http.pools import FAR_SECONDS, PATIENT, SHORT, STALL_SECONDS, opening
+from tests.http.scripted import Peer, answering, echoing, ok, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from aioflux._http import Response
+    from tests.http.authority import Authority
+    from tests.http.scripted import Script
 
 GOOGLE = Origin("https", "storage.googleapis.com", 443)
 
@@ -64,8 +89,15 @@ def test_an_empty_no_proxy_excludes_nothing(monkeypatch: pytest.MonkeyPatch, nam
         ("a.example, storage.googleapis.com", True),
         ("storage.googleapis.com:443", True),
         ("*", True),
+        ("*.googleapis.com", True),
+        ("googleapis.com.", True),
+        (".googleapis.com.:443", True),
+        ("a.example storage.googleapis.com", True),
         ("storage.googleapis.com:80", False),
         ("eapis.com", False),
+        ("*.storage.googleapis.com.example", False),
+        ("storage.*.com", False),
+        ("10.0.0.0/8", False),
         ("", False),
     ],
 )
@@ -77,12 +109,61 @@ def test_hosts_can_be_excluded(
     assert (proxy_for(GOOGLE) is None) is is_direct
 
 
-async def test_the_transport_depends_on_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"max_connections": 1, "timeouts": PATIENT}
-    assert isinstance(open_pool(GOOGLE, **options), Pool)
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    assert not isinstance(open_pool(GOOGLE, **options), Pool)
-    assert isinstance(open_pool(Origin("https", "localhost", 1), **options), Pool)
+@pytest.mark.parametrize(
+    ("no_proxy", "host", "is_direct"),
+    [
+        ("10.0.0.0/8", "10.1.2.3", True),
+        ("10.1.2.3/8", "10.255.0.1", True),
+        ("a.example,10.0.0.0/8", "11.0.0.1", False),
+        ("10.1.2.3", "10.1.2.3", True),
+        ("10.1.2.3", "10.1.2.33", False),
+        ("fd00::/8", "fd12::1", True),
+        ("fd00::/8", "fe80::1", False),
+        ("fd00::/8", "10.1.2.3", False),
+        ("fd12::1", "fd12::1", True),
+        ("[fd12::1]", "fd12::1", True),
+        ("[fd12::1]:9000", "fd12::1", True),
+        ("[fd12::1]:9001", "fd12::1", False),
+        ("10.0.0.0/99", "10.1.2.3", False),
+    ],
+)
+def test_addresses_can_be_excluded_one_by_one_and_by_network(
+    monkeypatch: pytest.MonkeyPatch, no_proxy: str, host: str, is_direct: bool
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    assert (proxy_for(Origin("http", host, 9000)) is None) is is_direct
+
+
+def test_the_dot_at_the_end_of_a_host_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    assert proxy_for(Origin("https", "bucket.example.com.", 443)) is None
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "socks5://user:planted@127.0.0.1:9",
+        "http://user:planted@127.0.0.1:none",
+        "http://user:planted/1@127.0.0.1:9",
+        "http://",
+    ],
+)
+def test_what_is_no_proxy_is_an_error_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, url: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", url)
+    for name in ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    credentials = aioflux.S3Access(anonymous=True) if scheme == "s3" else "anonymous"
+    with (
+        aioflux.sync.open_store(f"{scheme}://account/bucket", credentials=credentials) as store,
+        pytest.raises(ValueError, match=r"HTTPS_PROXY must be the url of a proxy") as error,
+    ):
+        store.head("a")
+    assert "planted" not in "".join(traceback.format_exception(error.value))
 
 
 async def test_requests_go_through_it_with_its_password_and_without_netrc(
@@ -119,31 +200,315 @@ async def test_an_emulator_on_this_machine_is_reached_without_it(
         await pool.aclose()
 
 
+@contextlib.asynccontextmanager
+async def proxied(
+    script: Script,
+    authority: Authority,
+    *,
+    proxy: str,
+    user: str = "",
+    timeouts: Timeouts = PATIENT,
+    ssl_context: ssl.SSLContext | None = None,
+) -> AsyncIterator[Pool]:
+    """Open a pool behind a scripted proxy, which is reached over `http` or `https`."""
+    tls = authority.server_context() if proxy == "https" else None
+    async with serving(script, tls=tls) as (_, at):
+        url = f"{proxy}://{user}localhost:{at.port}"
+        async with opening(
+            max_connections=1,
+            timeouts=timeouts,
+            ssl_context=ssl_context or authority.client_context(),
+            proxy=Proxy.from_url(url),
+        ) as pool:
+            yield pool
+
+
+def origin_behind(script: Script, authority: Authority, heads: list[bytes] | None = None) -> Script:
+    """A script of a proxy that is the origin itself: after CONNECT, the script runs over TLS."""
+
+    async def enter(peer: Peer) -> None:
+        head = await peer.read_head()
+        if heads is not None:
+            heads.append(head)
+        await peer.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await peer.writer.start_tls(authority.server_context())
+        await script(peer)
+
+    return enter
+
+
+async def silent(peer: Peer) -> None:
+    await peer.wait_closed_by_client()
+
+
+IMPATIENT = Timeouts(
+    connect_seconds=STALL_SECONDS, progress_seconds=FAR_SECONDS, idle_seconds=FAR_SECONDS
+)
+USER = "user:planted@"
+SIGNED = b"/k?sig=planted"
+HTTP = Origin("http", "localhost", 80)
+HTTPS = Origin("https", "localhost", 443)
+
+by_each_proxy = pytest.mark.parametrize("proxy", ["http", "https"], ids="{}-proxy".format)
+to_each_origin = pytest.mark.parametrize(
+    "origin", [HTTP, HTTPS], ids=lambda origin: f"{origin.scheme}-origin"
+)
+
+
+@by_each_proxy
+@to_each_origin
+@pytest.mark.parametrize(
+    ("user", "credentials"),
+    [("", None), ("user:word@", b"user:word"), ("a%40b:c%3Ad%2Fe@", b"a@b:c:d/e"), ("a@", b"a:")],
+    ids=["without-a-user", "user", "percent-encoded", "without-a-password"],
+)
+async def test_only_the_proxy_receives_its_credentials(
+    authority, proxy, origin, user, credentials
+) -> None:
+    heads: list[bytes] = []
+
+    async def script(peer: Peer) -> None:
+        for _ in range(2):
+            heads.append(await peer.read_head())
+            await peer.send(ok(b"a"))
+
+    behind = origin_behind(script, authority, heads) if origin is HTTPS else script
+    async with proxied(behind, authority, proxy=proxy, user=user) as pool:
+        for _ in range(2):
+            response = await pool.request(origin, b"GET", b"/k?l", [(b"Authorization", b"t")])
+            assert response.body == b"a"
+    line = b"Proxy-Authorization: Basic %b\r\n" % base64.b64encode(credentials or b"")
+    if origin is HTTPS:
+        connect, *rest = heads
+        secret = line if credentials else b""
+        assert connect == (
+            b"CONNECT localhost:443 HTTP/1.1\r\nHost: localhost:443\r\n%b\r\n" % secret
+        )
+        assert all(head.startswith(b"GET /k?l HTTP/1.1\r\n") for head in rest)
+        assert not any(b"Proxy-" in head for head in rest)
+    else:
+        for head in heads:
+            assert head.startswith(b"GET http://localhost/k?l HTTP/1.1\r\nHost: localhost\r\n")
+            assert (line in head) is (credentials is not None)
+
+
+@by_each_proxy
+@to_each_origin
+async def test_bodies_of_any_size_pass_both_ways(authority, proxy, origin) -> None:
+    behind = origin_behind(echoing, authority) if origin is HTTPS else echoing
+    data = bytes(range(251)) * 12_000
+    async with proxied(behind, authority, proxy=proxy) as pool:
+        for size in (0, 1, 70_000, 3_000_000):
+            response = await pool.request(origin, b"PUT", b"/", body=memoryview(data)[:size])
+            assert bytes(response.body) == data[:size]
+        assert pool.num_opened == 1
+
+
+async def test_small_reads_pass_an_http_proxy_with_an_absolute_target(authority) -> None:
+    async def script(peer: Peer) -> None:
+        while True:
+            heads.append(await peer.read_head())
+            await peer.send(ok(b"a"))
+
+    heads: list[bytes] = []
+    async with proxied(script, authority, proxy="http", user="a:b@") as pool:
+        await pool.request(HTTP, b"GET", b"/k")
+        response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        connection = pool.start_get(HTTP, b"/k", (), response, bytes, None)
+        assert (await response).body == b"a"
+        assert connection is not None
+        connection.release()
+    assert heads[0] == heads[1]
+
+
+async def test_the_tunnel_to_an_ipv6_address_has_brackets(authority) -> None:
+    async def script(peer: Peer) -> None:
+        heads.append(await peer.read_head())
+
+    heads: list[bytes] = []
+    async with proxied(script, authority, proxy="http") as pool:
+        with pytest.raises(ConnectError, match="the proxy closed the connection"):
+            await pool.request(Origin("https", "fd12::1", 443), b"GET", b"/")
+    assert heads == [b"CONNECT [fd12::1]:443 HTTP/1.1\r\nHost: [fd12::1]:443\r\n\r\n"]
+
+
+@by_each_proxy
+@pytest.mark.parametrize("method", [b"GET", b"PUT"])
+async def test_connect_seconds_cover_the_response_to_connect(authority, proxy, method) -> None:
+    async with proxied(silent, authority, proxy=proxy, timeouts=IMPATIENT) as pool:
+        for _ in range(2):  # the slot of the failed connection is free again
+            with pytest.raises(ConnectError, match=f"the proxy .* within {STALL_SECONDS:g} s") as e:
+                await pool.request(HTTPS, method, SIGNED)
+            assert not e.value.request_sent
+            assert "planted" not in "".join(traceback.format_exception(e.value))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(lambda store: store.get("a"), id="get"),
+        pytest.param(lambda store: store.head("a"), id="head"),
+        pytest.param(lambda store: store.delete("a"), id="delete"),
+        pytest.param(lambda store: store.copy("a", "b"), id="copy"),
+        pytest.param(lambda store: store.compose("c", ["a", "b"]), id="compose"),
+        pytest.param(
+            lambda store: store.missing_permissions(["storage.objects.get"]), id="permissions"
+        ),
+    ],
+)
+async def test_connect_seconds_cover_a_silent_proxy_in_each_operation(
+    monkeypatch: pytest.MonkeyPatch, operation
+) -> None:
+    async with serving(silent) as (_, at), asyncio.timeout(FAR_SECONDS / 2):
+        monkeypatch.setenv("HTTPS_PROXY", at.url)
+        async with aioflux.open_store(
+            "gs://bucket",
+            credentials="anonymous",
+            endpoint_url="https://storage.test",
+            timeouts=IMPATIENT,
+            retry=aioflux.RetryPolicy(max_attempts=1),
+        ) as store:
+            with pytest.raises(aioflux.TransientError):
+                await operation(store)
+
+
+@to_each_origin
+async def test_connect_seconds_cover_the_handshake_with_the_proxy(authority, origin) -> None:
+    async with serving(silent) as (_, at):
+        proxy = Proxy(Origin("https", "127.0.0.1", at.port))
+        async with opening(timeouts=IMPATIENT, proxy=proxy) as pool:
+            with pytest.raises(ConnectError, match=f"within {STALL_SECONDS:g} s"):
+                await pool.request(origin, b"GET", b"/")
+
+
+@by_each_proxy
+async def test_connect_seconds_cover_the_handshake_in_the_tunnel(authority, proxy) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.read_head()
+        await peer.send(b"HTTP/1.1 200 OK\r\n\r\n")
+        await peer.wait_closed_by_client()
+
+    async with proxied(script, authority, proxy=proxy, timeouts=IMPATIENT) as pool:
+        with pytest.raises(ConnectError, match=f"within {STALL_SECONDS:g} s"):
+            await pool.request(HTTPS, b"GET", b"/")
+
+
+@by_each_proxy
+async def test_a_silent_proxy_that_received_the_request_is_a_stall(authority, proxy) -> None:
+    """A request to an http origin is sent to the proxy at once: nothing is left to connect."""
+    async with proxied(silent, authority, proxy=proxy, timeouts=SHORT) as pool:
+        with pytest.raises(StalledError):
+            await pool.request(HTTP, b"GET", b"/")
+
+
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        (b"HTTP/1.1 407 Who?\r\ncontent-length: 0\r\n\r\n", "the proxy returned 407 Who\\?"),
-        (b"HTTP/1.1 502 Bad\r\ncontent-length: 0\r\n\r\n", "the proxy returned 502 Bad"),
-        (b"nonsense\r\n\r\n", "not a valid response"),
-        (None, "InvalidURL"),
+        (b"HTTP/1.1 407 Who?\r\n\r\n", "the proxy returned 407 Who?"),
+        (b"HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\nno", "the proxy returned 403 No"),
+        (b"HTTP/1.1 502 Bad\r\n\r\n", "the proxy returned 502 Bad"),
+        (b"HTTP/1.1 407 Basic dXNlcjpwbGFudGVk\r\n\r\n", "the proxy returned 407 Basic ***"),
+        (b"Basic dXNlcjpwbGFudGVk\r\n\r\n", "not an HTTP/1.1 status line"),
+        (b"nonsense\r\n\r\n", "not an HTTP/1.1 status line: b'nonsense'"),
+        (b"HTTP/1.1 200 OK\r\n\r\nTLS", "the proxy sent bytes after its response to CONNECT"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000, "response head is over 65536 bytes"),
+        (b"", "the proxy closed the connection"),
+        (b"HTTP/1.1 200 OK\r\n", "the proxy closed the connection"),
+    ],
+    ids=[
+        *("407", "403", "502", "credentials", "credentials-alone", "garbage"),
+        *("bytes-after-200", "endless", "closed", "closed-in-head"),
     ],
 )
-async def test_no_error_contains_its_password(
-    monkeypatch: pytest.MonkeyPatch, reply: bytes | None, says: str
+@by_each_proxy
+async def test_a_proxy_that_opens_no_tunnel_is_an_error_without_its_password(
+    authority, proxy, reply, says
 ) -> None:
-    """Errors of aiohttp have the whole url of the proxy in their texts."""
-
     async def script(peer: Peer) -> None:
-        assert reply is not None
         await peer.read_request()
         await peer.send(reply)
 
-    async with serving(script) as (_, origin):
-        port = "none" if reply is None else origin.port
-        target = b"/a?token=planted"
-        monkeypatch.setenv("HTTPS_PROXY", f"http://user:planted@127.0.0.1:{port}")
-        pool = open_pool(GOOGLE, max_connections=1, timeouts=PATIENT)
-        with pytest.raises(TransportError, match=says) as error:
-            await pool.request(GOOGLE, b"GET", target)
+    async with proxied(script, authority, proxy=proxy, user=USER) as pool:
+        with pytest.raises(ConnectError, match="through the proxy") as caught:
+            await pool.request(HTTPS, b"GET", SIGNED)
+    assert says in str(caught.value)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "planted" not in shown
+    assert "dXNlcjpwbGFudGVk" not in shown
+    assert not isinstance(caught.value, CertificateError)
+
+
+@pytest.mark.parametrize(
+    ("proxy", "origin"), [("https", HTTP), ("https", HTTPS), ("http", HTTPS)], ids=str
+)
+async def test_a_rejected_certificate_names_its_server(authority, proxy, origin) -> None:
+    """The proxy, if it is reached over TLS; otherwise the origin."""
+    nothing_trusted = ssl.create_default_context(cafile=authority.file)
+    nothing_trusted.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF  # no list of revocations is known
+    behind = origin_behind(echoing, authority)
+    async with proxied(behind, authority, proxy=proxy, ssl_context=nothing_trusted) as pool:
+        with pytest.raises(CertificateError) as caught:
+            await pool.request(origin, b"GET", b"/")
+    server = r"https://localhost:\d+" if proxy == "https" else r"https://localhost"
+    assert re.search(rf"the certificate of {server} was rejected", str(caught.value))
+
+
+async def test_bytes_in_the_tunnel_before_the_request_are_an_error(authority) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.send(ok(b"too soon"))
+        await peer.wait_closed_by_client()
+
+    async with proxied(origin_behind(script, authority), authority, proxy="http") as pool:
+        with pytest.raises((ConnectError, ConnectionLostError)):
+            await pool.request(HTTPS, b"GET", b"/")
+
+
+@by_each_proxy
+async def test_closing_the_pool_closes_the_tunnel_of_a_cancelled_request(authority, proxy) -> None:
+    begun, closed = asyncio.Event(), asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.read_head()
+        begun.set()
+        await peer.wait_closed_by_client()
+        closed.set()
+
+    async with proxied(script, authority, proxy=proxy) as pool:
+        task = asyncio.create_task(pool.request(HTTPS, b"GET", b"/"))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
         await pool.aclose()
-    assert "planted" not in "".join(traceback.format_exception(error.value))
+        async with asyncio.timeout(FAR_SECONDS):
+            await closed.wait()
+
+
+CHUNK = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7530\r\n" + b"v" * 30_000
+"""A chunk of 30,000 bytes."""
+
+
+@by_each_proxy
+@to_each_origin
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(CHUNK + b"\r\ngarbage\r\n", id="invalid-framing"),
+        pytest.param(CHUNK, id="end"),
+        pytest.param(ok(b"v" * 40_000)[:-10_000], id="end-of-a-length"),
+    ],
+)
+async def test_bytes_that_arrive_together_with_a_break_count(
+    authority, proxy, origin, sent
+) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.read_request()
+        peer.writer.write(sent)
+
+    memory = bytearray(40_000)
+    behind = origin_behind(script, authority) if origin is HTTPS else script
+    async with proxied(behind, authority, proxy=proxy) as pool:
+        with pytest.raises(TransportError) as caught:
+            await pool.request(origin, b"GET", b"/", into=memoryview(memory))
+    assert caught.value.num_bytes_received == 30_000
+    assert memory == b"v" * 30_000 + bytes(10_000)

@@ -80,13 +80,13 @@ async def test_a_connection_already_closed_is_replaced_before_a_write_is_sent(
 
 
 @WRITES
-async def test_a_write_that_was_sent_completely_is_not_sent_twice(make_pool, method: bytes) -> None:
+async def test_a_write_that_was_sent_completely_is_not_sent_twice(method: bytes) -> None:
     async def script(peer: Peer) -> None:
         await peer.read_request()
         await peer.send(ok())
         server.requests.append(await peer.read_request())
 
-    async with serving(script) as (server, origin), make_pool() as pool:
+    async with serving(script) as (server, origin), opening() as pool:
         await pool.request(origin, method, b"/", body=b"1")
         with pytest.raises(ConnectionLostError) as caught:
             await pool.request(origin, method, b"/", body=b"2")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux._http import ConnectionLostError, FixedHeaders, ProtocolError, StalledError
-from tests.http.pools import MIB, PATIENT, SHORT, AiohttpPool, opening, until
+from tests.http.pools import MIB, SHORT, opening, until
 from tests.http.scripted import Peer, answering, ok, serving
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r
 pytestmark = pytest.mark.asyncio
 
 
-class TestBothTransports:
-    async def test_fixed_headers_stand_before_the_others(self, make_pool) -> None:
+class TestRequests:
+    async def test_fixed_headers_stand_before_the_others(self) -> None:
         fixed = FixedHeaders([(b"User-Agent", b"x"), (b"Authorization", b"Bearer t")])
 
         async def script(peer: Peer) -> None:
@@ -28,7 +28,7 @@ class TestBothTransports:
                 server.requests.append(await peer.read_request())
                 await peer.send(ok(b"hello"))
 
-        async with serving(script) as (server, origin), make_pool() as pool:
+        async with serving(script) as (server, origin), opening() as pool:
             for method, body in ((b"GET", None), (b"PUT", b"data")):
                 await pool.request(origin, method, b"/", [(b"X-A", b"1")], body=body, fixed=fixed)
         for head, _ in server.requests:
@@ -38,10 +38,10 @@ class TestBothTransports:
             assert sum(line.startswith(b"Host: ") for line in lines) == 1
 
     @pytest.mark.parametrize("size", [0, 1, 1000, 65_000, 70_000, 3 * MIB])
-    async def test_a_body_becomes_bytes_without_loss(self, make_pool, size) -> None:
+    async def test_a_body_becomes_bytes_without_loss(self, size) -> None:
         data = bytes(range(251)) * (size // 251 + 1)
         data = data[:size]
-        async with serving(answering(ok(data))) as (_, origin), make_pool() as pool:
+        async with serving(answering(ok(data))) as (_, origin), opening() as pool:
             for _ in range(3):
                 response = await pool.request(origin, b"GET", b"/", into=bytes)
                 assert type(response.body) is bytes
@@ -59,7 +59,7 @@ class TestBothTransports:
         ],
         ids=["chunked", "to the end", "interim", "close", "206", "201"],
     )
-    async def test_bodies_of_every_framing_become_bytes(self, make_pool, response) -> None:
+    async def test_bodies_of_every_framing_become_bytes(self, response) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(response)
@@ -67,34 +67,32 @@ class TestBothTransports:
                 return
             await peer.wait_closed_by_client()
 
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), opening() as pool:
             response = await pool.request(origin, b"GET", b"/", into=bytes, max_body_bytes=5)
             assert (type(response.body), response.body) == (bytes, b"hello")
 
-    async def test_an_error_and_a_head_response_are_not_bytes_of_the_object(
-        self, make_pool
-    ) -> None:
+    async def test_an_error_and_a_head_response_are_not_bytes_of_the_object(self) -> None:
         error = ok(b"no such key", status=b"404 Not Found")
-        async with serving(answering(error)) as (_, origin), make_pool() as pool:
+        async with serving(answering(error)) as (_, origin), opening() as pool:
             response = await pool.request(origin, b"GET", b"/", into=bytes, max_body_bytes=3)
             assert (response.status, bytes(response.body)) == (404, b"no such key")
         head = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
-        async with serving(answering(head)) as (_, origin), make_pool() as pool:
+        async with serving(answering(head)) as (_, origin), opening() as pool:
             for _ in range(2):
                 response = await pool.request(origin, b"HEAD", b"/", into=bytes)
                 assert (response.body, response.num_bytes) == (b"", 0)
 
-    async def test_a_longer_body_than_requested_is_an_error(self, make_pool) -> None:
-        async with serving(answering(ok(b"hello"))) as (_, origin), make_pool() as pool:
+    async def test_a_longer_body_than_requested_is_an_error(self) -> None:
+        async with serving(answering(ok(b"hello"))) as (_, origin), opening() as pool:
             with pytest.raises(ProtocolError):
                 await pool.request(origin, b"GET", b"/", into=bytes, max_body_bytes=4)
 
-    async def test_of_a_bytes_body_that_breaks_off_the_caller_has_nothing(self, make_pool) -> None:
+    async def test_of_a_bytes_body_that_breaks_off_the_caller_has_nothing(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
             await peer.send(ok(b"x" * 100_000)[:70_000])
 
-        async with serving(script) as (_, origin), make_pool() as pool:
+        async with serving(script) as (_, origin), opening() as pool:
             with pytest.raises(ConnectionLostError) as raised:
                 await pool.request(origin, b"GET", b"/", into=bytes)
             assert raised.value.num_bytes_received == 0
@@ -324,12 +322,3 @@ class TestStartGet:
                 pool.start_get(origin, b"/a b", (), reader, bytes, 1)  # type: ignore[arg-type]
             assert pool.num_idle == 1
             assert (await pool.request(origin, b"GET", b"/")).status == 200
-
-
-async def test_the_proxy_transport_starts_no_get() -> None:
-    async with serving(answering(ok(b"a"))) as (_, origin):
-        pool = AiohttpPool(max_connections=2, timeouts=PATIENT)
-        await pool.request(origin, b"GET", b"/")
-        reader = Reader(pool, origin)  # type: ignore[arg-type]
-        assert not reader.start()
-        await pool.aclose()

@@ -9,7 +9,7 @@ import pytest
 
 import aioflux
 from aioflux._http import CertificateError, ConnectError, Origin, default_context
-from tests.http.pools import MIB
+from tests.http.pools import MIB, opening
 from tests.http.scripted import Peer, echoing, serving
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.asyncio
 
 
 async def test_an_unknown_authority_is_rejected_and_the_remedy_is_named(
-    make_pool, authority: Authority
+    authority: Authority,
 ) -> None:
     async with serving(echoing, tls=authority.server_context()) as (server, origin):
-        async with make_pool() as pool:
+        async with opening() as pool:
             with pytest.raises(CertificateError, match=r"ssl_context=.*SSL_CERT_FILE") as caught:
                 await pool.request(origin, b"GET", b"/")
             assert f"https://localhost:{origin.port}" in str(caught.value)
@@ -66,43 +66,43 @@ async def test_a_replaced_file_of_authorities_is_read_again(
     assert default_context().get_ca_certs()
 
 
-async def test_an_authority_may_be_passed_as_a_context(make_pool, authority: Authority) -> None:
+async def test_an_authority_may_be_passed_as_a_context(authority: Authority) -> None:
     context = authority.client_context()
     async with (
         serving(echoing, tls=authority.server_context()) as (_, origin),
-        make_pool(ssl_context=context) as pool,
+        opening(ssl_context=context) as pool,
     ):
         data = bytes(3 * MIB)
         assert (await pool.request(origin, b"PUT", b"/", body=data)).body == data
 
 
 async def test_an_authority_may_be_named_by_the_environment(
-    make_pool, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     async with (
         serving(echoing, tls=authority.server_context()) as (_, origin),
-        make_pool() as pool,
+        opening() as pool,
     ):
         assert (await pool.request(origin, b"PUT", b"/", body=b"a")).body == b"a"
 
 
-async def test_the_name_of_the_host_is_verified(make_pool, authority: Authority) -> None:
+async def test_the_name_of_the_host_is_verified(authority: Authority) -> None:
     context = authority.server_context()
     async with (
         serving(echoing, tls=context, host="127.0.0.2") as (_, origin),
-        make_pool(ssl_context=authority.client_context()) as pool,
+        opening(ssl_context=authority.client_context()) as pool,
     ):
         with pytest.raises(CertificateError, match=r"127\.0\.0\.2"):
             await pool.request(Origin("https", "127.0.0.2", origin.port), b"GET", b"/")
 
 
-async def test_a_server_without_tls_is_not_a_certificate_error(make_pool) -> None:
+async def test_a_server_without_tls_is_not_a_certificate_error() -> None:
     async def plain(peer: Peer) -> None:
         await peer.reader.read(1)
         await peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    async with serving(plain) as (_, origin), make_pool() as pool:
+    async with serving(plain) as (_, origin), opening() as pool:
         with pytest.raises(ConnectError) as caught:
             await pool.request(Origin("https", "localhost", origin.port), b"GET", b"/")
         assert not isinstance(caught.value, CertificateError)

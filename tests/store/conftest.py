@@ -55,7 +55,7 @@ def forward_proxy() -> Iterator[Gateway]:
 
 @pytest.fixture
 def by_proxy(forward_proxy: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
-    """Send all requests through a proxy, so that the store uses AiohttpPool."""
+    """Send all requests through a proxy."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name.lower(), raising=False)
         monkeypatch.setenv(name, forward_proxy.url)

@@ -123,7 +123,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "os.register_at_fork": ("_bridge", "testing.gcs_server._fork"),
     "ray": ("integrations.ray",),
     "torch": ("data", "checkpoint", "integrations", "compat", "cli"),
-    "aiohttp": ("_http", "_auth", "_services.gcs"),
+    "aiohttp": ("_auth", "_services.gcs"),
     "gcloud": ("_auth", "_services.gcs"),
     "google.auth": ("_auth",),
     "botocore": ("_auth", "_services.s3"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from aioflux._auth.azure import AzureAccess
-    from aioflux._http import Origin, RequestPool
+    from aioflux._http import Origin, Pool
     from aioflux._services.sender import AuthorizedRequest
 
 __all__ = ["AzureSender"]
@@ -33,7 +33,7 @@ class AzureSender(TokenSender):
     def __init__(
         self,
         access: AzureAccess,
-        pool: RequestPool,
+        pool: Pool,
         origin: Origin,
         uri: Callable[[str], str],
     ) -> None:

@@ -66,11 +66,12 @@ class GCSControl:
         self._proxy = proxy
         timeouts = config.timeouts
         # The service responds to a read immediately, but may process a write for some time first.
+        # `sock_connect` would not cover the response of a proxy to CONNECT.
         self._read_timeout = aiohttp.ClientTimeout(
-            sock_connect=timeouts.connect_seconds, sock_read=timeouts.progress_seconds
+            connect=timeouts.connect_seconds, sock_read=timeouts.progress_seconds
         )
         self._timeout = aiohttp.ClientTimeout(
-            sock_connect=timeouts.connect_seconds, sock_read=timeouts.idle_seconds
+            connect=timeouts.connect_seconds, sock_read=timeouts.idle_seconds
         )
         self._sockets = SocketTracker()
         self._is_closed = is_closed
