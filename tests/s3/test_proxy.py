@@ -1,4 +1,4 @@
-"""Through a proxy, which the stand-in of the data plane speaks to, signatures hold."""
+"""Through a proxy, signatures hold."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The store's contract on `gs://`, on the embedded server.
 
-All of it on the data plane and on the proxy transport. Over TLS and through the blocking face, and
+All of it with and without a proxy. Over TLS and through the blocking face, and
 through all three at once, what differs there: reads and writes of bytes. The blocking face has all
 of it on `memory://` and `file://`.
 """
