@@ -7,8 +7,7 @@ register(replace=("gs", "s3"))                          # aioflux now serves gs:
 pandas.read_parquet("gs://bucket/table.parquet")        # all users of fsspec in this process
 
 The protocols are `aiogs`, `aios3`, `aioaz`, `aiofile` and `aiomemory`; docs/fsspec.md shows them
-with pandas, pyarrow, dask, xarray, zarr and datasets. Each has a second name, such as `aioflux+gs`,
-but some libraries treat a protocol with "+" as a local path.
+with pandas, pyarrow, dask, xarray, zarr and datasets.
 
 The package needs fsspec: `pip install "aioflux[fsspec]"`.
 """

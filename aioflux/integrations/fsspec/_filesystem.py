@@ -177,7 +177,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         endpoint = self.options.get("endpoint_url") or ""
         if self.scheme == "gs" and not endpoint:
             endpoint = os.environ.get("STORAGE_EMULATOR_HOST", "")
-        return f"aioflux+{self.scheme}({endpoint})"
+        return f"aio{self.scheme}({endpoint})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._example_store.__reduce__()  # raises if the options contain a secret

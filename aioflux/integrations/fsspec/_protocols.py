@@ -25,28 +25,28 @@ class GSFileSystem(AiofluxFileSystem):
     """`aiogs://bucket/key`: Google Cloud Storage."""
 
     scheme = "gs"
-    protocol = ("aiogs", "aioflux+gs", "gs", "gcs")
+    protocol = ("aiogs", "gs", "gcs")
 
 
 class S3FileSystem(AiofluxFileSystem):
     """`aios3://bucket/key`: S3, and with `endpoint_url` any service with the S3 API."""
 
     scheme = "s3"
-    protocol = ("aios3", "aioflux+s3", "s3", "s3a")
+    protocol = ("aios3", "s3", "s3a")
 
 
 class AzureFileSystem(AiofluxFileSystem):
     """`aioaz://account/container/key`: Azure Blob Storage."""
 
     scheme = "az"
-    protocol = ("aioaz", "aioflux+az", "az")
+    protocol = ("aioaz", "az")
 
 
 class LocalFileSystem(AiofluxFileSystem):
     """`aiofile:///directory/key`: local files, which become visible whole, as objects do."""
 
     scheme = "file"
-    protocol = ("aiofile", "aioflux+file", "file")
+    protocol = ("aiofile", "file")
     root_marker = "/"
 
 
@@ -54,12 +54,12 @@ class MemoryFileSystem(AiofluxFileSystem):
     """`aiomemory://bucket/key`: objects in the memory of this process."""
 
     scheme = "memory"
-    protocol = ("aiomemory", "aioflux+memory", "memory")
+    protocol = ("aiomemory", "memory")
 
 
 _CLOUDS = (GSFileSystem, S3FileSystem, AzureFileSystem)
 
-_REPLACEABLE = {name: kind for kind in _CLOUDS for name in kind.protocol[2:]}
+_REPLACEABLE = {name: kind for kind in _CLOUDS for name in kind.protocol[1:]}
 """Protocols of gcsfs, s3fs and adlfs that `register` can replace. `file` and `memory` cannot be
 replaced: fsspec itself needs a filesystem that has empty directories."""
 
@@ -67,8 +67,7 @@ replaced: fsspec itself needs a filesystem that has empty directories."""
 def register(*, replace: Sequence[str] = ()) -> None:
     """Register `aiogs`, `aios3`, `aioaz`, `aiofile` and `aiomemory` with fsspec.
 
-    If aioflux is installed, fsspec finds these protocols without this call. The second names, such
-    as `aioflux+gs`, are registered, too, but some libraries reject a protocol with "+".
+    If aioflux is installed, fsspec finds these protocols without this call.
 
     Args:
         replace: Protocols of other filesystems that aioflux serves from now on: any of "gs", "gcs",
@@ -86,7 +85,6 @@ def register(*, replace: Sequence[str] = ()) -> None:
         known = ", ".join(_REPLACEABLE)
         raise ValueError(f"aioflux can replace {known}, not {unknown[0]!r}")
     for kind in (*_CLOUDS, LocalFileSystem, MemoryFileSystem):
-        for name in kind.protocol[:2]:
-            register_implementation(name, kind, clobber=True)
+        register_implementation(kind.protocol[0], kind, clobber=True)
     for name in replace:
         register_implementation(name, _REPLACEABLE[name], clobber=True)

@@ -13,7 +13,7 @@ __all__ = ["ALIAS", "is_below", "is_same", "name_pattern", "to_uri"]
 ALIAS: Final = "aio"
 """Prefix of aioflux's own protocols in fsspec, such as `aiogs://bucket/key`."""
 
-_FSSPEC_URI: Final = re.compile(rf"aio(?:flux\+)?((?:{'|'.join(SCHEMES)})://)")
+_FSSPEC_URI: Final = re.compile(rf"aio((?:{'|'.join(SCHEMES)})://)")
 
 _URI_WITHOUT_SLASH = re.compile(rf"^(?:{'|'.join([*SCHEMES, 'gcs'])}):/(?!/)", re.IGNORECASE)
 

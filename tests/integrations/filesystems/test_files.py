@@ -408,7 +408,7 @@ async def test_files_may_be_awaited(bucket: str) -> None:
         await file.write(b"ta")
         await file.flush()
         assert not await fs._exists(f"{bucket}/a")
-    async with await fs.open_async(f"aioflux+memory://{bucket}/a") as file:
+    async with await fs.open_async(f"aiomemory://{bucket}/a") as file:
         assert (file.size, await file.read(2), file.tell(), await file.read()) == (
             4,
             b"da",

@@ -75,13 +75,13 @@ def nothing_is_local(
     assert os.listdir() == []
 
 
-@pytest.fixture(params=["aiogs", "aioflux+gs", "gs"])
+@pytest.fixture(params=["aiogs", "gs"])
 def url(request: pytest.FixtureRequest, bucket: str) -> str:
     register(replace=("gs",) if request.param == "gs" else ())
     return f"{request.param}://{bucket}"
 
 
-@pytest.mark.parametrize("url", ["aiogs", "aioflux+gs"], indirect=True)
+@pytest.mark.parametrize("url", ["aiogs"], indirect=True)
 def test_pandas_writes_and_reads_parquet(shared: GCSServer, url: str, bucket: str) -> None:
     FRAME.to_parquet(f"{url}/p.parquet")
     assert shared.keys(bucket) == ["p.parquet"]
@@ -156,14 +156,6 @@ def test_xarray_writes_and_reads_zarr(
     assert xr.open_zarr(url, consolidated=False).equals(GRID)
     GRID.to_zarr(url, append_dim="time", zarr_format=zarr_format, consolidated=False)
     assert xr.open_zarr(url, consolidated=False).sizes["time"] == 8
-
-
-def test_xarray_takes_another_spelling_as_a_mapper(shared: GCSServer, bucket: str) -> None:
-    """As a text, xarray takes a protocol with a `+` for a local path."""
-    mapper = fsspec.get_mapper(f"aioflux+gs://{bucket}/x.zarr")
-    GRID.to_zarr(mapper, consolidated=False)
-    assert any(key.startswith("x.zarr/t/") for key in shared.keys(bucket))
-    assert xr.open_zarr(mapper, consolidated=False).equals(GRID)
 
 
 def test_zarr_writes_and_reads_a_group(shared: GCSServer, url: str, bucket: str) -> None:

@@ -99,10 +99,10 @@ def test_fsspec_may_use_it_on_its_own_loop(shared: GCSServer, bucket: str) -> No
     generic = GenericFileSystem(
         default_method="options",
         storage_options={
-            "aioflux+gs": {"endpoint_url": shared.url},
+            "aiogs": {"endpoint_url": shared.url},
         },
     )
-    generic.cp(f"aioflux+gs://{bucket}/a", f"aioflux+gs://{bucket}/b")
+    generic.cp(f"aiogs://{bucket}/a", f"aiogs://{bucket}/b")
     assert shared.get(bucket, "b") == b"data"
     sync(get_loop(), fs.aclose)
 
@@ -165,4 +165,4 @@ def test_equal_options_are_one_filesystem(shared: GCSServer) -> None:
     fs = GSFileSystem(endpoint_url=shared.url)
     assert fs is GSFileSystem(endpoint_url=shared.url)
     assert fs != GSFileSystem(endpoint_url="http://127.0.0.1:9")
-    assert fs.fsid == f"aioflux+gs({shared.url})"
+    assert fs.fsid == f"aiogs({shared.url})"

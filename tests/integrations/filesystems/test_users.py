@@ -69,9 +69,9 @@ def test_pyarrow_reads_columns_of_a_table(bucket: str, fs: GSFileSystem) -> None
 def test_pandas_reads_and_writes(bucket: str, fs: GSFileSystem) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"x": [1, 2, 3]})
-    frame.to_parquet(f"aioflux+gs://{bucket}/a.parquet")
+    frame.to_parquet(f"aiogs://{bucket}/a.parquet")
     frame.to_csv(f"gs://{bucket}/a.csv.gz", index=False)
-    assert pandas.read_parquet(f"aioflux+gs://{bucket}/a.parquet").equals(frame)
+    assert pandas.read_parquet(f"aiogs://{bucket}/a.parquet").equals(frame)
     assert pandas.read_csv(f"gs://{bucket}/a.csv.gz").equals(frame)
 
 
