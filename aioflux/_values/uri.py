@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "split_at_bucket",
     "split_at_parent",
     "split_object_uri",
+    "suggest_uri",
 ]
 
 REMOTE_SCHEMES = ("gs", "s3", "az")
@@ -32,6 +35,21 @@ SCHEMES = (*REMOTE_SCHEMES, "file", "memory")
 _ALIASES = {"gcs": "gs"}
 _MAX_NAME_BYTES = 1024
 _CHALLENGES = ".well-known/acme-challenge/"
+_OTHER_SPELLINGS: Final = (
+    (r"(gs|s3|az):/?([^/].*)", r"\1://\2"),
+    (r"s3[an]://(.+)", r"s3://\1"),
+    (r"(?:abfs|wasb)s?://([^/@]+)@([^/.]+)\.[^/]+(/.*)?", r"az://\2/\1\3"),
+    (
+        r"https?://storage\.(?:googleapis|cloud\.google)\.com/(?!(?:storage|upload)/)(.+)",
+        r"gs://\1",
+    ),
+    (r"https?://([^/]+)\.storage\.googleapis\.com(/.*)?", r"gs://\1\2"),
+    (r"https?://s3[^/]*\.amazonaws\.com/(.+)", r"s3://\1"),
+    (r"https?://([^/]+)\.s3[^/]*\.amazonaws\.com(/.*)?", r"s3://\1\2"),
+    (r"https?://([^/.]+)\.(?:blob|dfs)\.[^/]+(/.+)", r"az://\1\2"),
+    (r"([a-z0-9][a-z0-9_-]{1,61}[a-z0-9](?:/.*)?)", r"gs://\1"),
+)
+"""Patterns of names that other programs take, and the uri that each means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +162,12 @@ def parse_uri(uri: str) -> Location:
     scheme = _ALIASES.get(scheme.lower(), scheme.lower())
     if not separator or scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
+        meant = suggest_uri(uri)
+        suggestion = f"; did you mean {meant}?" if meant else ""
+        shown = _without_query(uri)  # which may contain a signature
         raise ValueError(
-            f"{uri!r} is not a uri that aioflux can open; it must begin with one of {known}"
+            f"{shown!r} is not a uri that aioflux can open; it must begin with one of {known}"
+            f"{suggestion}"
         )
     if scheme == "file":
         return _parse_file(uri)
@@ -166,6 +188,27 @@ def parse_uri(uri: str) -> Location:
             "(it ends with -s3alias) in place of the bucket"
         )
     return Location(scheme, bucket, key)
+
+
+def suggest_uri(text: str) -> str:
+    """Return the uri that was probably meant by a text that is not a uri; empty if unknown.
+
+    The text may be a url of a service (`https://storage.googleapis.com/bucket/key`), a uri of
+    another program (`abfs://container@account.dfs.core.windows.net/key`), an absolute path, or a
+    bucket or uri with parts of its scheme missing (`bucket/key`, `gs:/bucket`).
+    """
+    if text.startswith("/"):
+        return local_uri(text)
+    is_url = text.startswith(("http://", "https://"))
+    for pattern, uri in _OTHER_SPELLINGS:
+        if match := re.fullmatch(pattern, _without_query(text)):
+            return unquote(match.expand(uri)) if is_url else match.expand(uri)
+    return ""
+
+
+def _without_query(text: str) -> str:
+    """Return an http or https url without its query; other texts may contain a `?`."""
+    return text.partition("?")[0] if text.lower().startswith(("http://", "https://")) else text
 
 
 def split_object_uri(uri: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import typer
 
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, write_stdout
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
+from aioflux.cli._uri_or_path import LIST_BELOW, Anonymous, Endpoint, parse_arguments
 
 if TYPE_CHECKING:
     from aioflux.cli._uri_or_path import UriOrPath
@@ -51,7 +51,7 @@ def cat(
     async def write(argument: UriOrPath) -> None:
         if not argument.may_be_object():
             raise ValueError(f"{argument.text} is a bucket or directory; cat takes objects")
-        async with argument.open(follow=True) as (store, key):
+        async with argument.open_object(LIST_BELOW, follow=True) as (store, key):
             await _write(store, key, start, end)
 
     return run(work)
@@ -71,7 +71,14 @@ def _parse_range(text: str) -> tuple[int, int | None]:
 
 async def _write(store: Store, key: str, start: int, end: int | None) -> None:
     async with store.open_reader(key) as reader:
-        stop = reader.meta.size if end is None else min(end, reader.meta.size)
+        size = reader.meta.size
+        if start and start >= size:
+            asked = f"{start}-{'' if end is None else end}"
+            raise ValueError(
+                f"--range {asked} begins beyond the end of {reader.meta.uri}, which has {size:,} "
+                f"byte{'' if size == 1 else 's'}"
+            )
+        stop = size if end is None else min(end, size)
         reader.seek(start)
         while (remaining := stop - reader.tell()) > 0:
             await write_stdout(await reader.read(min(remaining, _PIECE_BYTES)))

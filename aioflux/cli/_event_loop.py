@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from aioflux.cli._output import print_notice
+from aioflux.cli._output import is_debug, print_notice
 from aioflux.cli._text import one_line
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = ["EndedBySignal", "run"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MAX_SIGNALS = 3
+_FOREIGN_LOGGERS = ("azure", "botocore", "google")
 _NOTICE_SECONDS = 3.0
 """A notice is printed when a request has been retried for this long."""
 
@@ -53,7 +54,7 @@ def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """
     try:
         with (
-            _retry_notices(),
+            _logs(),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             status = runner.run(_run_until_signal(work))
@@ -77,8 +78,14 @@ class _RetryNotice(logging.Handler):
 
 
 @contextmanager
-def _retry_notices() -> Iterator[None]:
-    """Attach a `_RetryNotice` to the logger of retries."""
+def _logs() -> Iterator[None]:
+    """Attach a `_RetryNotice` to the logger of retries, and drop the logs of foreign libraries.
+
+    Their messages are also in the errors: azure-identity writes 12 lines if nobody is signed in.
+    """
+    if not is_debug():
+        for name in _FOREIGN_LOGGERS:
+            logging.getLogger(name).addHandler(logging.NullHandler())
     logger, notice = logging.getLogger("aioflux.retry"), _RetryNotice()
     level = logger.level
     logger.addHandler(notice)

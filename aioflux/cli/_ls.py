@@ -84,7 +84,8 @@ def ls(
     async def work() -> int:
         report = Report()
         await report.for_each(arguments, show)
-        await printer.print_total()
+        if not report.num_failed:
+            await printer.print_total()
         if manifests := printer.manifests:
             print_notice(
                 f"{one_line(manifests[0])} is the manifest of a dataset: from_manifest of "
@@ -125,7 +126,7 @@ class _Printer:
         await print_lines("\n".join(line for _, line in lines))
 
     async def print_total(self) -> None:
-        """Print the total of a long listing."""
+        """Print the total of a long listing; call it if nothing is missing."""
         if self.long and not self.as_json:
             count = format_count(self.num_objects, "object")
             await print_lines(f"{count}, {self.num_bytes:,} bytes ({format_size(self.num_bytes)})")
@@ -159,7 +160,7 @@ async def _list(argument: UriOrPath, printer: _Printer, delimiter: str, show_all
                 found = True
     if not found and (key or argument.is_missing()):
         uri = str(argument.location)
-        raise NotFoundError(f"there is no object or prefix {uri}; check the spelling", uri=uri)
+        raise NotFoundError(f"there is no object or prefix {uri}; {argument.hint()}", uri=uri)
 
 
 async def _save_manifest(source_uri: UriOrPath, target: UriOrPath) -> int:

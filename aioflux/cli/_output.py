@@ -27,6 +27,7 @@ __all__ = [
     "UNENCODABLE",
     "Report",
     "call_in_daemon_thread",
+    "is_debug",
     "print_error",
     "print_lines",
     "print_notice",
@@ -58,6 +59,11 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error(UNENCODABLE, _replace)
 
 
+def is_debug() -> bool:
+    """Return whether tracebacks are shown."""
+    return os.environ.get(DEBUG, "0") not in {"", "0"}
+
+
 def print_notice(message: str) -> None:
     """Write one line to stderr."""
     print(message, file=sys.stderr, flush=True)  # noqa: T201
@@ -67,7 +73,7 @@ def print_error(error: Exception | str) -> None:
     """Write an error to stderr: in one line, or as a traceback if AIOFLUX_DEBUG is set."""
     if isinstance(error, str):
         print_notice(f"Error: {error}")
-    elif os.environ.get(DEBUG, "0") not in {"", "0"}:
+    elif is_debug():
         traceback.print_exception(error)
     elif isinstance(error, (AiofluxError, OSError, ValueError)):
         print_error(describe(error))

@@ -19,7 +19,7 @@ from aioflux.cli._uri_or_path import (
     as_prefix,
     parse_arguments,
 )
-from aioflux.errors import StorageError
+from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,7 @@ class _Remover:
             return
         if not recursive and not argument.may_be_object():
             raise ValueError(f"{argument.text} is a bucket, prefix or directory; use -r")
-        async with argument.open() as (store, key):
+        async with argument.open_object("use -r to delete them") as (store, key):
             if recursive:
                 await self._delete_below(argument, store, key)
             else:
@@ -139,7 +139,7 @@ class _Remover:
             await self._delete(store, [meta])
             found = True
         if not found:
-            self._report.fail(f"there is no object below {one_line(argument.text)}")
+            raise NotFoundError(f"there is no object below {argument.text}")
 
     async def _delete(self, store: Store, keys: Sequence[str] | Sequence[ObjectMeta]) -> None:
         if self._dry_run:
@@ -149,7 +149,8 @@ class _Remover:
             return
         result = await store.delete_many(keys)
         self.num_deleted += len(result.deleted)
-        for name in result.missing if isinstance(keys[0], str) else ():
-            self._report.fail(f"there is no object {one_line(join_uri(store.uri, name))}")
         for error in result.errors.values():
             self._report.fail(error)
+        if result.missing and isinstance(keys[0], str):
+            uri = join_uri(store.uri, keys[0])
+            raise NotFoundError(f"there is no object {one_line(uri)}", uri=uri)

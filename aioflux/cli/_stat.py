@@ -9,7 +9,7 @@ import typer
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._text import json_line, meta_row, paragraph
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
+from aioflux.cli._uri_or_path import LIST_BELOW, Anonymous, Endpoint, parse_arguments
 
 if TYPE_CHECKING:
     from aioflux.cli._uri_or_path import UriOrPath
@@ -37,7 +37,7 @@ def stat(
     async def show(argument: UriOrPath) -> None:
         if not argument.may_be_object():
             raise ValueError(f"{argument.text} is a bucket or directory; stat takes objects")
-        async with argument.open(follow=True) as (store, key):
+        async with argument.open_object(LIST_BELOW, follow=True) as (store, key):
             row = meta_row(await store.head(key))
         if argument.is_link():
             row["uri"] = str(argument.location)

@@ -38,6 +38,7 @@ __all__ = [
 _OPTIONS = {
     "google.auth.credentials.AnonymousCredentials()": "--anonymous",
     "endpoint_url=": "--endpoint-url",
+    "credentials=aioflux.S3Access(anonymous=True)": "--anonymous",
 }
 """Python arguments that messages of the store name, and the command's options for them."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
+import re
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux._values.uri import Location, parse_uri, split_at_bucket
-from aioflux.errors import NotFoundError
+from aioflux._values.uri import Location, join_uri, parse_uri, split_at_bucket, suggest_uri
+from aioflux.cli._text import format_count, one_line
+from aioflux.errors import NotFoundError, StorageError
 from aioflux.options import S3Access
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = [
+    "LIST_BELOW",
     "Anonymous",
     "Endpoint",
     "Json",
@@ -56,6 +59,12 @@ _SERVICES = {
     "s3": "aioflux._services.s3.service",
 }
 """Module of the service for each scheme, imported before the event loop starts."""
+
+LIST_BELOW = "use aioflux ls -r to list them"
+"""Advice of commands that take no prefixes."""
+
+_MAX_COUNTED = 1000
+"""Most objects that the message for a prefix counts; more take a second request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,46 @@ class UriOrPath:
         """Return whether the argument names a local directory that does not exist."""
         return self.is_local and self.is_directory() and not os.path.isdir(self.path)
 
+    def hint(self, default: str = "check the spelling") -> str:
+        """Return what was probably meant if nothing has this name; `default` if that is unknown."""
+        if "://" not in self.text and (meant := suggest_uri(self.text)).startswith("gs:"):
+            return f"did you mean {one_line(meant)}?"
+        literal, *rest = re.split(r"[*?[]", self.text, maxsplit=1)
+        if not rest:
+            return default
+        prefix = literal[: literal.rfind("/") + 1] or "."
+        return (
+            "aioflux does not expand the patterns *, ? and []: list the names with aioflux ls "
+            f"{one_line(prefix)}"
+        )
+
+    async def explain_missing(self, store: Store, key: str, advice: str) -> str:
+        """Return why no object has this name; empty if that is unknown. Requests a listing.
+
+        Args:
+            store: The store that `open` yielded.
+            key: The key in it.
+            advice: How to address all objects below a prefix.
+        """
+        uri = one_line(join_uri(store.uri, key))
+        num_objects, is_more = 0, False
+        if not self.is_local:
+            try:
+                pages = store.list_pages(as_prefix(key), page_size=_MAX_COUNTED)
+                async with aclosing(pages):
+                    async for page in pages:
+                        if is_more := num_objects > 0:
+                            break
+                        num_objects = len(page)
+            except StorageError:
+                return ""  # the error for the object itself says more
+        if num_objects:
+            count = format_count(num_objects, "object") + (" or more" if is_more else "")
+            verb = "is" if num_objects == 1 else "are"
+            return f"{uri} is not an object; {count} {verb} below it: {advice}"
+        hint = self.hint("")
+        return hint and f"there is no object {uri}; {hint}"
+
     def split(self, *, follow: bool = False) -> tuple[str, str]:
         """Return the uri of the store to open, and the key or prefix in it.
 
@@ -127,6 +176,19 @@ class UriOrPath:
         root, key = self.split(follow=follow)
         async with self.open_root(root) as store:
             yield store, key
+
+    @asynccontextmanager
+    async def open_object(
+        self, advice: str, *, follow: bool = False
+    ) -> AsyncIterator[tuple[Store, str]]:
+        """Open as `open`; explain a NotFoundError of the body (see `explain_missing`)."""
+        async with self.open(follow=follow) as (store, key):
+            try:
+                yield store, key
+            except NotFoundError as exc:
+                if text := await self.explain_missing(store, key, advice):
+                    raise NotFoundError(text, uri=exc.uri) from exc
+                raise
 
     def open_root(self, root: str, *, transfer: TransferOptions | None = None) -> Store:
         """Open the store `root` with the endpoint and credentials of this argument."""
@@ -198,7 +260,8 @@ def parse_root_argument(text: str, endpoint_url: str | None, *, anonymous: bool)
     """
     [root] = parse_arguments([text], endpoint_url, anonymous=anonymous)
     if root.is_local and not os.path.isdir(root.path):
-        raise NotFoundError(f"there is no directory {root.text}", uri=str(root.location))
+        text = f"there is no directory {root.text}; {root.hint()}"
+        raise NotFoundError(text, uri=str(root.location))
     return root
 
 

@@ -136,9 +136,7 @@ def test_cat_writes_objects_one_after_the_other(aioflux, filled) -> None:
     assert (ended.status, ended.out, ended.err) == (0, "p/bq", "")
 
 
-@pytest.mark.parametrize(
-    ("text", "data"), [("0-2", "p/"), ("1-", "/b"), ("1-99", "/b"), ("9-", "")]
-)
+@pytest.mark.parametrize(("text", "data"), [("0-2", "p/"), ("1-", "/b"), ("1-99", "/b")])
 def test_cat_of_a_range(aioflux, filled, text, data) -> None:
     assert aioflux("cat", "--range", text, f"{filled.uri}/p/b").out == data
 

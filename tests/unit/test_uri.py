@@ -18,6 +18,7 @@ from aioflux._values.uri import (
     split_at_bucket,
     split_at_parent,
     split_object_uri,
+    suggest_uri,
 )
 
 object_schemes = st.sampled_from([scheme for scheme in SCHEMES if scheme != "file"])
@@ -91,6 +92,56 @@ def test_a_wrong_uri_is_refused_and_named(uri: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as caught:
         parse_uri(uri)
     assert repr(uri) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("/data/train%", "file:///data/train%25"),
+        ("bucket", "gs://bucket"),
+        ("bucket/a?b c", "gs://bucket/a?b c"),
+        ("gs:/bucket/a", "gs://bucket/a"),
+        ("s3:bucket", "s3://bucket"),
+        ("s3a://bucket/a", "s3://bucket/a"),
+        ("abfs://box@acct.dfs.core.windows.net/a/b", "az://acct/box/a/b"),
+        ("abfss://box@acct.dfs.core.windows.net", "az://acct/box"),
+        ("wasbs://box@acct.blob.core.windows.net/a", "az://acct/box/a"),
+        ("https://storage.googleapis.com/bucket/a%20b", "gs://bucket/a b"),
+        ("https://storage.cloud.google.com/bucket/a?authuser=1", "gs://bucket/a"),
+        ("https://bucket.storage.googleapis.com/a", "gs://bucket/a"),
+        ("https://bucket.s3.amazonaws.com/a", "s3://bucket/a"),
+        ("https://my.bucket.s3.eu-west-1.amazonaws.com/a", "s3://my.bucket/a"),
+        ("https://s3.eu-west-1.amazonaws.com/bucket/a", "s3://bucket/a"),
+        ("https://acct.blob.core.windows.net/box/a?sig=planted", "az://acct/box/a"),
+    ],
+)
+def test_a_text_that_means_a_uri_is_refused_with_that_uri(text: str, meant: str) -> None:
+    assert suggest_uri(text) == meant
+    assert str(parse_uri(meant)) == meant
+    with pytest.raises(ValueError, match="is not a uri") as caught:
+        parse_uri(text)
+    assert str(caught.value).endswith(f"; did you mean {meant}?")
+    assert "planted" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a.txt",
+        "./bucket",
+        "Bucket",
+        "ab",
+        "ftp://host/a",
+        "https://example.com/bucket/a",
+        "https://storage.googleapis.com/storage/v1/b/bucket/o/a",
+        "abfs://box/a",
+    ],
+)
+def test_a_text_that_means_no_uri_is_refused_without_a_suggestion(text: str) -> None:
+    assert suggest_uri(text) == ""
+    with pytest.raises(ValueError, match=r"one of gs://, s3://, az://, file://, memory://$"):
+        parse_uri(text)
 
 
 @pytest.mark.parametrize("value", [None, b"gs://b/k", 1])

@@ -43,9 +43,15 @@ _MAX_LOOKUPS = 64
 
 
 Sources = Annotated[
-    list[str], typer.Argument(metavar="SOURCE...", help="Uris or paths; - is standard input.")
+    list[str],
+    typer.Argument(
+        metavar="SOURCE...", help="Uris or paths; - is standard input.", show_default=False
+    ),
 ]
-Target = Annotated[str, typer.Argument(metavar="TARGET", help="Uri or path; - is standard output.")]
+Target = Annotated[
+    str,
+    typer.Argument(metavar="TARGET", help="Uri or path; - is standard output.", show_default=False),
+]
 Recursive = Annotated[
     bool, typer.Option("-r", "--recursive", help="Copy everything below the one SOURCE.")
 ]
@@ -58,8 +64,8 @@ DryRun = Annotated[
 
 
 def cp(
-    sources: Sources,
-    target: Target,
+    sources: Sources = (),  # type: ignore[assignment]  # typer passes a list
+    target: Target = "",
     *,
     recursive: Recursive = False,
     no_clobber: NoClobber = False,
@@ -88,6 +94,10 @@ def cp(
     bucket keep content type and custom metadata, but not cache control, content disposition,
     content language and storage class.
     """
+    if not (sources and target):
+        # Not by typer, which takes one argument for the TARGET.
+        what = "the TARGET is missing" if sources or target else "SOURCE and TARGET are missing"
+        raise typer.BadParameter(f"{what}; write SOURCE... TARGET")
     origins, destination = _parse(
         sources, target, endpoint_url, anonymous=anonymous, recursive=recursive
     )

@@ -158,7 +158,7 @@ async def list_prefix(
     single = await find(store, key) if key != prefix else None
     if single is None:
         uri = str(source.location)
-        raise NotFoundError(f"there is no object below {uri}; check the spelling", uri=uri)
+        raise NotFoundError(f"there is no object below {uri}; {source.hint()}", uri=uri)
     yield target.job(single.uri, single, single.size, base_name(key))
 
 
@@ -236,7 +236,8 @@ async def list_files(
         try:
             status = os.stat(source.path)
         except OSError as exc:
-            yield Problem(f"cannot read {one_line(source.text)}: {exc.strerror}")
+            hint = f"; {source.hint()}" if isinstance(exc, FileNotFoundError) else ""
+            yield Problem(f"cannot read {one_line(source.text)}: {exc.strerror}{hint}")
             continue
         if stat.S_ISDIR(status.st_mode):
             yield Problem(f"{one_line(source.text)} is a directory; use -r to copy what is below")
@@ -260,7 +261,10 @@ async def list_objects(
         try:
             meta = await store.head(key)
         except NotFoundError as exc:
-            return not_an_object if source.is_directory() else Problem(describe(exc))
+            if source.is_directory():
+                return not_an_object
+            text = await source.explain_missing(store, key, "use -r to copy them")
+            return Problem(text or describe(exc))
         except StorageError as exc:
             return Problem(describe(exc))
         if key.endswith("/") and not meta.size:
