@@ -142,8 +142,10 @@ class UriOrPath:
                         if is_more := num_objects > 0:
                             break
                         num_objects = len(page)
+            except NotFoundError as exc:
+                return exc.message  # there is no bucket
             except StorageError:
-                return ""  # the error for the object itself says more
+                return ""  # listing may be denied
         if num_objects:
             count = format_count(num_objects, "object") + (" or more" if is_more else "")
             verb = "is" if num_objects == 1 else "are"

@@ -53,6 +53,13 @@ def test_a_prefix_instead_of_an_object_is_told_with_what_is_below(
     assert len(many.keys()) == 52
 
 
+@pytest.mark.parametrize("command", ["rm", "stat", "cat"])
+def test_a_bucket_that_does_not_exist_is_named(aioflux, command) -> None:
+    ended = aioflux(command, "gs://bucket-that-is-not/a")
+    assert ended.status == 1
+    assert "the bucket does not exist" in ended.err
+
+
 def test_more_objects_than_one_page_are_not_counted(aioflux, bucket) -> None:
     for number in range(1001):
         bucket.put(f"p/{number}")
