@@ -84,9 +84,11 @@ class TransferOptions:
     5 MiB to 5 GiB. The size of the next parts doubles after every 900 parts, because an upload has
     at most 10,000 parts."""
     max_buffered_bytes: int = 64 * MIB
-    """Maximum size of one writer's buffer, in bytes; 64 MiB by default, which is four parts. When
-    the buffer is full, `write` waits until a part was sent. At least `part_size_bytes`. If the
-    parts of a very large object are larger than this, one part is buffered."""
+    """Maximum number of bytes that one writer or reader buffers; 64 MiB by default, which is four
+    parts. When the buffer of a writer is full, `write` waits until a part was sent. A reader
+    prefetches ranges up to this size, unless `read_ahead_bytes` is given. At least
+    `part_size_bytes`. If the parts of a very large object are larger than this, one part is
+    buffered."""
     num_loops: int = 1
     """Number of event loops that send requests with large bodies; 1 by default, the loop of the
     caller, and 128 at most. With more, ranges and parts of 1 MiB and more are spread over the

@@ -81,7 +81,7 @@ class _RetryNotice(logging.Handler):
 def _logs() -> Iterator[None]:
     """Attach a `_RetryNotice` to the logger of retries, and drop the logs of foreign libraries.
 
-    Their messages are also in the errors: azure-identity writes 12 lines if nobody is signed in.
+    Their messages are also in the errors: azure-identity writes 12 lines without a login.
     """
     if not is_debug():
         for name in _FOREIGN_LOGGERS:

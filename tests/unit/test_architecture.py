@@ -41,6 +41,32 @@ def test_each_row_names_files_that_exist(cells: list[str]) -> None:
     assert [each for each in missing(tests, ROOT / "tests") if not (package / each).exists()] == []
 
 
+def read_tests(cell: str) -> str:
+    """Return the text of all tests that a cell names: files and folders."""
+    folder, texts = ROOT / "tests", []
+    for name in PATHS.findall(cell):
+        places = (ROOT / "tests" / name, folder / name, ROOT / "aioflux" / name)
+        path = next(place for place in places if place.exists())
+        folder = path.parent
+        files = [path] if path.is_file() else path.rglob("*.py")
+        texts += (file.read_text(encoding="utf-8") for file in files)
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        (name, cells[2])
+        for cells in rows()
+        for code in re.findall(r"`([^`]+)`", cells[0])
+        for name in re.findall(r"[A-Za-z_]\w*", code)
+    ],
+    ids=lambda value: value[:40],
+)
+def test_each_name_to_change_occurs_in_the_tests_of_its_row(name: str, cell: str) -> None:
+    assert re.search(rf"\b{name}\b", read_tests(cell))
+
+
 def test_the_map_is_long_enough_to_be_one() -> None:
     assert len(rows()) >= 40
 
