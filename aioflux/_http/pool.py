@@ -239,8 +239,18 @@ class Pool:
         if match_target(target) is None:
             raise ValueError("target must be percent-encoded: visible ASCII only, no spaces")
         lines = encode_fields(headers)
-        request_line = (b"GET ", slots.target_prefix, target, b" HTTP/1.1\r\n")
-        head = b"".join((*request_line, slots.host_line, fixed.encoded, lines, b"\r\n"))
+        head = b"".join(
+            (
+                b"GET ",
+                slots.target_prefix,
+                target,
+                b" HTTP/1.1\r\n",
+                slots.host_line,
+                fixed.encoded,
+                lines,
+                b"\r\n",
+            )
+        )
         connection = None if self._is_closed else slots.acquire_idle()
         if connection is not None:
             connection.send(

@@ -28,6 +28,7 @@ __all__ = ["EndedBySignal", "run"]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MAX_SIGNALS = 3
 _FOREIGN_LOGGERS = ("azure", "botocore", "google")
+_DROPPED = logging.NullHandler()
 _NOTICE_SECONDS = 3.0
 """A notice is printed when a request has been retried for this long."""
 
@@ -85,7 +86,7 @@ def _logs() -> Iterator[None]:
     """
     if not is_debug():
         for name in _FOREIGN_LOGGERS:
-            logging.getLogger(name).addHandler(logging.NullHandler())
+            logging.getLogger(name).addHandler(_DROPPED)
     logger, notice = logging.getLogger("aioflux.retry"), _RetryNotice()
     level = logger.level
     logger.addHandler(notice)
