@@ -41,7 +41,7 @@ __all__ = [
     "UnsupportedError",
 ]
 
-_FIELDS_PREFIX: Final = "aioflux: uri and status "
+_FIELDS_PREFIX: Final = "aioflux: uri, status, maybe_done "
 """Beginning of the line of a traceback that contains the fields of the error."""
 
 
@@ -68,34 +68,45 @@ class StorageError(AiofluxError):
         message: The failed operation, its object, and often advice.
         uri: Whole uri of the object, prefix or bucket; empty if not known.
         status: HTTP status of the response, or None without a response.
+        maybe_done: The write may have been carried out nevertheless: the response to an attempt was
+            lost, or may be from a gateway and not from the service. The message says so, too. Read
+            the object before you repeat the write.
     """
 
-    def __init__(self, message: str = "", *, uri: str = "", status: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        uri: str = "",
+        status: int | None = None,
+        maybe_done: bool = False,
+    ) -> None:
         super().__init__(message)
         if not uri and _FIELDS_PREFIX in message:
-            uri, status = _parse_fields(message)
+            uri, status, maybe_done = _parse_fields(message)
         self.uri = uri
         self.status = status
+        self.maybe_done = maybe_done
 
     def carry_fields(self) -> None:
-        """Add uri and status to the traceback as a note, before the error leaves its process.
+        """Add the fields to the traceback as a note, before the error leaves its process.
 
         PyTorch builds the error in the main process from the text of the traceback alone.
         """
         import json  # not imported by `import aioflux`
 
-        note = _FIELDS_PREFIX + json.dumps([self.uri, self.status])
+        note = _FIELDS_PREFIX + json.dumps([self.uri, self.status, self.maybe_done])
         if note not in getattr(self, "__notes__", ()):
             self.add_note(note)
 
 
-def _parse_fields(traceback: str) -> tuple[str, int | None]:
-    """Return uri and status of the last error in a traceback."""
+def _parse_fields(traceback: str) -> tuple[str, int | None, bool]:
+    """Return the fields of the last error in a traceback."""
     import json
 
     notes = [line for line in traceback.splitlines() if line.startswith(_FIELDS_PREFIX)]
-    uri, status = json.loads(notes[-1].removeprefix(_FIELDS_PREFIX)) if notes else ("", None)
-    return uri, status
+    fields = json.loads(notes[-1].removeprefix(_FIELDS_PREFIX)) if notes else ("", None, False)
+    return fields[0], fields[1], fields[2]
 
 
 class NotFoundError(StorageError, FileNotFoundError):
@@ -134,8 +145,6 @@ class TransientError(StorageError):
         num_bytes_received: Bytes of the body that were received before the connection failed.
         generation: Generation of the object that was being received, or empty. The next attempt
             reads the rest of the body from this generation.
-        maybe_done: The service may have carried out the request: it was sent, but there was no
-            response, or a response that a gateway may have sent instead of the service.
         is_malformed: The response is not from the storage service: invalid HTTP, or a page of
             another server. Three such responses in a row end the retries.
     """
@@ -152,11 +161,10 @@ class TransientError(StorageError):
         maybe_done: bool = False,
         is_malformed: bool = False,
     ) -> None:
-        super().__init__(message, uri=uri, status=status)
+        super().__init__(message, uri=uri, status=status, maybe_done=maybe_done)
         self.retry_after_seconds = retry_after_seconds
         self.num_bytes_received = num_bytes_received
         self.generation = generation
-        self.maybe_done = maybe_done
         self.is_malformed = is_malformed
 
 

@@ -699,7 +699,8 @@ class Store:
             mode: "overwrite" replaces an object of this name; "create" raises AlreadyExistsError
                 if one exists. If the response was lost and an object with exactly these bytes
                 exists then, it counts as created: write unique bytes into locks.
-            if_generation_match: Write only if the object has this generation now.
+            if_generation_match: Write only if the object has this generation now. After a lost
+                response, the error may have `maybe_done`: the write may have been carried out.
             content_type: Media type; `application/octet-stream` by default.
             metadata: User metadata. Names are stored in lower case, as most services return them.
 

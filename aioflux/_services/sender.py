@@ -131,8 +131,7 @@ async def resolve_credentials(credentials: Awaitable[T], action: str, uri: str) 
 
 def as_read_error(error: StorageError) -> StorageError:
     """Set `maybe_done` of the error of a read to False, since a read changes no object."""
-    if isinstance(error, TransientError):
-        error.maybe_done = False
+    error.maybe_done = False
     return error
 
 

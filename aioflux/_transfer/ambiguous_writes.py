@@ -40,6 +40,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 _FIND_SECONDS = 10.0
 """Maximum time to check for the object after the last attempt of a write has failed."""
 
+_REJECTIONS = (AlreadyExistsError, NotFoundError, PreconditionFailedError)
+"""Errors of a write after which `find` was called already, if an earlier attempt was ambiguous."""
+
 _MAX_SENDS = 3
 """Largest number of attempts to send a body that the service reports as damaged."""
 
@@ -80,6 +83,15 @@ class AmbiguousWrite:
         self.maybe_done = True
         self.needs_check = self.needs_check or not is_throttled
 
+    def mark(self, error: StorageError) -> None:
+        """Set `maybe_done` of the error that ends an ambiguous write, and say so in its message."""
+        if self.maybe_done:
+            error.maybe_done = True
+            error.message += (
+                "; the request may have been carried out nevertheless, because a response was lost "
+                "or did not come from the service: read the object before you repeat the request"
+            )
+
 
 class ResendLimit:
     """A limit of the attempts to send one body that arrives damaged each time."""
@@ -101,7 +113,6 @@ async def send_write(
     send: Callable[[], Awaitable[ObjectMeta]],
     find: Callable[[], Awaitable[ObjectMeta | None]],
     *,
-    ambiguous: AmbiguousWrite | None = None,
     resends: ResendLimit | None = None,
     num_bytes: int = 0,
     find_first: bool = False,
@@ -114,7 +125,6 @@ async def send_write(
         request: The write.
         send: Sends the write once.
         find: Returns the object that the write should have created, or None if there is none.
-        ambiguous: Record of the failed attempts; a new one by default.
         resends: Limit of the attempts whose body arrives damaged; by default a damaged body is not
             sent again.
         num_bytes: Bytes of the body.
@@ -125,8 +135,10 @@ async def send_write(
     Raises:
         AlreadyExistsError: The write is `mode="create"`, and another object has the key.
         PreconditionFailedError: The object has another generation than the precondition requires.
+
+    An error after an ambiguous attempt has `maybe_done`.
     """
-    ambiguous = ambiguous or AmbiguousWrite()
+    ambiguous = AmbiguousWrite()
 
     async def attempt(_: int) -> ObjectMeta:
         if find_first and ambiguous.needs_check and (written := await find()):
@@ -142,7 +154,7 @@ async def send_write(
             raise resends.next_error(exc) from exc
         except (PreconditionFailedError, NotFoundError) as exc:
             # An ambiguous attempt may have been carried out since the last check.
-            if ambiguous.maybe_done and (written := await find()):
+            if ambiguous.maybe_done and (written := await _find(find, exc)):
                 return written
             if isinstance(exc, PreconditionFailedError) and request.precondition.if_absent:
                 raise AlreadyExistsError(
@@ -155,24 +167,28 @@ async def send_write(
 
     try:
         return await session.call(request.key, attempt, num_bytes=num_bytes)
-    except TransientError as exc:
-        if ambiguous.needs_check or (ambiguous.maybe_done and find_if_throttled):
-            if written := await _find_at_last(find, exc):
-                return written
-        elif ambiguous.maybe_done:
-            exc.add_note(
-                "the write may have been carried out; check the object before you repeat it"
-            )
+    except StorageError as exc:
+        was_compared = isinstance(exc, _REJECTIONS)
+        needs_check = ambiguous.needs_check or (ambiguous.maybe_done and find_if_throttled)
+        if needs_check and not was_compared and (written := await _find(find, exc, is_last=True)):
+            return written
+        ambiguous.mark(exc)
         raise
 
 
-async def _find_at_last(
-    find: Callable[[], Awaitable[ObjectMeta | None]], error: TransientError
+async def _find(
+    find: Callable[[], Awaitable[ObjectMeta | None]], error: StorageError, *, is_last: bool = False
 ) -> ObjectMeta | None:
+    """Return the object, or None; a failure is added to `error`, the failure of the write.
+
+    Unless no attempt of the write follows (`is_last`), a TransientError is raised instead.
+    """
     try:
-        async with asyncio.timeout(_FIND_SECONDS):
+        async with asyncio.timeout(_FIND_SECONDS if is_last else None):
             return await find()
     except (StorageError, TimeoutError) as exc:
+        if isinstance(exc, TransientError) and not is_last:
+            raise
         error.add_note(f"whether the write was carried out could not be determined: {exc!r}")
         return None
 

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import gather
 from aioflux._services.base import Source
-from aioflux._transfer.ambiguous_writes import (
-    AmbiguousWrite,
-    checksum_of,
-    has_attributes,
-    send_write,
-)
+from aioflux._transfer.ambiguous_writes import checksum_of, has_attributes, send_write
 from aioflux._transfer.conditions import require
 from aioflux._transfer.put import write_request
 from aioflux._transfer.retry import Backoff
@@ -54,18 +49,17 @@ async def compose(
         metas: Metadata of the sources from a listing; saves requests after an ambiguous attempt.
     """
     if all(source.key != request.key for source in sources):
-        return await _send_compose(session, request, sources, metas, AmbiguousWrite())
+        return await _send_compose(session, request, sources, metas)
     backoff = Backoff(session.retry)
     while True:
         metas = await gather(session.head(source.key, source.generation) for source in sources)
         pinned = [Source(key=meta.key, generation=meta.generation) for meta in metas]
-        ambiguous = AmbiguousWrite()
         try:
-            return await _send_compose(session, request, pinned, metas, ambiguous)
-        except NotFoundError:
+            return await _send_compose(session, request, pinned, metas)
+        except NotFoundError as exc:
             # A source was replaced meanwhile, maybe by an ambiguous attempt of this append: another
             # attempt would then append twice.
-            may_repeat = not ambiguous.maybe_done and not all(src.generation for src in sources)
+            may_repeat = not exc.maybe_done and not all(src.generation for src in sources)
             if not (may_repeat and await backoff.pause()):
                 raise
 
@@ -75,7 +69,6 @@ async def _send_compose(
     request: WriteRequest,
     sources: Sequence[Source],
     metas: Sequence[ObjectMeta],
-    ambiguous: AmbiguousWrite,
 ) -> ObjectMeta:
     """Concatenate the sources, each in its generation if it has one."""
 
@@ -89,7 +82,6 @@ async def _send_compose(
         request,
         lambda: session.service.compose(request, sources),
         find,
-        ambiguous=ambiguous,
         find_first=True,
     )
 

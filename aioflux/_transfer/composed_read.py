@@ -263,7 +263,8 @@ class Composites:
         error = creating.exception()
         if error is None:
             return creating.result().generation
-        return "" if isinstance(error, TransientError) else None
+        is_ambiguous = isinstance(error, StorageError) and error.maybe_done
+        return "" if is_ambiguous or isinstance(error, TransientError) else None
 
 
 def _num_bytes(tried: TriedBatch) -> int:

@@ -78,10 +78,11 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
 
 async def _delete_unpinned(session: Session, key: str) -> None:
     """Delete the current object of a key, without a retry after an ambiguous attempt."""
+    ambiguous = AmbiguousWrite()
 
     async def attempt(_: int) -> TransientError | None:
         try:
-            await session.service.delete(key)
+            await ambiguous.run_attempt(session.service.delete(key))
         except TransientError as exc:
             if not exc.maybe_done:
                 raise
@@ -90,6 +91,7 @@ async def _delete_unpinned(session: Session, key: str) -> None:
 
     error = await session.call(key, attempt)
     if error is not None:
+        ambiguous.mark(error)
         raise error
 
 
@@ -115,7 +117,11 @@ async def _delete_once(
             if not ambiguous.maybe_done:
                 raise
 
-    await session.call(key, attempt)
+    try:
+        await session.call(key, attempt)
+    except StorageError as exc:
+        ambiguous.mark(exc)
+        raise
 
 
 async def _require_generation(session: Session, key: str, generation: str) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._services.base import Precondition, Source, WriteRequest
-from aioflux._transfer.ambiguous_writes import AmbiguousWrite, ResendLimit, find_written, send_write
+from aioflux._transfer.ambiguous_writes import ResendLimit, find_written, send_write
 from aioflux._transfer.arguments import parse_data
 from aioflux._transfer.conditions import require
 from aioflux._transfer.delete import delete
@@ -419,7 +419,6 @@ class ObjectWriter:
     async def _complete_upload(self, parts: list[UploadedPart], checksum: int) -> ObjectMeta:
         session, upload_id = self._session, self._initiation.upload_id
         size = sum(part.size for part in parts)
-        ambiguous = AmbiguousWrite()
 
         async def find() -> ObjectMeta | None:
             written = WriteRequest(self._key)
@@ -435,18 +434,18 @@ class ObjectWriter:
                 self._upload,
                 lambda: session.service.complete_upload(self._upload, upload_id, parts),
                 find,
-                ambiguous=ambiguous,
                 find_if_throttled=True,
             )
         except NotFoundError as exc:
             # An upload no longer exists after its completion.
-            if ambiguous.maybe_done:
+            if exc.maybe_done:
                 raise StorageError(
                     f"it is not known whether {self._uri} was written: the response to the "
                     "completion of its upload was lost, the upload no longer exists, and the "
                     "object differs from the sent bytes; it was written and then replaced, or "
                     "never written; check it before you write it again",
                     uri=self._uri,
+                    maybe_done=True,
                 ) from exc
             raise
 

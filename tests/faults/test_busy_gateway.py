@@ -7,6 +7,7 @@ error if it did happen, and there are no leftovers.
 from __future__ import annotations
 
 import http.client
+import itertools
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -47,12 +48,14 @@ class BusyGateway:
     Attributes:
         url: Root url.
         num_swapped: Responses that were replaced.
+        on_swap: Called after a request whose response is replaced was carried out.
     """
 
     def __init__(self, upstream: str) -> None:
         self._upstream = urlsplit(upstream).netloc
         self._swaps: list[tuple[Callable[[Forwarded], bool], int]] = []
         self.num_swapped = 0
+        self.on_swap: Callable[[], object] = lambda: None
         gateway = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -102,6 +105,7 @@ class BusyGateway:
         status, headers = response.status, response.getheaders()
         if self._swaps and response.status < 300 and self._swaps[0][0](request):
             self.num_swapped += 1
+            self.on_swap()
             status, headers, data = self._swaps.pop(0)[1], [], b"busy"
         handler.send_response_only(status)
         is_head = handler.command == "HEAD"
@@ -253,4 +257,51 @@ async def test_a_write_that_was_done_is_not_an_error(
     else:
         assert bucket.get("bucket", "new") == content
     assert bucket.stats.open_uploads == 0
+    assert not bucket.keys("bucket", ".aioflux")
+
+
+CONDITIONAL: list[tuple[str, Callable[[aioflux.Store], Awaitable[bytes]], Any]] = [
+    ("gs s3 az", create, is_put),
+    ("gs s3 az", replace, is_put),
+    ("gs s3 az", copy_new, is_copy),
+    ("s3 az", write_new, is_completion),
+    ("gs", write_new, is_compose),
+    ("gs", compose_new, is_compose),
+]
+
+
+@pytest.mark.parametrize(
+    ("cloud", "run", "matches"),
+    [
+        pytest.param(cloud, run, matches, id=f"{cloud}-{run.__name__}")
+        for clouds, run, matches in CONDITIONAL
+        for cloud in clouds.split()
+    ],
+    indirect=["cloud"],
+)
+async def test_a_write_that_was_done_and_replaced_may_have_been_done(
+    bucket: Any,
+    gateway: BusyGateway,
+    store: aioflux.Store,
+    run: Callable[[aioflux.Store], Awaitable[bytes]],
+    matches: Callable[[Forwarded], bool],
+) -> None:
+    """Another writer replaces the object between the lost answer and the next attempt."""
+    bucket.put("bucket", "old", SMALL)
+    # `replace` writes an old object first.
+    puts_before = itertools.count(1 if run is replace else 2)
+
+    def is_probe(request: Forwarded) -> bool:
+        return ".aioflux-uploads/" in request.path and run is not write_new
+
+    def is_write(request: Forwarded) -> bool:
+        return matches(request) and not is_probe(request) and next(puts_before) > 1
+
+    gateway.swap(is_write, 500)
+    gateway.on_swap = lambda: bucket.put("bucket", "new", b"another")
+    with pytest.raises(aioflux.StorageError, match=r"written|carried out") as raised:
+        await run(store)
+    assert gateway.num_swapped == 1
+    assert raised.value.maybe_done
+    assert bucket.get("bucket", "new") == b"another"
     assert not bucket.keys("bucket", ".aioflux")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import pickle
+import random
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -29,13 +31,15 @@ from aioflux._services.s3.errors import deletion_error
 from aioflux._services.status import error_from_status
 from aioflux._transfer.lost_uploads import Window, lost_uploads
 from aioflux.testing import GCSServer
-from aioflux.testing.faults import Fault
+from aioflux.testing.faults import Fault, FlakyService
 from tests.transfer.scripted_service import (
     LOSE,
     OPTIONS,
     PART,
     REFUSE,
+    RETRY,
     ScriptedService,
+    ServiceStore,
     pattern,
     service_of,
 )
@@ -372,6 +376,177 @@ async def test_a_write_of_other_metadata_is_not_taken_for_done(scripted: Scripte
         await short_of_time(scripted).put("a", b"same", metadata={"by": "us"})
 
 
+# --- a write that another writer replaced before its retry ------------------------------------
+
+
+def replaced_after(scripted: ScriptedService, operation: str, key: str) -> None:
+    """Carry out the first request, lose its answer, and have another writer replace the object."""
+    inner = getattr(scripted.service, operation)
+    requests = itertools.count(1)
+
+    async def request(*args: Any, **settings: Any) -> ObjectMeta:
+        meta: ObjectMeta = await inner(*args, **settings)
+        if next(requests) > 1:
+            return meta
+        scripted.put(key, b"another")
+        raise TransientError("the answer was lost", uri=meta.uri, maybe_done=True)
+
+    setattr(scripted.service, operation, request)
+
+
+async def put_small_of(scripted: ScriptedService, **condition: Any) -> ObjectMeta:
+    return await scripted.store.put("c", b"12", **condition)
+
+
+async def put_large_of(scripted: ScriptedService, **condition: Any) -> ObjectMeta:
+    return await scripted.store.put("c", LARGE, **condition)
+
+
+async def compose_of(scripted: ScriptedService, **condition: Any) -> ObjectMeta:
+    return await scripted.store.compose("c", ["a", "b"], **condition)
+
+
+async def copy_of(scripted: ScriptedService, **condition: Any) -> ObjectMeta:
+    return await scripted.store.copy("b", "c", **condition)
+
+
+CONDITIONAL = {
+    "put": ("put", put_small_of),
+    "large put": ("compose", put_large_of),  # by a conditional compose of the uploaded object
+    "compose": ("compose", compose_of),
+    "copy": ("copy", copy_of),
+}
+each_conditional = pytest.mark.parametrize(
+    ("operation", "write"), CONDITIONAL.values(), ids=CONDITIONAL
+)
+
+
+@pytest.mark.usefixtures("sources")
+@each_conditional
+async def test_a_creation_that_may_have_been_replaced_says_so(
+    scripted: ScriptedService, operation: str, write: Any
+) -> None:
+    replaced_after(scripted, operation, "c")
+    with pytest.raises(AlreadyExistsError, match="may have been carried out") as raised:
+        await write(scripted, mode="create")
+    assert raised.value.maybe_done
+    assert pickle.loads(pickle.dumps(raised.value)).maybe_done
+    assert scripted.get("c") == b"another"
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("name", ["put", "large put", "compose"])
+async def test_a_replacement_that_may_have_been_replaced_says_so(
+    scripted: ScriptedService, name: str
+) -> None:
+    operation, write = CONDITIONAL[name]
+    old = scripted.put("c", b"old")
+    replaced_after(scripted, operation, "c")
+    with pytest.raises(PreconditionFailedError, match="may have been carried out") as raised:
+        await write(scripted, if_generation_match=old.generation)
+    assert raised.value.maybe_done
+
+
+async def test_a_conditional_completion_that_may_have_been_replaced_says_so(tmp_path: Path) -> None:
+    flaky = ScriptedService("unused", service=service_of(f"file://{tmp_path}"))
+    inner = flaky.service.complete_upload
+
+    async def complete_upload(*args: Any, **settings: Any) -> ObjectMeta:
+        meta = await inner(*args, **settings)
+        if flaky.service.count("complete_upload") > 1:
+            return meta
+        (tmp_path / "a").write_bytes(b"another")
+        raise TransientError("the answer was lost", uri=meta.uri, maybe_done=True)
+
+    flaky.service.complete_upload = complete_upload
+    with pytest.raises(StorageError) as raised:
+        await flaky.store.put("a", LARGE, mode="create")
+    assert raised.value.maybe_done
+
+
+@pytest.mark.usefixtures("sources")
+@each_conditional
+async def test_a_condition_that_never_held_is_not_ambiguous(
+    scripted: ScriptedService, operation: str, write: Any
+) -> None:
+    """Also after an attempt that was certainly not carried out."""
+    scripted.put("c", b"old")
+    scripted.service.fail(operation, REFUSE)
+    with pytest.raises(AlreadyExistsError) as raised:
+        await write(scripted, mode="create")
+    assert not raised.value.maybe_done
+    assert "may have been" not in str(raised.value)
+
+
+@pytest.mark.parametrize("error", [StorageError, aioflux.PermissionDeniedError])
+async def test_any_last_error_of_an_ambiguous_write_says_so(
+    scripted: ScriptedService, error: type[StorageError]
+) -> None:
+    lost = TransientError("lost before it was done", uri="memory://x/a", maybe_done=True)
+    scripted.service.fail("put", Fault(kind="refuse", error=lost))
+    scripted.service.fail("put", Fault(kind="refuse", error=error("no", uri="memory://x/a")))
+    with pytest.raises(error, match="may have been carried out") as raised:
+        await scripted.store.put("a", b"1")
+    assert raised.value.maybe_done
+
+
+async def test_a_write_that_is_found_after_another_error_has_succeeded(
+    scripted: ScriptedService,
+) -> None:
+    error = aioflux.PermissionDeniedError("the token has expired", uri="memory://x/a")
+    scripted.service.fail("put", LOSE, Fault(kind="refuse", error=error))
+    assert (await scripted.store.put("a", b"1")).size == 1
+
+
+async def test_an_ambiguous_write_without_the_permission_to_read_says_so(
+    scripted: ScriptedService,
+) -> None:
+    """The rejection is raised, not the error of the comparison."""
+    error = aioflux.PermissionDeniedError("may not read", uri="memory://x/a")
+    scripted.service.fail("put", LOSE)
+    scripted.service.fail("head", Fault(kind="refuse", error=error))
+    with pytest.raises(AlreadyExistsError) as raised:
+        await scripted.store.put("a", b"1", mode="create")
+    assert raised.value.maybe_done
+    assert any("may not read" in note for note in raised.value.__cause__.__notes__)
+
+
+async def test_a_counter_never_counts_twice_in_silence(scripted: ScriptedService) -> None:
+    """Increments by generation, with a quarter of the answers lost, and writers that race."""
+    scripted.put("n", b"0")
+    rng = random.Random(7)
+    num_done = num_unknown = 0
+
+    def draw(operation: str) -> Fault | None:
+        return LOSE if operation == "put" and rng.random() < 0.25 else None
+
+    async def increment(writer: int) -> None:
+        nonlocal num_done, num_unknown
+        while True:
+            meta = await store.head("n")
+            value, _, _ = (await store.get(meta)).partition(b" ")
+            try:
+                data = b"%d of %d" % (int(value) + 1, writer)
+                await store.put("n", data, if_generation_match=meta.generation)
+            except PreconditionFailedError as exc:
+                if exc.maybe_done:
+                    num_unknown += 1
+                    return
+            except NotFoundError:
+                continue
+            else:
+                num_done += 1
+                return
+
+    service = FlakyService(service_of(scripted.service.uri("")), draw=draw)
+    store = ServiceStore(service, transfer=OPTIONS, retry=RETRY)
+    for _ in range(6):
+        await asyncio.gather(*(increment(writer) for writer in range(4)))
+    value = int(scripted.get("n").partition(b" ")[0])
+    assert num_done <= value <= num_done + num_unknown
+    assert num_unknown
+
+
 # --- a service that is asked too often -------------------------------------------------------
 
 
@@ -435,12 +610,13 @@ async def test_a_storm_is_not_made_worse_by_a_look(
     make: Callable[[ScriptedService], Awaitable[ObjectMeta]],
     status: int,
 ) -> None:
-    """A note on the error says that the write may have been carried out."""
+    """The error says that the write may have been carried out."""
     scripted.service.fail(operation, *answered(status, times=4))
     with pytest.raises(TransientError) as raised:
         await make(scripted)
     assert (scripted.service.count(operation), scripted.service.count("head")) == (4, 0)
-    assert any("may have been carried out" in note for note in raised.value.__notes__)
+    assert raised.value.maybe_done
+    assert "may have been carried out" in str(raised.value)
 
 
 @pytest.mark.parametrize("is_done", [True, False])

@@ -54,10 +54,13 @@ def test_one_message_builds_it(error: type[_errors.AiofluxError]) -> None:
 
 
 @pytest.mark.parametrize("uri", ["gs://b/k", 'gs://b/a "b"\u2028c: d, \n'], ids=["plain", "odd"])
+@pytest.mark.parametrize("maybe_done", [True, False], ids=["maybe done", "not done"])
 @pytest.mark.parametrize("status", [404, None])
-def test_a_traceback_carries_fields_if_requested(uri: str, status: int | None) -> None:
+def test_a_traceback_carries_fields_if_requested(
+    uri: str, status: int | None, *, maybe_done: bool
+) -> None:
     """Of several errors the last one, which is the one that was raised."""
-    error = _errors.NotFoundError("gone", uri=uri, status=status)
+    error = _errors.NotFoundError("gone", uri=uri, status=status, maybe_done=maybe_done)
     error.carry_fields()
     error.carry_fields()
     assert len(error.__notes__) == 1
@@ -66,10 +69,13 @@ def test_a_traceback_carries_fields_if_requested(uri: str, status: int | None) -
     text = "Caught it in a worker.\n" + "".join(traceback.format_exception(error))
     built = _errors.NotFoundError(text)
     assert (built.uri, built.status, str(built)) == (uri, status, text)
+    assert built.maybe_done == maybe_done
 
 
 def test_a_text_that_only_speaks_of_fields_carries_none() -> None:
-    built = _errors.StorageError('no line with aioflux: uri and status ["gs://b/k", 404]')
+    built = _errors.StorageError(
+        'no line with aioflux: uri, status, maybe_done ["gs://b/k", 404, true]'
+    )
     assert (built.uri, built.status) == ("", None)
 
 
@@ -77,7 +83,9 @@ def test_a_text_that_only_speaks_of_fields_carries_none() -> None:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_keeps_fields_and_notes(error: type[_errors.AiofluxError], protocol: int) -> None:
     """torch.distributed.checkpoint gathers errors by pickle."""
-    fields = {"uri": "gs://b/k", "status": 412} if issubclass(error, _errors.StorageError) else {}
+    fields = {}
+    if issubclass(error, _errors.StorageError):
+        fields = {"uri": "gs://b/k", "status": 412, "maybe_done": True}
     if error is _errors.TransientError:
         fields |= {"retry_after_seconds": 1.5, "num_bytes_received": 7}
     sent = error("the text", **fields)
