@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aioflux.testing.gcs_server import Request
 
 PART = b"206 Partial Content"
+LENGTH = b"x-goog-stored-content-length"
 
 
 def size_of(status: int, headers: dict[bytes, bytes], num_bytes: int, **read: Any) -> int:
@@ -156,7 +157,7 @@ def test_another_answer_is_refused(
     ids=["part", "short", "no-length"],
 )
 def test_a_whole_object_is_whole(status: int, headers: dict[bytes, bytes]) -> None:
-    with pytest.raises(ValueError, match=r"in place of the whole|has 3 bytes"):
+    with pytest.raises(ValueError, match=r"in place of the whole|of 3 bytes"):
         told_size(status, headers, 3, start=0, end=None, generation="")
 
 
@@ -164,7 +165,6 @@ def test_a_whole_object_is_whole(status: int, headers: dict[bytes, bytes]) -> No
     "headers",
     [
         {},
-        {b"x-goog-stored-content-length": b"3"},
         {b"content-encoding": b"gzip", b"x-goog-stored-content-encoding": b"gzip"},
         {b"content-encoding": b"GZIP"},
         {b"content-encoding": b"identity", b"x-goog-stored-content-encoding": b"identity"},
@@ -176,6 +176,30 @@ def test_stored_bytes_are_believed(headers: dict[bytes, bytes]) -> None:
     for end in (None, 3, 100):
         assert told_size(200, headers, 3, start=0, end=end, generation="7") == 3
     assert told_size(206, RIGHT | headers, 3, **ASKED) == 10
+
+
+def test_the_stored_size_is_the_size_of_the_object() -> None:
+    whole, part = {LENGTH: b"3"}, RIGHT | {LENGTH: b"10"}
+    assert told_size(200, whole, 3, start=0, end=3, generation="7") == 3
+    assert told_size(206, part, 3, **ASKED) == 10
+
+
+@given(st.integers(0, 12), st.integers(1, 12), st.integers(0, 30), st.integers(0, 30))
+def test_a_lowered_size_of_a_part_is_not_believed(
+    start: int, length: int, total: int, stored: int
+) -> None:
+    """A proxy that shortens an object in Content-Range leaves the size that is stored."""
+    num_bytes = min(length, total - start)
+    if num_bytes < 1:
+        return
+    content_range = b"bytes %d-%d/%d" % (start, start + num_bytes - 1, total)
+    headers = {b"content-range": content_range, LENGTH: b"%d" % stored}
+    read = {"start": start, "end": start + length, "generation": ""}
+    if total == stored:
+        assert told_size(206, headers, num_bytes, **read) == total
+    else:
+        with pytest.raises(ValueError, match=f"but the object has {stored}"):
+            told_size(206, headers, num_bytes, **read)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +260,7 @@ async def test_other_bytes_are_an_error_that_names_the_object(answer: bytes, int
                 await service.get(ReadRequest("a", generation="7", start=2, end=5), into=memory)
     assert isinstance(caught.value, TransientError)
     assert caught.value.is_malformed
-    assert not caught.value.num_bytes_received
+    assert not caught.value.generation, "no byte of it is kept"
 
 
 async def test_a_service_that_ignores_ranges_does_not_fill_the_memory() -> None:

@@ -30,12 +30,14 @@ def object_size(request: ReadRequest, response: Response) -> int:
     generation, start, end = request.generation, request.start, request.end
     get = headers.get
     received = get(b"x-goog-generation")
+    length = b"%d" % num_bytes
     if (
         status == 206
         and not start
         and end is not None
         and 0 < num_bytes <= end
-        and get(b"content-range") == b"bytes 0-%d/%d" % (num_bytes - 1, num_bytes)
+        and get(b"content-range") == b"bytes 0-%d/%b" % (num_bytes - 1, length)
+        and get(b"x-goog-stored-content-length", length) == length
         and received
         and (not generation or received == generation.encode())
         and b"content-encoding" not in headers
@@ -54,10 +56,12 @@ def object_size(request: ReadRequest, response: Response) -> int:
     if status == 206 and not start and end is None:
         raise ValueError("the service returned a range in place of the whole object")
     size = size_from_response(request, response)
-    stored = headers.get(b"x-goog-stored-content-length") if status == 200 else None
-    if stored is not None and stored != b"%d" % num_bytes:
+    stored = headers.get(b"x-goog-stored-content-length")
+    if stored is not None and stored != b"%d" % size:
+        # Otherwise a proxy that lowers the size in Content-Range would shorten the object.
         raise ValueError(
-            f"the response has {num_bytes} bytes, but the object has {stored.decode('latin-1')}"
+            f"the response is of an object of {size} bytes, but the object has "
+            f"{stored.decode('latin-1')}"
         )
     return size
 
