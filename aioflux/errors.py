@@ -142,11 +142,12 @@ class TransientError(StorageError):
 
     Attributes:
         retry_after_seconds: Delay that the service requested, in seconds, or None.
-        num_bytes_received: Bytes of the body that were received before the connection failed.
-        generation: Generation of the object that was being received, or empty. The next attempt
-            reads the rest of the body from this generation.
+        num_bytes_received: Bytes of the body that were received.
+        generation: Generation of the object that was being received. The next attempt reads the
+            rest of the body from this generation. Empty if the received bytes are not kept.
         is_malformed: The response is not from the storage service: invalid HTTP, or a page of
             another server. Three such responses in a row end the retries.
+        is_damaged: The received bytes do not match the checksum in their response.
     """
 
     def __init__(
@@ -160,12 +161,14 @@ class TransientError(StorageError):
         generation: str = "",
         maybe_done: bool = False,
         is_malformed: bool = False,
+        is_damaged: bool = False,
     ) -> None:
         super().__init__(message, uri=uri, status=status, maybe_done=maybe_done)
         self.retry_after_seconds = retry_after_seconds
         self.num_bytes_received = num_bytes_received
         self.generation = generation
         self.is_malformed = is_malformed
+        self.is_damaged = is_damaged
 
 
 class CredentialsError(AiofluxError):

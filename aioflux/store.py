@@ -296,8 +296,11 @@ class Store:
         Raises:
             NotFoundError: No object has this key, or it was replaced since `key` was listed.
         """
-        source = _source(key)
-        return await self._sessions.current().head(source.key, source.generation)
+        source, session = _source(key), self._sessions.current()
+        started_at = session.clock()
+        meta = await session.head(source.key, source.generation)
+        session.counters.add_call(session.clock() - started_at)
+        return meta
 
     async def get(self, key: str | ObjectMeta) -> bytes:
         """Read a whole object, in parallel ranges if it is large, and verify its checksum.
@@ -313,7 +316,9 @@ class Store:
         """
         name, meta = parse_key(key)
         session = self._sessions.current()
+        started_at = session.clock()
         fetched = await _get.fetch(session, name, meta)
+        session.counters.add_call(session.clock() - started_at)  # two calls less than `timed`
         session.memory.offer(fetched.data)
         return fetched.data
 
@@ -346,7 +351,8 @@ class Store:
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
         name, meta = parse_key(key)
-        return await _get.fetch_into(self._sessions.current(), name, view, start=start, meta=meta)
+        session = self._sessions.current()
+        return await session.timed(_get.fetch_into(session, name, view, start=start, meta=meta))
 
     async def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object.
@@ -375,9 +381,8 @@ class Store:
         if start < 0 or end <= start:
             raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
-        return await _get.fetch_range(
-            self._sessions.current(), name, start=start, end=end, meta=meta
-        )
+        session = self._sessions.current()
+        return await session.timed(_get.fetch_range(session, name, start=start, end=end, meta=meta))
 
     async def get_ranges(
         self,
@@ -422,7 +427,9 @@ class Store:
                 raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
         name, meta = parse_key(key)
         session = self._sessions.current()
-        return await _get.fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
+        return await session.timed(
+            _get.fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
+        )
 
     async def get_many(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
@@ -718,7 +725,11 @@ class Store:
                 given, or two names of metadata differ in case only.
         """
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        return await _writer.put(self._sessions.current(), request, parse_data(request.key, data))
+        view, session = parse_data(request.key, data), self._sessions.current()
+        started_at = session.clock()
+        meta = await _writer.put(session, request, view)
+        session.counters.add_call(session.clock() - started_at)
+        return meta
 
     def put_many(
         self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
@@ -885,7 +896,8 @@ class Store:
                 "them first"
             )
         request = self._request(key, mode, if_generation_match, content_type, metadata)
-        return await _compose.compose(session, request, [_source(source) for source in sources])
+        pins = [_source(source) for source in sources]
+        return await session.timed(_compose.compose(session, request, pins))
 
     async def copy(
         self, source: str | ObjectMeta, key: str, *, mode: WriteMode = "overwrite"
@@ -902,8 +914,9 @@ class Store:
             AlreadyExistsError: `mode` is "create", and an object named `key` exists.
         """
         precondition = self._request(key, mode, None, "", None).precondition
-        return await _compose.copy(
-            self._sessions.current(), _source(source), key, precondition=precondition
+        session = self._sessions.current()
+        return await session.timed(
+            _compose.copy(session, _source(source), key, precondition=precondition)
         )
 
     async def delete(self, key: str | ObjectMeta) -> None:
@@ -929,7 +942,7 @@ class Store:
         """
         source = _source(key)
         session = self._sessions.current()
-        await _delete.delete(session, source.key, generation=source.generation)
+        await session.timed(_delete.delete(session, source.key, generation=source.generation))
 
     async def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
         """Delete many objects, and return the outcome of each.
@@ -1070,6 +1083,11 @@ async def read_hashed(store: Store, meta: ObjectMeta, view: memoryview, *, start
     session = sessions_of(store).current()
     pin = Pin(meta.generation, meta.size)
     return await read_into(session, meta.key, view, start=start, pin=pin)
+
+
+def count_mismatch(store: Store, meta: ObjectMeta, reason: str) -> None:
+    """Count bytes that the caller of `read_hashed` found wrong; warn that they are read again."""
+    sessions_of(store).current().count_mismatch(meta.key, reason)
 
 
 def sessions_of(store: Store) -> Sessions:

@@ -193,6 +193,8 @@ class Body:
     """CRC32C of the whole object; None if unknown."""
     meta: Callable[[], ObjectMeta]
     """Builds the metadata from the headers of the response; some services send only part of it."""
+    is_verified: bool = False
+    """The service module has compared the bytes with another checksum, such as an MD5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +298,8 @@ class Service(ABC):
         Raises:
             NotFoundError: The object does not exist, or has another generation.
             TransientError: Another attempt may succeed. If the body ended early, `into` contains
-                its first bytes; the error has their number and generation.
+                its first bytes; the error has their number and generation. Without a generation,
+                the bytes are wrong, or of an unknown object, and are not kept.
         """
 
     def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:

@@ -173,9 +173,11 @@ class HTTPService(Service):
     def _unexpected_response(self, key: str, response: Response, exc: ValueError) -> TransientError:
         """Return the error for a response that does not match the request of a read."""
         response.discard_connection()
-        return malformed_response(
+        error = malformed_response(
             "read", self.uri(key), exc, status=response.status, maybe_done=False
         )
+        error.num_bytes_received = response.num_bytes  # none of which is kept
+        return error
 
     async def _resolve_unsatisfied(self, request: ReadRequest) -> Body:
         """Return the empty body of a read past the end, after a 416 without the object's size."""

@@ -331,7 +331,10 @@ class _GroupReader:
                 self._has_warned = True
                 _log.warning("objects are read one by one, since composing them failed: %s", exc)
             return None
-        return split(data, group, verify=session.options.verify)
+        slices = split(data, group, verify=session.options.verify)
+        if slices is None:
+            session.count_mismatch(group[0].key, "its composite has wrong bytes of an object")
+        return slices
 
 
 async def try_fetch_composed(

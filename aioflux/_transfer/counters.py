@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Counters", "StoreCounters"]
 
+_NUM_BINS = len(LATENCY_BOUNDS_SECONDS) + 1
+
 
 @dataclass(slots=True)
 class Counters:
@@ -26,24 +28,41 @@ class Counters:
     num_retries: int = 0
     num_failures: int = 0
     num_throttled: int = 0
+    num_checksum_mismatches: int = 0
     bytes_received: int = 0
+    bytes_unverified: int = 0
     bytes_sent: int = 0
     num_in_flight: int = 0
     total_seconds: float = 0.0
     """Sum of the durations of successful attempts."""
-    latency: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_SECONDS) + 1))
+    call_seconds: float = 0.0
+    """Sum of the durations of successful calls."""
+    latency: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)
     """Numbers of successful attempts by duration; see `LatencyHistogram.counts`."""
+    call_latency: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)
+    """Numbers of successful calls by duration."""
 
-    def add_latency(self, seconds: float) -> None:
-        """Add the duration of a successful attempt."""
-        self.latency[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
+    def add_latency(self, seconds: float, *, is_call: bool = False) -> None:
+        """Add the duration of a successful attempt, which is also that of a call if `is_call`."""
+        number = bisect_left(LATENCY_BOUNDS_SECONDS, seconds)
+        self.latency[number] += 1
         self.total_seconds += seconds
+        if is_call:
+            self.call_latency[number] += 1
+            self.call_seconds += seconds
+
+    def add_call(self, seconds: float) -> None:
+        """Add the duration of a successful call."""
+        self.call_latency[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
+        self.call_seconds += seconds
 
     def add(self, other: Counters) -> None:
         """Add the sums of another loop."""
-        for name in (*_SUMS, "total_seconds"):
+        for name in (*_SUMS, "total_seconds", "call_seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.latency = [a + b for a, b in zip(self.latency, other.latency, strict=True)]
+        for name in ("latency", "call_latency"):
+            bins = zip(getattr(self, name), getattr(other, name), strict=True)
+            setattr(self, name, list(map(sum, bins)))
 
     def stats(self, *, max_in_flight: int) -> StoreStats:
         """Return the sums; `max_in_flight` is the current limit of requests in flight."""
@@ -51,10 +70,11 @@ class Counters:
             **{name: getattr(self, name) for name in _SUMS},
             max_in_flight=max_in_flight,
             latency=LatencyHistogram(tuple(self.latency), self.total_seconds),
+            call_latency=LatencyHistogram(tuple(self.call_latency), self.call_seconds),
         )
 
 
-_SUMS = tuple(counter.name for counter in fields(Counters))[:-2]
+_SUMS = tuple(counter.name for counter in fields(Counters))[:-4]
 """Fields that `StoreStats` has under the same names."""
 
 

@@ -20,6 +20,7 @@ from aioflux._transfer.get_range import (
     Pin,
     ReplacedError,
     confirm,
+    mismatch_text,
     read_first,
     read_first_twice,
     read_into,
@@ -32,6 +33,7 @@ from aioflux._transfer.get_small import (
     PriorAttempt,
     fetch_small,
     first_range_bytes,
+    lacks_checksum,
     small_bytes,
 )
 from aioflux._transfer.range_plan import coalesce_ranges
@@ -163,13 +165,13 @@ async def _verify(
         if not session.options.verify or expected is None or expected == actual:
             return result
         num_remaining -= 1
+        session.count_mismatch(key, mismatch_text(actual, expected), is_last=not num_remaining)
         if not num_remaining:
             break
     uri = session.service.uri(key)
     raise ChecksumError(
-        f"could not read {uri}: its bytes have crc32c {actual:#010x}, but its metadata has "
-        f"{expected:#010x}, {MAX_READS} times in a row; the object is damaged, or "
-        "the network, or a proxy in between, changes bytes",
+        f"could not read {uri}: {mismatch_text(actual, expected)}, {MAX_READS} times in a row; the "
+        "object is damaged, or the network, or a proxy in between, changes bytes",
         uri=uri,
     )
 
@@ -233,15 +235,20 @@ async def _fetch_unknown(
             raise ReplacedError
         return Fetched(b"", current), current.crc32c, 0
     num_read = first.data.nbytes
-    if num_read == body.size and not _reads_whole_twice(session, body.crc32c):
-        actual = first.crc32c() if session.options.verify else 0
-        return Fetched(buffers[-1].finish(), body.meta), body.crc32c, actual
+    if num_read == body.size:
+        await _head_checksum(session, key, body, is_whole=True)
+        if not _reads_whole_twice(session, body.crc32c):
+            if not body.is_verified:
+                _count_unverified(session, body.crc32c, num_read, is_whole=True)
+            actual = first.crc32c() if session.options.verify else 0
+            data = buffers[-1].finish() if buffers else bytes(first.data)
+            return Fetched(data, body.meta), body.crc32c, actual
     if may_hold is not None and not may_hold(body.size):
         buffers.clear()
         first.drop()
         raise ExceedsReservationError(body.meta())
     if num_read < body.size:
-        await _head_checksum(session, key, body)
+        await _head_checksum(session, key, body, is_whole=False)
     checksum = first.crc32c() if session.options.verify else 0
     buffer = session.memory.allocate(body.size)
     buffer.view[:num_read] = first.data
@@ -255,14 +262,17 @@ def _reads_whole_twice(session: Session, expected: int | None) -> bool:
     return expected is None and reads_twice(session)
 
 
-def _needs_head(session: Session) -> bool:
-    """Return whether only `head` returns the checksum of an object that is read in ranges."""
-    return session.options.verify and not session.service.capabilities.listed_checksums
+def _count_unverified(
+    session: Session, expected: int | None, num_bytes: int, *, is_whole: bool
+) -> None:
+    """Count bytes that were read once, unless they are compared with a checksum, `expected`."""
+    if expected is None or not session.options.verify:
+        session.count_unverified(num_bytes, is_whole=is_whole)
 
 
-async def _head_checksum(session: Session, key: str, body: Body) -> None:
-    """Request the checksum of an object, if the response to its first range had none."""
-    if body.crc32c is None and body.generation and _needs_head(session):
+async def _head_checksum(session: Session, key: str, body: Body, *, is_whole: bool) -> None:
+    """Request the checksum of an object, if the response to its first range has none."""
+    if lacks_checksum(session, body, is_whole=is_whole):
         try:
             body.crc32c = (await session.head(key, body.generation)).crc32c
         except NotFoundError as exc:
@@ -313,6 +323,9 @@ async def _complete(
         checksum, rest = await pair(check(), read_rest())
     except NotFoundError as exc:
         raise ReplacedError from exc
+    if not (twice or (body.is_verified and not rest_size)):
+        expected = body.crc32c if is_whole else None
+        _count_unverified(session, expected, view.nbytes, is_whole=is_whole)
     return combine_crc32c(checksum, rest, rest_size)
 
 
@@ -356,14 +369,19 @@ async def _fill_known(
             is_hashed=length == meta.size,
         )
 
-    if length < meta.size or expected is not None or not _needs_head(session):
-        return length, expected, await read()
-    if reads_twice(session):
+    can_ask = session.options.verify and session.service.capabilities.checksums
+    if length < meta.size or expected is not None or not can_ask:
+        actual = await read()
+    elif reads_twice(session):
         # If `head` returns a checksum, the bytes need not be read twice.
         expected = (await _head_of(session, key, meta)).crc32c
-        return length, expected, await read()
-    current, actual = await pair(_head_of(session, key, meta), read())
-    return length, current.crc32c, actual
+        actual = await read()
+    else:
+        current, actual = await pair(_head_of(session, key, meta), read())
+        expected = current.crc32c
+    if not reads_twice(session):
+        _count_unverified(session, expected, length, is_whole=length == meta.size)
+    return length, expected, actual
 
 
 async def _fill_unknown(
@@ -379,8 +397,8 @@ async def _fill_unknown(
     if not length:
         return 0, None, 0
     is_whole = length == body.size
-    if is_whole and num_read < length:
-        await _head_checksum(session, key, body)
+    if is_whole:
+        await _head_checksum(session, key, body, is_whole=num_read == length)
     actual = await _complete(
         session,
         key,
@@ -451,7 +469,10 @@ async def _range_unknown(
     first = await read_first_twice(session, key, start=start, end=end, allocate=allocate)
     is_whole = first.data.nbytes == first.body.size
     actual = first.crc32c() if session.options.verify and is_whole else 0
-    return buffers[-1].finish(), first.body.crc32c if is_whole else None, actual
+    expected = first.body.crc32c if is_whole else None
+    if not (reads_twice(session) or first.body.is_verified):
+        _count_unverified(session, expected, first.data.nbytes, is_whole=is_whole)
+    return buffers[-1].finish(), expected, actual
 
 
 async def fetch_ranges(

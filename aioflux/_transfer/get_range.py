@@ -32,6 +32,7 @@ __all__ = [
     "Pin",
     "ReplacedError",
     "confirm",
+    "mismatch_text",
     "read_checked",
     "read_checksum",
     "read_first",
@@ -121,7 +122,7 @@ async def _fill(
                 raise ChecksumError(f"{message} replaced, or damaged by a copy", uri=uri)
             _require_bytes(session, key, len(body.data), length - num_done, pin.generation)
         except TransientError as exc:
-            if pin.generation:
+            if pin.generation and exc.generation:
                 # Request the last byte again in any case, because a range must not be empty.
                 num_done = min(num_done + exc.num_bytes_received, length - 1)
             raise
@@ -204,7 +205,8 @@ async def read_first(
         except TransientError as exc:
             generation = generation or exc.generation
             if generation and memory.nbytes:
-                num_done = min(num_kept + exc.num_bytes_received, memory.nbytes - 1)
+                num_new = exc.num_bytes_received if exc.generation else 0
+                num_done = min(num_kept + num_new, memory.nbytes - 1)
             raise
         except NotFoundError as exc:
             if num_kept:
@@ -345,6 +347,7 @@ async def _read_third_time(
     session: Session, key: str, view: memoryview, start: int, pin: Pin, seen: set[int]
 ) -> int:
     """Read a range a third time; return its crc32c, which must be one of the two in `seen`."""
+    session.count_mismatch(key, f"two reads of the bytes from {start} on differ")
     lead = min(start, 2)  # another offset than in the first two responses
     copy = memoryview(new_buffer(lead + view.nbytes))
     await read_range(session, key, copy, start=start - lead, pin=pin)
@@ -352,6 +355,7 @@ async def _read_third_time(
     checksum = crc32c(view)
     if checksum in seen:
         return checksum
+    session.count_mismatch(key, "three reads differ", is_last=True)
     uri = session.service.uri(key)
     raise ChecksumError(
         f"could not read bytes [{start}, {start + view.nbytes}) of {uri}: three reads returned "
@@ -417,6 +421,11 @@ def size_error(
     )
 
 
+def mismatch_text(actual: int, expected: int) -> str:
+    """Return the text of a mismatch of checksums, for messages."""
+    return f"its bytes have crc32c {actual:#010x}, but its metadata has {expected:#010x}"
+
+
 def _require_bytes(
     session: Session, key: str, received: int, expected: int, generation: str
 ) -> None:
@@ -425,6 +434,6 @@ def _require_bytes(
         raise TransientError(
             f"could not read {uri}: received {received} of {expected} bytes",
             uri=uri,
-            num_bytes_received=received if generation else 0,
+            num_bytes_received=received,
             generation=generation,
         )

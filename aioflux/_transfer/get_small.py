@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aioflux._services.base import ReadRequest
-from aioflux._transfer.get_range import FirstRange, reads_twice
+from aioflux._transfer.get_range import FirstRange, mismatch_text, reads_twice
 from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "check_small",
     "fetch_small",
     "first_range_bytes",
+    "lacks_checksum",
     "small_bytes",
 ]
 
@@ -53,7 +54,7 @@ class PriorAttempt(NamedTuple):
     failure: TransientError | None = None
     """Failure of the attempt, if it failed."""
     started_at: float = 0.0
-    """Start of the failed attempt, on the monotonic clock."""
+    """Start of the attempt, on the monotonic clock; 0 if there was none."""
     num_reads: int = 0
     """Number of earlier reads whose bytes could not be verified."""
 
@@ -93,25 +94,37 @@ async def fetch_small(
         after=prior.failure,
         started_at=prior.started_at,
     )
-    return check_small(session, body, end, meta)
+    return check_small(session, key, body, end, meta)
+
+
+def lacks_checksum(session: Session, body: Body, *, is_whole: bool) -> bool:
+    """Return whether `head` returns a checksum of an object whose response has none.
+
+    The response is to a read of the whole object, or of a range. Responses of Cloud Storage always
+    have a checksum, unless a proxy removes it.
+    """
+    can = session.service.capabilities
+    is_expected = can.checksums and (can.listed_checksums or not is_whole)
+    return session.options.verify and is_expected and body.crc32c is None and bool(body.generation)
 
 
 def check_small(
-    session: Session, body: Body, end: int, meta: ObjectMeta | None
+    session: Session, key: str, body: Body, end: int, meta: ObjectMeta | None
 ) -> Fetched | FirstRange | None:
     """Check the response to a read of the bytes `[0, end)`.
 
     Args:
         session: The session.
+        key: Name of the object.
         body: The response.
         end: One past the last requested byte.
         meta: Metadata from a listing, whose size is `end`; None without a listing.
 
     Returns:
         The object, if the response has all its bytes. The first range, if `meta` is None and the
-        object is larger or empty: services may return no metadata of an empty object. None, if the
-        object must be read again, because the bytes could not be verified or do not have the
-        expected size.
+        object is larger or empty (services may return no metadata of an empty object), or its
+        checksum is missing. None, if the object must be read again, because the bytes could not be
+        verified or do not have the expected size.
     """
     data, size = body.data, body.size
     if meta is None:
@@ -129,10 +142,17 @@ def check_small(
         # The listing has the same checksum as the response.
         expected = body.crc32c if meta is None or meta.crc32c is None else meta.crc32c
         if expected is None:
+            if lacks_checksum(session, body, is_whole=True):
+                return FirstRange(memoryview(data), body) if meta is None else None
             # On a service without checksums a second read would prove nothing; TLS is trusted.
             if session.service.capabilities.checksums and reads_twice(session):
                 return None
-        elif expected != crc32c(data):
+            if not body.is_verified:
+                session.count_unverified(size, is_whole=True)
+        elif expected != (actual := crc32c(data)):
+            session.count_mismatch(key, mismatch_text(actual, expected))
             return None
+    else:
+        session.count_unverified(size, is_whole=True)
     # Twice as fast as `Fetched(...)`.
     return tuple.__new__(Fetched, (data, body.meta if meta is None else meta))

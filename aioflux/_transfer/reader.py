@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Self
 from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._http.memory import BytesBuffer
 from aioflux._transfer.arguments import parse_memory
-from aioflux._transfer.get_range import Pin, read_checked, read_checksum, read_into, reads_twice
+from aioflux._transfer.get_range import (
+    Pin,
+    mismatch_text,
+    read_checked,
+    read_checksum,
+    read_into,
+    reads_twice,
+)
 from aioflux._transfer.range_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, StorageError
@@ -121,6 +128,7 @@ class ObjectReader:
         self._closed = True
         if self._session.is_inherited:
             return
+        self._count_unverified()
         self._drop_ranges(set(self._ranges))
         for task in self._calls:
             task.cancel()
@@ -223,6 +231,8 @@ class ObjectReader:
         await self._confirm_returned()
         key, pin = self.meta.key, self._pin
         await read_into(self._session, key, piece, start=start, pin=pin, twice=self._twice)
+        if not self._twice:
+            self._session.count_unverified(piece.nbytes, is_whole=False)
 
     async def _until_closed(self, call: Coroutine[Any, Any, None]) -> None:
         """Await a call of a read. `aclose` cancels the call, and the read raises StorageError."""
@@ -337,7 +347,7 @@ class ObjectReader:
         buffer = self._session.memory.allocate(end - start)
         # Later reads of a range must match the bytes that were returned, confirmed or verified.
         is_known = index in self._returned or index in self._confirmed or self._verified
-        for _ in range(_MAX_READS):
+        for number in range(_MAX_READS):
             checksum = await read_checked(
                 self._session,
                 self.meta.key,
@@ -351,6 +361,8 @@ class ObjectReader:
                 if twice:
                     self._confirmed.add(index)
                 return buffer.finish()
+            reason, is_last = f"the bytes from {start} on have changed", number == _MAX_READS - 1
+            self._session.count_mismatch(self.meta.key, reason, is_last=is_last)
         raise self._mismatch(f"bytes [{start}, {end}) were different when they were read again")
 
     async def _check_whole(self) -> bool:
@@ -367,7 +379,10 @@ class ObjectReader:
             if actual == expected:
                 self._verified = True
                 return number > 0
-            if number == _MAX_READS - 1:
+            is_last = number == _MAX_READS - 1
+            reason = mismatch_text(actual, expected)
+            self._session.count_mismatch(self.meta.key, reason, is_last=is_last)
+            if is_last:
                 break
             unreturned = sorted(self._ranges.keys() - self._returned)
             self._drop_ranges(set(unreturned))
@@ -375,9 +390,15 @@ class ObjectReader:
                 self._start(index, twice=index not in self._read_once)
             for index in unreturned:
                 await self._wait_for(index)
-        raise self._mismatch(
-            f"its bytes have crc32c {actual:#010x}, but its metadata has {expected:#010x}"
-        )
+        raise self._mismatch(mismatch_text(actual, expected))
+
+    def _count_unverified(self) -> None:
+        """Count the returned bytes that were read once, unless the whole object was verified."""
+        unverified = () if self._verified else self._returned - self._confirmed
+        num_bytes = sum(self._plan[index][1] - self._plan[index][0] for index in unverified)
+        is_whole = len(self._returned) == len(self._plan)
+        self._session.count_unverified(num_bytes, is_whole=is_whole)
+        self._returned.clear()
 
     async def _confirm_returned(self) -> None:
         """Read returned ranges a second time, unless that was done before.
@@ -397,13 +418,15 @@ class ObjectReader:
         start, end = self._plan[index]
         await self._confirming.acquire(end - start)
         try:
-            for _ in range(_MAX_READS - 1):
+            for number in range(_MAX_READS - 1):
                 checksum = await read_checksum(
                     self._session, self.meta.key, start, end - start, self._pin
                 )
                 if checksum == self._checksums[index]:
                     self._confirmed.add(index)
                     return
+                reason, is_last = f"two reads from {start} on differ", number == _MAX_READS - 2
+                self._session.count_mismatch(self.meta.key, reason, is_last=is_last)
         finally:
             self._confirming.release(end - start)
         raise self._mismatch(

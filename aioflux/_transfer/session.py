@@ -7,6 +7,7 @@ not a function of its own, because another coroutine would slow down every reque
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["THROTTLED", "Session"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("aioflux")
 
 THROTTLED = frozenset({429, 503})
 """Statuses of throttled requests."""
@@ -178,6 +181,29 @@ class Session:
         """Read the metadata of an object."""
         return await self.call(key, lambda _: self.service.head(key, generation=generation))
 
+    async def timed(self, call: Awaitable[T], started_at: float = 0.0) -> T:
+        """Await a call, and count its duration since `started_at`, or since now."""
+        started_at = started_at or self.clock()
+        result = await call
+        self.counters.add_call(self.clock() - started_at)
+        return result
+
+    def count_mismatch(self, key: str, reason: str, *, is_last: bool = False) -> None:
+        """Count a read whose bytes were wrong, and warn that they are read again unless `is_last`.
+
+        After the last read, the caller raises an error.
+        """
+        self.counters.num_checksum_mismatches += 1
+        if not is_last:
+            uri = self.service.uri(key)
+            _log.warning("wrong bytes of %s were received, and are read again: %s", uri, reason)
+
+    def count_unverified(self, num_bytes: int, *, is_whole: bool) -> None:
+        """Count bytes that were read once, without a checksum, unless TLS protects their range."""
+        is_guarded = self.options.verify and self.service.capabilities.guarded_transport
+        if is_whole or not is_guarded:
+            self.counters.bytes_unverified += num_bytes
+
     # `Session.call` and `SmallReadLoop` call these methods at the start and end of attempts.
 
     def count_start(self) -> float:
@@ -203,6 +229,8 @@ class Session:
             requests.on_throttled(num_cuts)
         requests.release()
         if isinstance(error, TransientError):
+            if error.is_damaged:
+                self.count_mismatch(key, error.message)
             self.count_bytes(key, num_received=error.num_bytes_received)
 
     def count_success(
@@ -213,11 +241,12 @@ class Session:
         started_at: float,
         *,
         was_retry: bool = False,
+        is_call: bool = False,
     ) -> None:
-        """Count an attempt that succeeded, and release its slot."""
+        """Count an attempt that succeeded, which is a whole call if `is_call`; release its slot."""
         counters, requests = self.counters, self.limits.requests
         counters.num_in_flight -= 1
-        counters.add_latency(self.clock() - started_at)
+        counters.add_latency(self.clock() - started_at, is_call=is_call)
         requests.release()
         requests.on_success()
         self.budget.on_success(was_retry=was_retry)

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Handover", "SmallReadLoop"]
 
 _UNAUTHORIZED: Final = 401
-_UNVERIFIED: Final = PriorAttempt(num_reads=1)
-
 Result: TypeAlias = "tuple[str, Fetched] | StorageError"
 """The key and the object; or an error that the caller receives as a result."""
 
@@ -172,8 +170,9 @@ class SmallReadLoop:
             return
         try:
             session.limits.bytes.release(self._end)
-            session.count_success(self._request.key, body, 0, self.started_at)
-            read = None if body is None else check_small(session, body, self._end, self._meta)
+            key, started_at = self._request.key, self.started_at
+            read = None if body is None else check_small(session, key, body, self._end, self._meta)
+            session.count_success(key, body, 0, started_at, is_call=isinstance(read, Fetched))
         except Exception as exc:  # raised by the progress hook
             self._budget.change(-self._end)
             self._finish_item(None, exc)
@@ -182,7 +181,7 @@ class SmallReadLoop:
             self._budget.change(len(read.data) - self._end)
             self._finish_item((self._request.key, read), None)
         else:
-            self._fall_back(_UNVERIFIED if read is None else PriorAttempt(first=read))
+            self._fall_back(PriorAttempt(read, None, started_at, num_reads=int(read is None)))
 
     def set_exception(self, exception: Exception) -> None:
         """Fail or hand over the item, after its request failed with `exception`."""

@@ -19,33 +19,33 @@ octave (factor 2) has four bounds, so that a quantile is at most a quarter too h
 
 @dataclass(frozen=True, slots=True)
 class LatencyHistogram:
-    """Histogram of the durations of attempts, from the request to the end of the response."""
+    """Histogram of durations, of attempts or of calls; see `StoreStats`."""
 
     counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_SECONDS) + 1)
-    """Number of attempts in each bin. Bin i ends at `LATENCY_BOUNDS_SECONDS[i]`, the last bin at
+    """Number of durations in each bin. Bin i ends at `LATENCY_BOUNDS_SECONDS[i]`, the last bin at
     infinity."""
     total_seconds: float = 0.0
     """Sum of all durations, in seconds."""
 
     @property
     def count(self) -> int:
-        """Number of attempts."""
+        """Number of durations."""
         return sum(self.counts)
 
     @property
     def mean_seconds(self) -> float:
-        """Mean duration of an attempt, in seconds; 0 without attempts."""
+        """Mean duration, in seconds; 0 without durations."""
         return self.total_seconds / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> float:
         """Return a quantile of the durations, in seconds.
 
         Args:
-            share: Share of the attempts, from 0 to 1; 0.5 is the median.
+            share: Share of the durations, from 0 to 1; 0.5 is the median.
 
         Returns:
             The upper bound of the bin that contains the quantile, which is at most a quarter too
-            high. 0 without attempts; infinity for the last bin.
+            high. 0 without durations; infinity for the last bin.
 
         Raises:
             ValueError: `share` is outside of [0, 1].
@@ -72,8 +72,16 @@ class StoreStats:
     """Number of attempts that failed or were cancelled."""
     num_throttled: int = 0
     """Number of attempts that the service throttled (HTTP 429 or 503)."""
+    num_checksum_mismatches: int = 0
+    """Number of reads whose bytes did not match their checksum, or their second copy. The bytes are
+    read again, up to a limit, and each time a warning is logged."""
     bytes_received: int = 0
-    """Bytes of object bodies that were received, including incomplete bodies."""
+    """Bytes of object bodies that were received in all attempts, including incomplete bodies and
+    those with wrong bytes."""
+    bytes_unverified: int = 0
+    """Bytes that were returned although nothing shows that they are right: those of whole objects
+    without a checksum, and of ranges that were read once over plain http. All bytes, if
+    `TransferOptions.verify` is False."""
     bytes_sent: int = 0
     """Bytes of object bodies that were sent, and whose requests succeeded."""
     num_in_flight: int = 0
@@ -82,7 +90,11 @@ class StoreStats:
     """Maximum number of requests in flight now: `TransferOptions.max_in_flight`, or fewer after the
     service throttled requests."""
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
-    """Durations of successful attempts."""
+    """Durations of successful attempts, from the request to the end of the response."""
+    call_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+    """Durations of successful calls as their callers saw them, with all attempts, pauses, stalls
+    and repeated reads: of `head`, `get`, `get_into`, `get_range`, `get_ranges`, `put`, `compose`,
+    `copy` and `delete`, and of each object of `get_many`, `put_many` and their batches."""
 
 
 @dataclass(frozen=True, slots=True)

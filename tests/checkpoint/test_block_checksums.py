@@ -94,6 +94,7 @@ async def test_a_damaged_range_is_read_again(
         server.faults.add("objects.media", flip_at=100_000, times=2)
         await read_range(store, stored, start=start, into=into)
         assert into == data[start:]
+        assert store.stats.num_checksum_mismatches == 2
         server.faults.add("objects.media", flip_at=100_000)
         damaged = (start - start % stored.block_size + 100_000) // stored.block_size
         with pytest.raises(CheckpointCorruptError, match=rf"\[{damaged * stored.block_size}, "):

@@ -152,7 +152,7 @@ def test_loaded_tensors_can_be_written_and_belong_to_this_process(server: GCSSer
 
 @pytest.mark.parametrize("num_flipped", [1, None], ids=["once", "always"])
 def test_torch_sees_no_byte_that_is_not_verified(
-    server: GCSServer, num_flipped: int | None
+    server: GCSServer, num_flipped: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where a read of the whole mends it, it is mended; unpickling wrong bytes would say other."""
     saved = state(300_000)
@@ -160,6 +160,7 @@ def test_torch_sees_no_byte_that_is_not_verified(
     server.faults.add("objects.media", flip_at=1000, times=num_flipped)
     if num_flipped:
         assert_equal(saved, load(URI, transfer=SMALL))
+        assert f"wrong bytes of {URI}" in caplog.text
         return
     for act in (lambda: load(URI, transfer=SMALL), lambda: open_reader(URI, mmap=True)):
         with pytest.raises(aioflux.ChecksumError, match=URI):

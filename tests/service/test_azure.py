@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from aioflux._services.base import Body
     from tests.servers.azurite import Azurite
 
 ANY = Precondition()
@@ -154,6 +155,33 @@ async def test_bytes_travel_with_their_md5(*, verify: bool) -> None:
     for head, data in zip(heads, (b"123", b"".join(large)), strict=True):
         header = b"Content-MD5: " + base64.b64encode(hashlib.md5(data).digest())
         assert (header in head) is verify
+
+
+@pytest.mark.parametrize("is_small_read", [False, True])
+async def test_whether_bytes_match_their_md5_is_recorded(*, is_small_read: bool) -> None:
+    """Also of a read without a task: right bytes are verified, wrong ones are damaged."""
+
+    def answer(body: bytes) -> bytes:
+        digest = base64.b64encode(hashlib.md5(b"hello").digest())
+        return ok(body, b'ETag: "0x1"', b"x-ms-request-id: 1", b"Content-MD5: " + digest)
+
+    answers = [answer(body) for body in (b"hello", b"hello", b"wrong")]
+    async with (
+        serving(answering(*answers)) as (_, origin),
+        opened(f"http://127.0.0.1:{origin.port}") as service,
+    ):
+        await service.get(ReadRequest("a"))
+
+        async def read() -> Body:
+            if is_small_read:
+                return await begin(service, "a", end=100).result
+            return await service.get(ReadRequest("a"))
+
+        assert (await read()).is_verified
+        with pytest.raises(TransientError, match="MD5") as raised:
+            await read()
+    error = raised.value
+    assert (error.is_damaged, error.num_bytes_received, error.generation) == (True, 5, "")
 
 
 async def test_a_directory_is_no_object(azurite: Azurite, place: AzurePlace) -> None:

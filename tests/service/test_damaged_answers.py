@@ -171,6 +171,62 @@ async def test_an_answer_that_is_damaged_each_time_is_final_soon(
     assert 2 <= relay.num_requests <= 6
 
 
+def lowered(head: bytes, body: bytes) -> bytes:
+    """Shorten an object to 60 bytes in Content-Range, as a proxy with an old size would."""
+    found = re.search(rb"(?i)content-range: bytes ([0-9]+)-[0-9]+/[0-9]+", head)
+    if found is None:
+        return head + body
+    start = int(found[1])
+    body = body[: 60 - start]
+    head = re.sub(rb"(?i)(\r\ncontent-length: )[0-9]+", rb"\g<1>%d" % len(body), head)
+    return head.replace(found[0], b"content-range: bytes %d-59/60" % start) + body
+
+
+PARTS: dict[str, Callable[[aioflux.Store], Awaitable[Any]]] = {
+    "get_range": lambda store: store.get_range("a", start=10, end=100),
+    "get_range from 0": lambda store: store.get_range("a", start=0, end=100),
+    "get_into": lambda store: store.get_into("a", bytearray(90), start=10),
+    "get_into from 0": lambda store: store.get_into("a", bytearray(100)),
+}
+
+
+@pytest.mark.parametrize("operation", PARTS)
+async def test_a_lowered_object_size_shortens_no_range(server: GCSServer, operation: str) -> None:
+    """Once it is repeated, each time it is an error."""
+    async with relayed(Relay(server.url, lowered, 1)) as store:
+        result = await PARTS[operation](store)
+    assert (len(result) if isinstance(result, bytes) else result) in {90, 100}
+    async with relayed(Relay(server.url, lowered)) as store:
+        with pytest.raises(TransientError, match="but the object has 10240"):
+            await PARTS[operation](store)
+
+
+def without_hash(head: bytes, body: bytes) -> bytes:
+    return re.sub(rb"(?i)\r\nx-goog-hash: [^\r]*", b"", head) + body
+
+
+async def test_a_lost_checksum_of_cloud_storage_is_requested(server: GCSServer) -> None:
+    """The response of a composite, too, whose only checksum is the crc32c."""
+    num_flipped = 0
+
+    def stripped_and_flipped(head: bytes, body: bytes) -> bytes:
+        nonlocal num_flipped
+        if b"x-goog-hash" in head.lower() and num_flipped < 1:
+            num_flipped += 1
+            body = bytes([body[0] ^ 1]) + body[1:]
+        return without_hash(head, body)
+
+    async with aioflux.open_store("gs://bucket", endpoint_url=server.url) as direct:
+        composite = await direct.compose("c", ["a", "a"])
+    assert composite.crc32c is not None
+    relay = Relay(server.url, stripped_and_flipped)
+    async with relayed(relay) as store:
+        assert await store.get("c") == DATA * 2
+        assert num_flipped == 1
+        assert store.stats.num_checksum_mismatches == 1
+        assert store.stats.bytes_unverified == 0
+
+
 async def test_a_web_server_is_distinguished_from_a_service_at_once(server: GCSServer) -> None:
     """The message is that of one attempt: the address, and what is there."""
     relay = Relay(server.url, page)

@@ -332,8 +332,10 @@ async def test_a_generation_that_is_none_is_refused(generation: str) -> None:
 
 async def test_bytes_that_do_not_match_the_entity_tag_are_requested_again() -> None:
     async with asking(answer(200, b"hellO", etag=f'"{ETAG}"')) as (service, _):
-        with pytest.raises(TransientError, match="do not match the checksum"):
+        with pytest.raises(TransientError, match="do not match the checksum") as raised:
             await service.get(ReadRequest("a"))
+    error = raised.value
+    assert (error.is_damaged, error.num_bytes_received, error.generation) == (True, 5, "")
 
 
 @pytest.mark.parametrize(

@@ -151,10 +151,10 @@ class AzureService(HTTPService):
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
         body = super().end_get(request, exchange, response)
         expected = None if body is None else self._expected_md5(request, response, body)
-        if expected is not None:
-            self._require_md5(
-                request.key, hashlib.md5(response.body, usedforsecurity=False).digest(), expected
-            )
+        if body is not None and expected is not None:
+            digest = hashlib.md5(response.body, usedforsecurity=False).digest()
+            self._require_md5(request.key, response.num_bytes, digest, expected)
+            body.is_verified = True
         return body
 
     def _decode_read(self, request: ReadRequest, response: Response) -> Body | None:
@@ -186,7 +186,9 @@ class AzureService(HTTPService):
         return None if expected is None else self._check_md5(request.key, body, expected)
 
     async def _check_md5(self, key: str, body: Body, expected: bytes) -> None:
-        self._require_md5(key, await hash_body("md5", body.data), expected)
+        digest = await hash_body("md5", body.data)
+        self._require_md5(key, len(body.data), digest, expected)
+        body.is_verified = True
 
     def _expected_md5(self, request: ReadRequest, response: Response, body: Body) -> bytes | None:
         """Return the MD5 that a body must have; None if there is nothing to compare.
@@ -202,7 +204,7 @@ class AzureService(HTTPService):
         except ValueError as exc:
             raise self._malformed_response(request.key, exc) from exc
 
-    def _require_md5(self, key: str, actual: bytes, expected: bytes) -> None:
+    def _require_md5(self, key: str, num_bytes: int, actual: bytes, expected: bytes) -> None:
         if actual != expected:
             uri = self.uri(key)
             raise TransientError(
@@ -210,6 +212,8 @@ class AzureService(HTTPService):
                 f"returned {expected.hex()}; the object or its MD5 is corrupt, or a proxy in "
                 "between changes bytes",
                 uri=uri,
+                num_bytes_received=num_bytes,
+                is_damaged=True,
             )
 
     async def put(

@@ -268,6 +268,8 @@ class S3Service(XMLService):
         raise TransientError(
             f"could not read {uri}: the bytes do not match the checksum of the response",
             uri=uri,
+            num_bytes_received=response.num_bytes,
+            is_damaged=True,
         )
 
     def _body(

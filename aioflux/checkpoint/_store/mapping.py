@@ -25,7 +25,7 @@ from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import address_of, combine_crc32c
 from aioflux.errors import NotFoundError, PreconditionFailedError
 from aioflux.options import MIB, TransferOptions
-from aioflux.store import open_store, read_hashed
+from aioflux.store import count_mismatch, open_store, read_hashed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -232,6 +232,8 @@ async def _read_generation(
             if meta.crc32c is not None or not is_hashed:
                 checksum = await _fill(store, meta, memory, view)
                 is_valid = not is_hashed or checksum == meta.crc32c
+                if not is_valid:
+                    count_mismatch(store, meta, "they do not match the checksum of the object")
             if not is_valid:
                 async with open_store(root, **options) as verifying_store:
                     await verifying_store.get_into(meta, view)

@@ -21,7 +21,7 @@ from aioflux.errors import (
     PreconditionFailedError,
 )
 from aioflux.options import TransferOptions
-from aioflux.store import open_store, read_hashed
+from aioflux.store import count_mismatch, open_store, read_hashed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
@@ -186,7 +186,9 @@ async def _read_blocks(
     damaged_block = 0
     transfer, num_read = store.transfer, into.nbytes
     is_hashed = meta.generation and transfer.verify and transfer.verify_ranges == "never"
-    for _ in range(_MAX_READS):
+    for number in range(_MAX_READS):
+        if number:
+            count_mismatch(store, meta, "they do not match the checksums of the commit")
         try:
             if is_hashed:
                 checksum = await read_hashed(store, meta, into, start=start)
