@@ -328,10 +328,11 @@ def _shut_down_and_exit(*_: object) -> None:
     os._exit(0)  # as torch's handler does: the main process raises for another status
 
 
-def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> T:
+def run(coroutine: Coroutine[Any, Any, T], *, feed: object = None) -> T:
     """Run a coroutine on the background loop and return its result.
 
-    If the coroutine iterates a `feed`, the items are produced in this thread meanwhile.
+    If the coroutine iterates a `Feed`, its items are produced in this thread meanwhile. Another
+    `feed` is ignored.
 
     Ctrl-C, or another exception of a signal handler, cancels the coroutine. It is raised in the
     caller after the clean-up of the coroutine.
@@ -373,7 +374,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: Feed[Any] | None = None) -> 
         canceller: CallCanceller | None = getattr(_of_thread, "canceller", None)
         if canceller is not None:
             canceller.start_call(outcome, partial(loop.call_soon_threadsafe, cancel))
-        if feed is not None:
+        if isinstance(feed, Feed):
             feed.serve(outcome)
         return wait_for_result(outcome)
     except BaseException:
@@ -594,6 +595,7 @@ class Feed(BufferedIterator[T]):
         self._ready: deque[T] = deque()
         self._requested_by: asyncio.AbstractEventLoop | None = None
         self._is_requested = False
+        self._free_bytes = 0  # of `intake`, at the last request
         self._is_full = False
         self._waiter: asyncio.Future[None] | None = None
         self._is_exhausted = False
@@ -609,7 +611,7 @@ class Feed(BufferedIterator[T]):
             self._request()
             if not self._ready:  # an item that was produced before does not wake this waiter
                 await self._waiter
-        return self._ready.popleft()
+        return self.next_ready()
 
     def has_ready(self) -> bool:
         """See base class."""
@@ -619,12 +621,17 @@ class Feed(BufferedIterator[T]):
 
     def next_ready(self) -> T:
         """See base class."""
-        return self._ready.popleft()
+        item = self._ready.popleft()
+        return item if self.intake is None else self.intake.hold(item)
 
     def _request(self) -> None:
         """Wake the caller's thread to produce items, unless it is awake or has no more items."""
         if not (self._is_requested or self._is_exhausted or self._failure):
             self._is_requested = True
+            if self.intake is not None:
+                # Here, because only this thread acquires and releases bytes of the budget.
+                num_buffered = sum(map(self.intake.size_of, tuple(self._ready)))
+                self._free_bytes = self.intake.budget.free_bytes - num_buffered
             self._requested_by = asyncio.get_running_loop()
             self._wakeups.put(None)
 
@@ -641,13 +648,17 @@ class Feed(BufferedIterator[T]):
 
     def _produce(self, loop: asyncio.AbstractEventLoop) -> None:
         is_exhausted, failure, self._is_full = False, None, False
+        intake, free_bytes = self.intake, self._free_bytes
         woken: asyncio.Future[None] | None = None
         until = time.monotonic() + _FEED_SECONDS
         try:
             for _ in range(self._max_ahead - len(self._ready)):
                 item = next(self._items)
+                if intake is not None:
+                    item = intake.parse(item)
+                    free_bytes -= intake.size_of(item)
+                    self._is_full = free_bytes <= 0
                 self._ready.append(item)
-                self._is_full = not self.may_take_after(item)
                 del item  # the next item may take long
                 if self._is_full or time.monotonic() >= until:
                     break
@@ -695,7 +706,7 @@ def iterate(iterator: AsyncGenerator[T, None], *, feed: object = None) -> Iterat
     items = aclosing_inner(iterator)
     try:
         while True:
-            has_item, item = run(_step(items), feed=feed if isinstance(feed, Feed) else None)
+            has_item, item = run(_step(items), feed=feed)
             if not has_item:
                 return
             yield item  # type: ignore[misc]  # not None if there is one

@@ -6,9 +6,6 @@ lines because every public operation is declared here: more than half are signat
 
 from __future__ import annotations
 
-import os
-import warnings
-import weakref
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +13,6 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from aioflux._concurrency.async_iteration import aclosing_inner
-from aioflux._concurrency.fan_out import BufferedIterator, Items, bounded_batches
 from aioflux._services.base import Precondition, ServiceConfig, Source
 from aioflux._services.open import open_service
 from aioflux._transfer import clean as _clean
@@ -26,6 +22,7 @@ from aioflux._transfer import conditions as _conditions
 from aioflux._transfer import delete as _delete
 from aioflux._transfer import get as _get
 from aioflux._transfer import list as _list
+from aioflux._transfer import put_many as _put_many
 from aioflux._transfer import writer as _writer
 from aioflux._transfer.arguments import (
     check_listing,
@@ -36,7 +33,6 @@ from aioflux._transfer.arguments import (
     parse_data,
     parse_key,
     parse_memory,
-    parse_pair,
     parse_prefix,
     require_many_keys,
 )
@@ -60,12 +56,12 @@ if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
-        Callable,
         Iterable,
         Mapping,
         Sequence,
     )
 
+    from aioflux._concurrency.fan_out import Items
     from aioflux._services.base import WriteRequest
     from aioflux._transfer.get_many import FetchedBatch
     from aioflux._values.listing import Listing
@@ -85,6 +81,7 @@ WriteMode: TypeAlias = Literal["overwrite", "create"]
 # Defined outside of the class, inside which `list` is a method.
 RangesData: TypeAlias = list[bytes]
 DataBatch: TypeAlias = list[tuple[str, bytes]]
+StoredBatch: TypeAlias = list[ObjectMeta]
 MetaBatch: TypeAlias = list[tuple[ObjectMeta, bytes]]
 TriedBatch: TypeAlias = list[tuple[ObjectMeta, bytes] | tuple[None, StorageError]]
 
@@ -731,72 +728,45 @@ class Store:
         session.counters.add_call(session.clock() - started_at)
         return meta
 
-    def put_many(
+    async def put_many(
         self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
-    ) -> AsyncGenerator[ObjectMeta, None]:
-        """Write many objects, and yield the metadata of each object when it is stored.
+    ) -> Listing:
+        """Write many objects, and return the metadata of all of them, sorted by key.
 
-            async for meta in store.put_many(pairs): ...
-
-        Nothing is sent before the iteration starts. A result that is never iterated issues a
-        RuntimeWarning when it is garbage-collected. Up to `TransferOptions.max_in_flight` requests
-        are in flight.
+        Up to `TransferOptions.max_in_flight` requests are in flight. The result has about 70 bytes
+        and the key for each object; `put_batches` yields the metadata instead.
 
         Args:
             pairs: Pairs `(key, data)`. May be a generator, synchronous or asynchronous; a pair is
                 taken from it only while the bodies of the pairs that were taken and are not stored
-                yet have less than `TransferOptions.max_in_flight_bytes`.
+                yet have less than `TransferOptions.max_in_flight_bytes`. It may wait until earlier
+                pairs are stored.
             mode: As in `put`.
 
-        Returns:
-            An iterator of the metadata, in the order in which the objects are stored.
-
         Raises:
-            StorageError: An object cannot be written. The error names the object and ends the
-                iteration. All objects that were yielded before are stored.
+            StorageError: An object cannot be written. The first such error ends the call. It names
+                the object, and says how many objects were stored before.
+            TypeError: An item of `pairs` is not a pair of a key and bytes.
         """
-        metas = self._put_many(pairs, mode, lambda: warning.detach())
-        warning = weakref.finalize(metas, _warn_of_nothing_stored, self.uri, os.getpid())
-        warning.atexit = False
-        return metas
+        session, condition = self._sessions.current(), self._condition(mode)
+        return await _put_many.put_many(session, pairs, condition)
 
-    async def _put_many(
-        self, pairs: Items[tuple[str, Buffer]], mode: WriteMode, on_start: Callable[[], object]
-    ) -> AsyncGenerator[ObjectMeta, None]:
-        on_start()
-        session = self._sessions.current()
-        condition = self._request("any", mode, None, "", None).precondition
+    async def put_batches(
+        self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
+    ) -> AsyncGenerator[StoredBatch, None]:
+        """Yield lists of the metadata of objects that were stored; otherwise as `put_many`.
 
-        max_bytes = self.transfer.max_in_flight_bytes
-        num_taken = num_started = num_done = 0  # bytes
+        Nothing is sent before the iteration starts, or after it is left. All objects that were
+        yielded before an error are stored.
+        """
+        session, condition = self._sessions.current(), self._condition(mode)
+        async with aclosing_inner(_put_many.put_batches(session, pairs, condition)) as batches:
+            async for batch in batches:
+                yield batch
 
-        async def put_pair(pair: tuple[str, Buffer]) -> ObjectMeta:
-            nonlocal num_started, num_done
-            key, view = parse_pair(pair)
-            num_started += view.nbytes
-            try:
-                return await _writer.put(session, write_request(key, condition), view)
-            finally:
-                num_done += view.nbytes
-
-        def take(pair: tuple[str, Buffer]) -> bool:
-            nonlocal num_taken
-            num_taken += parse_pair(pair)[1].nbytes
-            return num_taken - num_done < max_bytes
-
-        if isinstance(pairs, BufferedIterator):  # it takes pairs before they are needed
-            pairs.may_take_after = take
-        batches = bounded_batches(
-            put_pair,
-            pairs,
-            max_in_flight=self.transfer.max_in_flight,
-            ordered=False,
-            may_take=lambda: num_started - num_done < max_bytes,
-        )
-        async with aclosing_inner(batches) as inner:
-            async for batch in inner:
-                for meta in batch:
-                    yield meta
+    def _condition(self, mode: WriteMode) -> Precondition:
+        check_mode(mode, None)
+        return Precondition(if_absent=mode == "create")
 
     @asynccontextmanager
     async def open_writer(
@@ -913,10 +883,9 @@ class Store:
             NotFoundError: The source does not exist, or was replaced since it was listed.
             AlreadyExistsError: `mode` is "create", and an object named `key` exists.
         """
-        precondition = self._request(key, mode, None, "", None).precondition
-        session = self._sessions.current()
+        session, condition = self._sessions.current(), self._condition(mode)
         return await session.timed(
-            _compose.copy(session, _source(source), key, precondition=precondition)
+            _compose.copy(session, _source(source), parse_key(key)[0], precondition=condition)
         )
 
     async def delete(self, key: str | ObjectMeta) -> None:
@@ -1049,21 +1018,6 @@ class Store:
 
 def _restore(location: Location, settings: dict[str, Any]) -> Store:
     return Store(location, **settings)
-
-
-def _warn_of_nothing_stored(uri: str, pid: int) -> None:
-    """Warn of a `put_many` that was never iterated, in the process that called it.
-
-    Called by a finalizer, because a generator that was not started runs no code when it is
-    collected.
-    """
-    if os.getpid() == pid:
-        warnings.warn(
-            f"put_many below {uri} was never iterated, so nothing was stored: iterate over its "
-            "result, as in `async for meta in store.put_many(pairs): ...`",
-            RuntimeWarning,
-            stacklevel=3,  # the code that drops the generator, above the finalizer
-        )
 
 
 def _source(key: str | ObjectMeta) -> Source:

@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
     from aioflux._values.stats import ProgressHook, StoreStats
     from aioflux.options import RetryPolicy, Timeouts, TransferOptions
-    from aioflux.store import Buffer, DataBatch, MetaBatch, RangesData, TriedBatch, WriteMode
+    from aioflux.store import (
+        Buffer,
+        DataBatch,
+        MetaBatch,
+        RangesData,
+        StoredBatch,
+        TriedBatch,
+        WriteMode,
+    )
 
 __all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
 
@@ -285,14 +293,20 @@ class Store:
 
     def put_many(
         self, pairs: Iterable[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
-    ) -> Iterator[ObjectMeta]:
-        """Write many objects, and yield the metadata of each object when it is stored.
+    ) -> Listing:
+        """Write many objects, and return the metadata of all of them, sorted by key."""
+        feed = _bridge.feed(pairs, max_ahead=self.transfer.max_in_flight)
+        return _bridge.run(self._store.put_many(feed, mode=mode), feed=feed)
 
-        Nothing is sent before the iteration starts; `list(store.put_many(pairs))` writes all
-        objects. A generator of pairs may wait until its earlier objects are stored, but not until
-        they are yielded, because one thread runs both iterations.
+    def put_batches(
+        self, pairs: Iterable[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
+    ) -> Iterator[StoredBatch]:
+        """Yield lists of the metadata of objects that were stored; nothing before it is iterated.
+
+        A generator of pairs may wait until its earlier objects are stored, but not until they are
+        yielded, because one thread runs both iterations.
         """
-        return self._iterate(self._store.put_many, pairs, num_ahead=1, mode=mode)
+        return self._iterate(self._store.put_batches, pairs, num_ahead=1, mode=mode)
 
     @contextmanager
     def open_writer(

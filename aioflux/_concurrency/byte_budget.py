@@ -25,6 +25,15 @@ class ByteBudget:
         """Number of bytes that are acquired and not yet released."""
         return self._held
 
+    @property
+    def free_bytes(self) -> int:
+        """Number of bytes that can be acquired now; negative after `hold` exceeded the budget."""
+        return self._max - self._held
+
+    def hold(self, size: int) -> None:
+        """Acquire `size` bytes that are in memory already, even if that exceeds the budget."""
+        self._held += size
+
     def try_acquire(self, size: int) -> bool:
         """Acquire `size` bytes and return True; False if they are not free, or other calls wait.
 

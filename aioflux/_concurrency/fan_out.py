@@ -12,6 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable
+from dataclasses import dataclass
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+    from aioflux._concurrency.byte_budget import ByteBudget
+
 __all__ = [
     "BufferedIterator",
     "FanOut",
+    "Intake",
     "Items",
     "Runner",
     "bounded_batches",
@@ -51,11 +55,31 @@ _FAILURES = (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 caller, such as a credentials function."""
 
 
+@dataclass(frozen=True, slots=True)
+class Intake(Generic[T]):
+    """Limit of the bytes of the items that were taken from an iterable and are not done yet.
+
+    Another item is taken while the budget has free bytes, so that it is exceeded by less than one
+    item. The function of the fan-out releases the bytes of its item.
+    """
+
+    budget: ByteBudget
+    parse: Callable[[Any], T]
+    """Called once with each item that was taken; returns the argument of the function."""
+    size_of: Callable[[T], int]
+    """Returns the size of a parsed item, in bytes."""
+
+    def hold(self, item: T) -> T:
+        """Acquire the bytes of a parsed item, and return the item."""
+        self.budget.hold(self.size_of(item))
+        return item
+
+
 class BufferedIterator(ABC, Generic[T]):
     """An asynchronous iterator that can return some items without awaiting."""
 
-    may_take_after: Callable[[T], bool] = staticmethod(lambda _: True)
-    """Called with each item when it is buffered; returns whether another one may be."""
+    intake: Intake[T] | None = None
+    """Limit of the items that are buffered or in use; the iterator parses and holds its items."""
 
     def __aiter__(self) -> Self:
         return self
@@ -85,10 +109,13 @@ class FanOut(Generic[T, R]):
         recover: Callable[[BaseException], R | None] | None = None,
         weigh: Callable[[R], float] | None = None,
         max_weight: float = 1,
-        may_take: Callable[[], bool] = lambda: True,
+        intake: Intake[T] | None = None,
     ) -> None:
         self._items: Iterator[T] | None = None
         self._buffered = items if isinstance(items, BufferedIterator) else None
+        self._intake = intake
+        if self._buffered is not None:
+            self._buffered.intake = intake
         self.is_sync = not isinstance(items, AsyncIterable)
         if isinstance(items, AsyncIterable):
             self._source = aiter(items)
@@ -100,7 +127,6 @@ class FanOut(Generic[T, R]):
         self._recover = recover
         self._weigh = weigh
         self._max_weight = max_weight
-        self._may_take = may_take
         self.num_started = 0
         self.num_yielded = 0
         self.outcomes: dict[int, tuple[R | None, BaseException | None]] = {}
@@ -116,6 +142,8 @@ class FanOut(Generic[T, R]):
         assert self._items is not None
         try:
             item = next(self._items)
+            if self._intake is not None:
+                item = self._intake.hold(self._intake.parse(item))
         except StopIteration:
             self.exhausted = True
             return None
@@ -128,10 +156,12 @@ class FanOut(Generic[T, R]):
     async def anext_item(self) -> tuple[int, T] | None:
         """Return the next item of an asynchronous iterable with its index, or None at the end."""
         async with self._source_lock:
-            if self.exhausted or not self._may_take():
+            if self.exhausted or not self.may_start:
                 return None
             try:
                 item = await anext(self._source)
+                if self._intake is not None and self._buffered is None:
+                    item = self._intake.hold(self._intake.parse(item))
             except StopAsyncIteration:
                 self.exhausted = True
                 return None
@@ -186,7 +216,9 @@ class FanOut(Generic[T, R]):
     @property
     def may_start(self) -> bool:
         """Return whether another item may be started before other items are done or yielded."""
-        return self.num_started - self.num_yielded < self.max_unyielded and self._may_take()
+        if self._intake is not None and self._intake.budget.free_bytes <= 0:
+            return False
+        return self.num_started - self.num_yielded < self.max_unyielded
 
     def is_finished(self) -> bool:
         return self.exhausted and self.num_yielded == self.num_started
@@ -289,7 +321,7 @@ async def bounded_batches(
     recover: Callable[[BaseException], R | None] | None = None,
     weigh: Callable[[R], float] | None = None,
     max_weight: float = 1,
-    may_take: Callable[[], bool] = lambda: True,
+    intake: Intake[T] | None = None,
 ) -> AsyncGenerator[list[R], None]:
     """Yield the results of `await function(item)`, in lists of the results that are ready.
 
@@ -308,7 +340,7 @@ async def bounded_batches(
         recover: Returns a result in place of a failure, or None to raise the failure.
         weigh: Returns the weight of a result; by default a list has all results that are ready.
         max_weight: Weight of the results at which a list is complete.
-        may_take: Returns whether another item may be taken; True if no call is running.
+        intake: Limit of the bytes of items; by default items are taken without a limit.
     """
     fan_out: FanOut[T, R] = FanOut(
         items,
@@ -317,7 +349,7 @@ async def bounded_batches(
         recover=recover,
         weigh=weigh,
         max_weight=max_weight,
-        may_take=may_take,
+        intake=intake,
     )
     num_workers = min(max_in_flight, max(1, length_hint(items, max_in_flight)))
     workers = [

@@ -108,8 +108,7 @@ def run(uri: str, endpoint_url: str | None, staging: str) -> None:
     """Upload the samples, and train without and with a stop."""
     torch.set_num_threads(1)
     with aioflux.sync.open_store(f"{uri}/train", endpoint_url=endpoint_url) as store:
-        for _ in store.put_many(made_samples()):
-            pass
+        store.put_many(made_samples())
 
     def checkpointer(name: str) -> Checkpointer:
         return Checkpointer(

@@ -225,7 +225,7 @@ def make_data(store: aioflux.sync.Store) -> None:
     """Upload the missing volumes on one rank; the other ranks wait."""
     if not dist.is_initialized() or dist.get_rank() == 0:
         present = {meta.key for meta in store.list()}
-        num_made = sum(1 for _ in store.put_many(missing_volumes(present)))
+        num_made = len(store.put_many(missing_volumes(present)))
         print(f"made {num_made} volumes", flush=True)
     if dist.is_initialized():
         dist.barrier()

@@ -138,9 +138,9 @@ def run(uri: str, endpoint_url: str | None = None) -> None:
         aioflux.sync.open_store(uri, endpoint_url=endpoint_url) as store,
         step("put 1,797 images") as moved,
     ):
-        for meta in store.put_many(digit_images()):
-            moved["objects"] += 1
-            moved["bytes"] += meta.size
+        for batch in store.put_batches(digit_images()):
+            moved["objects"] += len(batch)
+            moved["bytes"] += sum(meta.size for meta in batch)
 
     model = train(uri, endpoint_url)
     images, labels = read_test_images(uri, endpoint_url)

@@ -48,7 +48,7 @@ def train(config: dict[str, str]) -> None:
 def run(uri: str, **options: str) -> None:
     """Write 32 objects to the bucket, and train on them."""
     with sync.open_store(f"{uri}/data", **options) as store:
-        list(store.put_many((f"{number:02d}", bytes([number] * 4)) for number in range(32)))
+        store.put_many((f"{number:02d}", bytes([number] * 4)) for number in range(32))
     trainer = TorchTrainer(
         train,
         train_loop_config={"uri": f"{uri}/data", **options},

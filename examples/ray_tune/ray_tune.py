@@ -50,7 +50,7 @@ def run(uri: str, cache: str, **options: str) -> None:
         options: As for `open_store`.
     """
     with sync.open_store(f"{uri}/data", **options) as store:
-        list(store.put_many((f"{number:02d}", bytes([number % 3] * 4)) for number in range(32)))
+        store.put_many((f"{number:02d}", bytes([number % 3] * 4)) for number in range(32))
         listing = store.list_all()
     shared: dict[str, Any] = {"listing": listing, "uri": f"{uri}/data", "cache": cache, **options}
     results = tune.Tuner(

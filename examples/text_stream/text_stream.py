@@ -173,7 +173,7 @@ def run(uri: str, endpoint_url: str | None = None) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the network is too small for more threads
     with aioflux.sync.open_store(uri, endpoint_url=endpoint_url) as store:
-        num_bytes = sum(meta.size for meta in store.put_many(made_shards()))
+        num_bytes = sum(store.put_many(made_shards()).sizes)
         Tokeniser.learned(made_documents(0)).save(store)
         tokeniser = Tokeniser.load(store)
     print(f"put {NUM_SHARDS} shards of {num_bytes / 1e6:.1f} MB; {len(tokeniser)} tokens are known")

@@ -76,7 +76,7 @@ async def put_many(work: Work) -> int:
 
         async def write(work: Work) -> int:
             pairs = ((f"put/{key}", body) for key in work.each_key())
-            return sum(meta.size for meta in store.put_many(pairs))
+            return sum(store.put_many(pairs).sizes)
 
         return await steady(write, work)
 

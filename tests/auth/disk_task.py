@@ -20,7 +20,7 @@ def size_of(sample: Sample) -> int:
 def main(*, endpoint_url: str, credentials: dict[str, Any]) -> None:
     options: Any = {"endpoint_url": endpoint_url, "credentials": credentials}
     with aioflux.sync.open_store("gs://bucket/train", **options) as store:
-        list(store.put_many((f"{number}", b"x" * number) for number in range(1, 9)))
+        store.put_many((f"{number}", b"x" * number) for number in range(1, 9))
         with store.open_writer("large") as writer:
             writer.write(bytes(20 * 1024 * 1024))
         store.save_manifest("manifest")

@@ -32,7 +32,7 @@ def keys(root: str) -> list[str]:
     """Keys of a data set."""
     keys = [f"{at:02}" for at in range(20)]
     with aioflux.sync.open_store(f"{root}/data") as store:
-        list(store.put_many((key, key.encode()) for key in keys))
+        store.put_many((key, key.encode()) for key in keys)
     return keys
 
 

@@ -33,6 +33,7 @@ METHODS = {
     "save_manifest",
     "put",
     "put_many",
+    "put_batches",
     "open_writer",
     "open_reader",
     "compose",

@@ -189,8 +189,9 @@ class Task:
         pairs = {key: self.data() for key in self.rng.sample(self.keys, 3)}
         remaining = dict(pairs)
         try:
-            async for meta in self.store.put_many(pairs.items()):
-                self.model.became(meta.key, remaining.pop(meta.key))
+            async for batch in self.store.put_batches(pairs.items()):
+                for meta in batch:
+                    self.model.became(meta.key, remaining.pop(meta.key))
             assert not remaining
         except aioflux.AiofluxError as exc:
             for key, data in remaining.items():

@@ -92,8 +92,7 @@ def test_a_store_sends_no_more_than_its_rate(outages: tuple[tuple[float, float],
 
     async def read() -> float:
         writer, loop = SimulatedStore(bucket, Link(1e9)), asyncio.get_running_loop()
-        async for _ in writer.put_many((f"{number:03}", b"data") for number in range(400)):
-            pass
+        await writer.put_many((f"{number:03}", b"data") for number in range(400))
         bucket.sent["reads"].clear()
         begun = loop.time()
         store = SimulatedStore(

@@ -1,29 +1,24 @@
-"""`put_many`: its memory, and that it stores nothing if it is never iterated."""
+"""`put_many` and `put_batches`: results, errors, and the memory that they take."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
-import subprocess
-import sys
 import uuid
-import warnings
 import weakref
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import aioflux
 import aioflux.sync
+from aioflux import AlreadyExistsError, Listing
 from aioflux.testing import GCSServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-NEVER = "put_many.*memory://.* was never iterated, so nothing was stored"
-PAIRS = [("a", b"1"), ("b", b"2")]
+PAIRS = [("b", b"22"), ("a", b"1")]
 
 
 @pytest.fixture
@@ -31,88 +26,107 @@ def uri() -> str:
     return f"memory://put-many-{uuid.uuid4().hex}/"
 
 
-@pytest.fixture
-def silence(quick_collection: None) -> Iterator[None]:
-    """No warning at all, in a finalizer or elsewhere."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-        gc.collect()
-    assert [str(each.message) for each in caught] == []
-
-
-async def test_put_many_without_iteration_warns(uri: str) -> None:
+async def test_it_stores_all_pairs_and_returns_their_listing(uri: str) -> None:
     async with aioflux.open_store(uri) as store:
-        with pytest.warns(RuntimeWarning, match=NEVER) as caught:
-            store.put_many(PAIRS)
-        assert [each.filename for each in caught] == [__file__]
-        assert not await store.list_all()
+        listing = await store.put_many(PAIRS)
+        assert isinstance(listing, Listing)
+        assert list(listing.keys) == ["a", "b"]
+        assert listing == await store.list_all()
+        assert await store.put_many([]) == []
 
 
-def test_the_blocking_put_many_without_iteration_warns(uri: str) -> None:
+def test_the_blocking_one_stores_all_pairs_at_the_call(uri: str) -> None:
     with aioflux.sync.open_store(uri) as store:
-        with pytest.warns(RuntimeWarning, match=NEVER) as caught:
-            store.put_many(PAIRS)
-        assert [each.filename for each in caught] == [__file__]
-        with pytest.warns(RuntimeWarning, match=NEVER):
-            store.put_many(iter(PAIRS), mode="create")
-        assert not store.list_all()
+        assert store.put_many(iter(PAIRS)) == store.list_all()
+        assert list(store.list_all().sizes) == [1, 2]
 
 
-@pytest.mark.usefixtures("silence")
-async def test_one_that_was_begun_says_nothing(uri: str) -> None:
+@pytest.mark.parametrize("kind", ["list", "generator", "asynchronous"])
+async def test_the_first_error_says_how_many_objects_were_stored(uri: str, kind: str) -> None:
+    options = aioflux.TransferOptions(max_in_flight=1)
+    pairs: Any = [(key, b"1") for key in "abcde"]
+    if kind == "generator":
+        pairs = iter(pairs)
+    elif kind == "asynchronous":
+        pairs = (pair async for pair in iterate(pairs))
+    async with aioflux.open_store(uri, transfer=options) as store:
+        await store.put("d", b"other")
+        with pytest.raises(AlreadyExistsError, match=r"/d: .*; put_many had stored 3 objects"):
+            await store.put_many(pairs, mode="create")
+        assert [meta.key async for meta in store.list()] == ["a", "b", "c", "d"]
+
+
+async def test_an_error_of_the_pairs_says_how_many_objects_were_stored(uri: str) -> None:
+    def pairs() -> Iterator[tuple[str, bytes]]:
+        yield from PAIRS
+        raise LookupError("mine")
+
     async with aioflux.open_store(uri) as store:
-        assert len([meta async for meta in store.put_many(PAIRS)]) == 2
-        async with aclosing(store.put_many(PAIRS)) as stored:
-            await anext(stored)
-        assert [meta async for meta in store.put_many([])] == []
-        with pytest.raises(aioflux.AlreadyExistsError):
-            await anext(store.put_many(PAIRS, mode="create"))
-    with pytest.raises(ValueError, match="closed"):
-        await anext(store.put_many(PAIRS))
+        with pytest.raises(LookupError, match="mine") as raised:
+            await store.put_many(pairs())
+        assert raised.value.__notes__ == ["put_many had stored 2 objects"]
 
 
-@pytest.mark.usefixtures("silence")
-def test_a_blocking_one_that_was_begun_says_nothing(uri: str) -> None:
-    with aioflux.sync.open_store(uri) as store:
-        assert len(list(store.put_many(PAIRS))) == 2
-        next(store.put_many(PAIRS))
-        with pytest.raises(aioflux.AlreadyExistsError):
-            list(store.put_many(PAIRS, mode="create"))
+async def test_batches_are_yielded_as_they_are_stored(uri: str) -> None:
+    options = aioflux.TransferOptions(max_in_flight=1)
+    async with aioflux.open_store(uri, transfer=options) as store:
+        seen = []
+        async with aclosing(store.put_batches(iter(PAIRS))) as batches:
+            async for batch in batches:
+                seen += [meta.key for meta in batch]
+                assert all([await store.head(key) for key in seen])
+        assert seen == ["b", "a"]
 
 
-@pytest.mark.usefixtures("silence")
-async def test_reads_without_iteration_do_not_warn(uri: str) -> None:
-    async with aioflux.open_store(uri) as store:
-        store.get_many(["a"])
-        store.list()
+async def iterate(items: Any) -> AsyncIterator[Any]:
+    for item in items:
+        yield item
 
 
-def output_of(script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", script], capture_output=True, text=True, check=True
-    )
-    return done.stderr
+# --- generators that wait for their own results ---------------------------------------------
+
+BOUNDS = [pytest.param(1, id="1 byte"), pytest.param(250, id="two objects"), 1 << 20]
 
 
-OPENED = "import aioflux.sync; store = aioflux.sync.open_store('memory://end/');"
+@pytest.mark.parametrize("max_bytes", BOUNDS)
+@pytest.mark.parametrize("max_in_flight", [1, 8])
+async def test_a_generator_may_wait_for_what_it_yielded_before(
+    uri: str, max_bytes: int, max_in_flight: int
+) -> None:
+    """For each object to be yielded by `put_batches`, before it returns the next pair."""
+    options = aioflux.TransferOptions(max_in_flight_bytes=max_bytes, max_in_flight=max_in_flight)
+    arrived: dict[str, asyncio.Event] = {f"{number}": asyncio.Event() for number in range(30)}
+
+    async def pairs() -> AsyncIterator[tuple[str, bytes]]:
+        for key, event in arrived.items():
+            yield key, bytes(100)
+            await event.wait()
+
+    async with asyncio.timeout(60), aioflux.open_store(uri, transfer=options) as store:
+        async for batch in store.put_batches(pairs()):
+            for meta in batch:
+                arrived[meta.key].set()
+    assert all(event.is_set() for event in arrived.values())
 
 
-def test_the_end_of_the_process_says_nothing() -> None:
-    assert output_of(f"{OPENED} stored = store.put_many([('a', b'1')])") == ""
-    assert "was never iterated" in output_of(f"{OPENED} store.put_many([('a', b'1')])")
+@pytest.mark.parametrize("max_bytes", BOUNDS)
+@pytest.mark.parametrize("max_in_flight", [1, 8])
+def test_a_blocking_generator_may_wait_until_its_objects_are_stored(
+    uri: str, max_bytes: int, max_in_flight: int
+) -> None:
+    options = aioflux.TransferOptions(max_in_flight_bytes=max_bytes, max_in_flight=max_in_flight)
+    with aioflux.sync.open_store(uri, transfer=options) as store:
+
+        def pairs() -> Iterator[tuple[str, bytes]]:
+            for number in range(10):
+                yield f"{number}", bytes(100)
+                while not list(store.list(f"{number}")):
+                    pass  # each look takes its turn on the event loop
+
+        assert len(store.put_many(pairs())) == 10
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_says_nothing_of_what_its_parent_iterates() -> None:
-    script = (
-        "import os;"
-        f"{OPENED} stored = store.put_many([('a', b'1')]);"
-        "child = os.fork();"
-        "stored = None if child == 0 else list(stored);"
-        "child and os.waitpid(child, 0)"
-    )
-    assert output_of(script) == ""
+# --- memory ------------------------------------------------------------------------------------
 
 
 class Bodies:
@@ -157,14 +171,14 @@ async def test_the_bodies_of_a_generator_are_bounded_by_their_bytes(
             with aioflux.sync.open_store(
                 "gs://b", endpoint_url=server.url, transfer=transfer
             ) as blocking:
-                metas = await asyncio.to_thread(lambda: list(blocking.put_many(iter(bodies))))
+                listing = await asyncio.to_thread(blocking.put_many, iter(bodies))
         else:
             async with aioflux.open_store(
                 "gs://b", endpoint_url=server.url, transfer=transfer
             ) as store:
                 pairs = iter(bodies) if kind == "plain" else bodies.awaiting()
-                metas = [meta async for meta in store.put_many(pairs)]
-    assert len(metas) == 300
+                listing = await store.put_many(pairs)
+    assert len(listing) == 300
     assert most // 2 <= bodies.max_alive <= most
 
 
@@ -174,5 +188,5 @@ async def test_small_bodies_are_sent_while_a_large_one_is_stored(uri: str) -> No
     sizes = [1, 500, 1, 1, 100, 0, 0, 99, 1, 1, 700, 1] * 30
     async with aioflux.open_store(uri, transfer=transfer) as store:
         pairs = ((f"{index}", bytes(size)) for index, size in enumerate(sizes))
-        metas = {meta.key: meta.size async for meta in store.put_many(pairs)}
-    assert metas == {f"{index}": size for index, size in enumerate(sizes)}
+        stored = {meta.key: meta.size for meta in await store.put_many(pairs)}
+    assert stored == {f"{index}": size for index, size in enumerate(sizes)}

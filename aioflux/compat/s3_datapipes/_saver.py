@@ -67,8 +67,8 @@ class S3FileSaver(IterDataPipe[str]):
             # Consecutive objects of the same bucket are written in parallel.
             for store, group in groupby(self._objects(), key=lambda entry: entry[0]):
                 pairs = ((key, data) for _, key, data in group)
-                for meta in store.put_many(pairs, mode=self._mode):
-                    yield meta.uri
+                for batch in store.put_batches(pairs, mode=self._mode):
+                    yield from (meta.uri for meta in batch)
 
     def _objects(self) -> Iterator[tuple[Any, str, Any]]:
         for name, data in self.source_datapipe:

@@ -165,8 +165,7 @@ class BlockingAdapter:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._sync, name)
         async_method = inspect.getattr_static(Store, name)
-        # `Store.put_many` is a plain function that returns an asynchronous generator.
-        if inspect.isasyncgenfunction(async_method) or name == "put_many":
+        if inspect.isasyncgenfunction(async_method):
             return _as_generator(method)
         if inspect.iscoroutinefunction(async_method):
             return _as_coroutine(method)

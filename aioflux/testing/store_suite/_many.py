@@ -1,4 +1,4 @@
-"""Tests of `get_many`, `get_batches`, `fetch_batches`, `fetch_composed` and `put_many`."""
+"""Tests of `get_many`, `put_many`, their batches, and `fetch_composed`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from aioflux._values.listing import Listing
 from aioflux.errors import AlreadyExistsError, NotFoundError
 from aioflux.testing.store_suite._base import KIB, OPTIONS, SuiteBase, drain, pattern
 
@@ -173,17 +174,31 @@ class ManyContract(SuiteBase):
                 assert meta.generation == (await store.head(meta.key)).generation
 
     async def test_put_many_stores_every_pair(self, store: Store) -> None:
-        """`put_many` writes every pair and yields the metadata of each object once."""
+        """`put_many` writes every pair and returns a listing of all objects."""
         objects = make_objects(30)
-        metas = [meta async for meta in store.put_many(iter(objects.items()))]
-        assert sorted(meta.key for meta in metas) == sorted(objects)
+        listing = await store.put_many(iter(reversed(objects.items())))
+        assert isinstance(listing, Listing)
+        assert [(meta.key, meta.size) for meta in listing] == [
+            (key, len(data)) for key, data in sorted(objects.items())
+        ]
         assert {key: self.read_back_door(key) for key in objects} == objects
 
     async def test_put_many_ends_with_the_first_failure(self, store: Store) -> None:
-        """The error names the object that exists. Objects yielded before the error are stored."""
+        """The error names the object that exists, and says how many objects were stored."""
         self.write_back_door("n/0007", b"old")
-        stored: list[ObjectMeta] = []
-        with pytest.raises(AlreadyExistsError, match="n/0007"):
-            await drain(store.put_many(make_objects(20).items(), mode="create"), stored)
+        with pytest.raises(AlreadyExistsError, match=r"n/0007.*put_many had stored \d+ objects"):
+            await store.put_many(make_objects(20).items(), mode="create")
         assert self.read_back_door("n/0007") == b"old"
-        assert all(not self.is_absent(meta.key) for meta in stored)
+
+    async def test_put_batches_yields_what_is_stored(self, store: Store) -> None:
+        """Lists of the metadata of each object once. Objects yielded before an error are stored."""
+        objects = make_objects(20)
+        batches = [batch async for batch in store.put_batches(objects.items())]
+        assert all(batches)
+        assert sorted(meta.key for batch in batches for meta in batch) == sorted(objects)
+        self.write_back_door("m/0007", b"old")
+        stored: list[list[ObjectMeta]] = []
+        others = {key.replace("n/", "m/"): data for key, data in objects.items()}
+        with pytest.raises(AlreadyExistsError, match="m/0007"):
+            await drain(store.put_batches(others.items(), mode="create"), stored)
+        assert all(not self.is_absent(meta.key) for batch in stored for meta in batch)

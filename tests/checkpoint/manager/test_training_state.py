@@ -83,7 +83,7 @@ def samples(server: GCSServer) -> str:
     draw = np.random.default_rng(0)
     with aioflux.sync.open_store(f"{server.root}/train") as store:
         pairs = ((f"{n:03d}", draw.bytes(WIDTH)) for n in range(NUM_SAMPLES))
-        list(store.put_many(pairs))
+        store.put_many(pairs)
     return server.root
 
 

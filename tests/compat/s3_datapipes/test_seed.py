@@ -91,7 +91,7 @@ def prefix(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         found = f"s3://bucket/{tmp_path.name}/"
     with sync.open_store(found) as store:
-        assert len(list(store.put_many(BODIES.items()))) == len(BODIES)
+        assert len(store.put_many(BODIES.items())) == len(BODIES)
     return found
 
 

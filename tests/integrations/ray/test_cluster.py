@@ -50,7 +50,7 @@ def test_each_object_is_read_once_although_a_node_is_killed(
     nodes: Nodes, server: GCSServer, bucket: sync.Store, tmp_path: Path
 ) -> None:
     keys = [f"{number:05d}" for number in range(10_000)]
-    list(bucket.put_many((f"in/{key}", key.encode()) for key in keys))
+    bucket.put_many((f"in/{key}", key.encode()) for key in keys)
     marker, driver_id = tmp_path / "node", ray.get_runtime_context().get_node_id()
 
     def is_first(node_id: str) -> bool:

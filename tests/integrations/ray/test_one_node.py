@@ -55,7 +55,7 @@ def node() -> Iterator[None]:
 def objects(bucket: sync.Store) -> dict[str, bytes]:
     """Objects below `in/`, by their keys below it."""
     data = {f"{number:03d}.bin": bytes([number]) * 1000 for number in range(60)}
-    list(bucket.put_many((f"in/{key}", each) for key, each in data.items()))
+    bucket.put_many((f"in/{key}", each) for key, each in data.items())
     return data
 
 
@@ -137,7 +137,7 @@ def test_objects_that_cannot_be_read_are_skipped(
 def test_the_first_block_comes_before_the_last_object(
     server: GCSServer, bucket: sync.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    list(bucket.put_many((f"large/{number:02d}", bytes(3_000_000)) for number in range(40)))
+    bucket.put_many((f"large/{number:02d}", bytes(3_000_000)) for number in range(40))
     monkeypatch.setattr(quiet(), "target_max_block_size", 9_000_000)
     transfer = aioflux.TransferOptions(max_in_flight=1)
     dataset = read_objects(

@@ -123,7 +123,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         # For a while after a node has died, Ray tries to start as many workers as before.
         patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "3")
         patch.setenv("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "0.5")
-        list(bucket.put_many((f"in/{key}", key.encode() * 4) for key in KEYS))
+        bucket.put_many((f"in/{key}", key.encode() * 4) for key in KEYS)
         server.faults.add("*insert*", key="*step-00000006/*.distcp", delay_seconds=1000.0)
         trainer = TorchTrainer(
             train,

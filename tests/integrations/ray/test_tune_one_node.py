@@ -25,7 +25,7 @@ def test_trials_of_a_node_share_one_listing_and_one_cache(
 ) -> None:
     """Each object is read once for all trials and epochs."""
     keys = [f"{number:02d}" for number in range(20)]
-    list(bucket.put_many((f"in/{key}", key.encode()) for key in keys))
+    bucket.put_many((f"in/{key}", key.encode()) for key in keys)
     before = server.stats.total.requests
     listing = bucket.list_all("in/")
     url, cache = server.url, str(tmp_path / "cache")
