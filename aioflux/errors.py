@@ -22,7 +22,7 @@ are pickled with their fields, because torch.distributed.checkpoint gathers erro
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 __all__ = [
     "AiofluxError",
@@ -148,6 +148,8 @@ class TransientError(StorageError):
         is_malformed: The response is not from the storage service: invalid HTTP, or a page of
             another server. Three such responses in a row end the retries.
         is_damaged: The received bytes do not match the checksum in their response.
+        unconnected: "unreachable" or "unknown host" if no connection to the server was open;
+            otherwise empty.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class TransientError(StorageError):
         maybe_done: bool = False,
         is_malformed: bool = False,
         is_damaged: bool = False,
+        unconnected: Literal["", "unreachable", "unknown host"] = "",
     ) -> None:
         super().__init__(message, uri=uri, status=status, maybe_done=maybe_done)
         self.retry_after_seconds = retry_after_seconds
@@ -169,6 +172,7 @@ class TransientError(StorageError):
         self.generation = generation
         self.is_malformed = is_malformed
         self.is_damaged = is_damaged
+        self.unconnected = unconnected
 
 
 class CredentialsError(AiofluxError):

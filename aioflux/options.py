@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -157,6 +158,10 @@ class RetryPolicy:
     delay longer."""
     deadline_seconds: float = 300.0
     """Maximum time for all attempts of one request and their delays, in seconds; 300 by default."""
+    connect_deadline_seconds: float | None = None
+    """Maximum time for attempts of which none has opened a connection, in seconds; by default
+    `deadline_seconds`. `max_attempts` does not count attempts without a connection, unless it is 1.
+    If the name of the host does not exist, the request fails after three attempts."""
     budget_retries: int = 100
     """Size of the retry budget: retries that the requests of one store may send in a burst on one
     event loop; 100 by default. Every five requests that succeed add one retry to the budget. When
@@ -173,6 +178,7 @@ class RetryPolicy:
             "max_seconds",
             "deadline_seconds",
             "budget_per_second",
+            *(() if self.connect_deadline_seconds is None else ("connect_deadline_seconds",)),
         )
         if not 1 <= self.multiplier < math.inf:
             raise ValueError(
@@ -257,7 +263,7 @@ class StoreOptions(TypedDict, total=False):
 
 
 ANONYMOUS = "anonymous"
-"""Value of `credentials=` for public buckets of `gs://` and public containers of `az://`."""
+"""Value of `credentials=` for public buckets and containers."""
 
 _ADDRESSINGS = ("auto", "path", "virtual")
 
@@ -272,12 +278,12 @@ def is_asynchronous(credentials: Any) -> bool:
 def carries_secret(credentials: Any) -> bool:
     """Return whether credentials may contain a secret, so that they must not be pickled.
 
-    A function of a module contains none, because it is pickled as its name. Text, credential
-    objects, lambdas and nested functions may contain a secret.
+    A function of a module contains none, because it is pickled as its name, and neither does the
+    path of a file. Other text, credential objects, lambdas and nested functions may contain one.
     """
     provider = credentials.credentials if isinstance(credentials, S3Access) else credentials
-    if isinstance(provider, str) and provider == ANONYMOUS:
-        return False
+    if isinstance(provider, str | os.PathLike):
+        return provider != ANONYMOUS and not os.path.isfile(provider)
     return provider is not None and "." in getattr(provider, "__qualname__", ".")
 
 
@@ -370,3 +376,12 @@ class S3Access:
             )
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         return partial(S3Access, **settings), ()
+
+
+def as_s3_access(credentials: Any) -> S3Access:
+    """Return the access that `credentials=` of `s3://` means."""
+    if isinstance(credentials, S3Access):
+        return credentials
+    if isinstance(credentials, str) and credentials == ANONYMOUS:
+        return S3Access(anonymous=True)
+    return S3Access(credentials=credentials)

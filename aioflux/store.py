@@ -7,14 +7,15 @@ lines because every public operation is declared here: more than half are signat
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, cast
 
-from aioflux._concurrency.async_iteration import aclosing_inner
+from aioflux._concurrency.async_iteration import aclosing_inner, rejects_plain_for
 from aioflux._services.base import Precondition, ServiceConfig, Source
-from aioflux._services.open import open_service
+from aioflux._services.open import check_credentials, open_service
 from aioflux._transfer import clean as _clean
 from aioflux._transfer import compose as _compose
 from aioflux._transfer import composed_read as _composed_read
@@ -30,6 +31,7 @@ from aioflux._transfer.arguments import (
     check_mode,
     check_offset,
     check_policies,
+    check_range,
     parse_data,
     parse_key,
     parse_memory,
@@ -118,16 +120,19 @@ def open_store(
         A store. Use it with `async with`, or call `aclose` at the end.
 
     Raises:
-        TypeError: `uri` is not a string, or `transfer`, `retry` or `timeouts` has another type.
+        TypeError: `uri` is not a string, or `transfer`, `retry`, `timeouts` or `credentials` has
+            another type.
+        CredentialsError: `credentials` is malformed, for example half of a key file.
         ValueError: The uri cannot be opened, or `credentials` or `endpoint_url` has no effect with
             it.
 
     Credentials:
-        `gs://`: google-auth credentials, the content of a JSON key file as a mapping, "anonymous",
-        or a function that returns an access token. By default Application Default Credentials.
+        `gs://`: google-auth credentials, the path of a JSON key file or its content as a mapping,
+        "anonymous", or a function that returns an access token. By default Application Default
+        Credentials.
 
-        `s3://`: `aioflux.S3Access`, or a value of its field `credentials`. By default the
-        credentials that botocore finds.
+        `s3://`: `aioflux.S3Access`, a value of its field `credentials`, or "anonymous". By default
+        the credentials that botocore finds.
 
         `az://`: an account key, a SAS token, a connection string, "anonymous", a credential of
         azure-identity, or a function that returns an access token or a SAS token. By default
@@ -139,8 +144,8 @@ def open_store(
         in a thread.
 
         A store whose `credentials` may contain a secret cannot be pickled. These contain no secret:
-        a function of a module, "anonymous", None, and `S3Access` whose `credentials` are a function
-        of a module or None.
+        a function of a module, a path, "anonymous", None, and `S3Access` with one of these as its
+        `credentials`.
 
     Endpoints:
         `gs://`: by default the environment variable STORAGE_EMULATOR_HOST, if it is set. Requests
@@ -198,6 +203,9 @@ class Store:
             key += "/"
         self.transfer = transfer
         self.retry = retry
+        if retry.connect_deadline_seconds is not None:
+            seconds = min(timeouts.connect_seconds, retry.connect_deadline_seconds)
+            timeouts = replace(timeouts, connect_seconds=seconds)
         self._config = ServiceConfig(
             location=Location(location.scheme, location.bucket, key),
             timeouts=timeouts,
@@ -210,6 +218,7 @@ class Store:
         is_remote = location.scheme in REMOTE_SCHEMES
         if not is_remote and (credentials is not None or endpoint_url is not None):
             raise ValueError(f"{location} accepts neither credentials nor an endpoint_url")
+        check_credentials(location, credentials)
         if transfer.num_loops > 1 and is_asynchronous(credentials):
             raise ValueError(
                 f"num_loops={transfer.num_loops} does not work with asynchronous credentials, "
@@ -262,6 +271,12 @@ class Store:
             "credentials": config.credentials,
             "endpoint_url": config.endpoint_url,
         }
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is asynchronous: use `async with`, or aioflux.sync.open_store")
+
+    def __exit__(self, *_: object) -> None:
+        """Exist, because `with` looks it up before it calls `__enter__`."""
 
     async def __aenter__(self) -> Self:
         self._sessions.current()
@@ -351,7 +366,7 @@ class Store:
         session = self._sessions.current()
         return await session.timed(_get.fetch_into(session, name, view, start=start, meta=meta))
 
-    async def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
+    async def get_range(self, key: str | ObjectMeta, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object.
 
         A range is verified according to `TransferOptions.verify_ranges`, or by the checksum of the
@@ -373,10 +388,7 @@ class Store:
             TypeError: `start` or `end` is not an integer.
             ValueError: `start` is negative, or `end` is not above it.
         """
-        check_offset("start", start)
-        check_offset("end", end)
-        if start < 0 or end <= start:
-            raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
+        check_range(start, end)
         name, meta = parse_key(key)
         session = self._sessions.current()
         return await session.timed(_get.fetch_range(session, name, start=start, end=end, meta=meta))
@@ -420,14 +432,14 @@ class Store:
             raise ValueError(f"max_gap_bytes must be 0 or more, not {max_gap_bytes!r}")
         pairs = [(index(start), index(end)) for start, end in ranges]
         for start, end in pairs:
-            if start < 0 or end <= start:
-                raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end})")
+            check_range(start, end)
         name, meta = parse_key(key)
         session = self._sessions.current()
         return await session.timed(
             _get.fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
         )
 
+    @rejects_plain_for
     async def get_many(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[tuple[str, bytes], None]:
@@ -456,6 +468,7 @@ class Store:
                     yield pair
                 del batch, pair
 
+    @rejects_plain_for
     async def get_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[DataBatch, None]:
@@ -470,6 +483,7 @@ class Store:
                 yield [(name, fetched.data) for name, fetched in batch]
                 del batch
 
+    @rejects_plain_for
     async def fetch_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[MetaBatch, None]:
@@ -482,6 +496,7 @@ class Store:
                 yield [(fetched.meta(), fetched.data) for _, fetched in batch]
                 del batch
 
+    @rejects_plain_for
     async def try_fetch_batches(
         self, keys: Items[str | ObjectMeta], *, ordered: bool = True
     ) -> AsyncGenerator[TriedBatch, None]:
@@ -501,6 +516,7 @@ class Store:
                 ]
                 del batch
 
+    @rejects_plain_for
     async def fetch_composed(
         self, metas: Items[ObjectMeta], *, max_composite_bytes: int = 100_000_000
     ) -> AsyncGenerator[MetaBatch, None]:
@@ -548,6 +564,7 @@ class Store:
                 yield cast("MetaBatch", batch)
                 del batch
 
+    @rejects_plain_for
     async def try_fetch_composed(
         self, metas: Items[ObjectMeta], *, max_composite_bytes: int = 100_000_000
     ) -> AsyncGenerator[TriedBatch, None]:
@@ -578,6 +595,7 @@ class Store:
         require_many_keys(keys)
         return fetch_many(session, keys, ordered=ordered)
 
+    @rejects_plain_for
     async def list(
         self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
     ) -> AsyncGenerator[ObjectMeta, None]:
@@ -612,6 +630,7 @@ class Store:
                 for meta in page:
                     yield meta
 
+    @rejects_plain_for
     async def list_pages(
         self,
         prefix: str = "",
@@ -751,6 +770,7 @@ class Store:
         session, condition = self._sessions.current(), self._condition(mode)
         return await _put_many.put_many(session, pairs, condition)
 
+    @rejects_plain_for
     async def put_batches(
         self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
     ) -> AsyncGenerator[StoredBatch, None]:

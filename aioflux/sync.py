@@ -175,7 +175,7 @@ class Store:
         """Read an object into memory of the caller, and return the number of bytes read."""
         return _bridge.run(self._store.get_into(key, buffer, start=start))
 
-    def get_range(self, key: str | ObjectMeta, *, start: int, end: int) -> bytes:
+    def get_range(self, key: str | ObjectMeta, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object."""
         return _bridge.run(self._store.get_range(key, start=start, end=end))
 

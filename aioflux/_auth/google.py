@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import time
 from collections.abc import Mapping
 from datetime import UTC
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AnonymousToken",
     "GoogleToken",
-    "anonymous_credentials",
     "open_token",
 ]
 
@@ -99,19 +100,12 @@ def _is_transient(exc: BaseException | None) -> bool:
     return False
 
 
-def anonymous_credentials() -> Any:
-    """Return google-auth credentials without a token, for public buckets."""
-    from google.auth.credentials import AnonymousCredentials
-
-    return AnonymousCredentials()  # type: ignore[no-untyped-call]
-
-
 def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | ProvidedToken | GoogleToken:
     """Return the token source for the caller's credentials.
 
     Args:
-        credentials: google-auth credentials, the content of a JSON key file as a mapping, a
-            function that returns an access token (or an awaitable of one), "anonymous", or None
+        credentials: google-auth credentials, the path of a JSON key file, its content as a mapping,
+            a function that returns an access token (or an awaitable of one), "anonymous", or None
             for Application Default Credentials.
         emulator: Whether the endpoint is an emulator. Then None means no credentials.
 
@@ -123,6 +117,8 @@ def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | Provided
         return AnonymousToken() if emulator else GoogleToken()
     if isinstance(credentials, str) and credentials == ANONYMOUS:
         return AnonymousToken()
+    if isinstance(credentials, str | os.PathLike):
+        credentials = _read_key_file(credentials)
     if isinstance(credentials, Mapping):
         return GoogleToken(_credentials_of_key_file(credentials))
     import google.auth.credentials as google_credentials
@@ -136,8 +132,23 @@ def open_token(credentials: Any, *, emulator: bool) -> AnonymousToken | Provided
     if callable(credentials):
         return ProvidedToken(credentials)
     raise TypeError(
-        "credentials must be google-auth credentials, the content of a key file as a mapping, "
+        "credentials must be google-auth credentials, a key file as a path or a mapping, "
         f"{ANONYMOUS!r}, or a function that returns a token, not {type(credentials).__name__}"
+    )
+
+
+def _read_key_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Return the content of a JSON key file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError):
+        content = None
+    if isinstance(content, Mapping):
+        return content
+    # Without the text, which may be a token or a key, and not a path.
+    raise CredentialsError(
+        f"the text given as credentials= is neither {ANONYMOUS!r} nor the path of a key file (JSON)"
     )
 
 

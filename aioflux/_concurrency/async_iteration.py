@@ -1,15 +1,18 @@
-"""Iteration of one asynchronous generator by another."""
+"""Asynchronous generators: iteration of one by another, and those of public methods."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable
+    from collections.abc import Awaitable, Callable
 
-__all__ = ["aclosing_inner"]
+__all__ = ["aclosing_inner", "rejects_plain_for"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -51,3 +54,43 @@ class aclosing_inner(Generic[T]):  # noqa: N801  a context manager like `context
             return self._generator.__anext__()
         finally:
             sys.set_asyncgen_hooks(firstiter=hooks.firstiter, finalizer=hooks.finalizer)
+
+
+def rejects_plain_for(
+    method: Callable[P, AsyncGenerator[T, None]],
+) -> Callable[P, AsyncGenerator[T, None]]:
+    """Decorate a method, so that a plain `for` over its generator says what to use instead."""
+
+    @wraps(method)
+    def call(*args: P.args, **settings: P.kwargs) -> AsyncGenerator[T, None]:
+        return _AsyncItems(method(*args, **settings), method.__qualname__)
+
+    return call
+
+
+class _AsyncItems(AsyncGenerator[T, None]):
+    """A generator with an `__iter__` that raises. `async for` iterates the generator directly."""
+
+    def __init__(self, generator: AsyncGenerator[T, None], name: str) -> None:
+        self._name = name
+        self._generator = generator
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._generator
+
+    def __anext__(self) -> Any:
+        return self._generator.__anext__()
+
+    def asend(self, value: None) -> Any:
+        return self._generator.asend(value)
+
+    def athrow(self, *error: Any) -> Any:
+        return self._generator.athrow(*error)
+
+    def aclose(self) -> Any:
+        return self._generator.aclose()
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            f"{self._name} is asynchronous: use `async for`, or a store of aioflux.sync.open_store"
+        )

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Connector", "SocketTracker", "certificate_error_text", "default_context"]
 
+_NO_SUCH_HOST: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+"""Answers of a resolver. If the resolver itself does not answer, the error is EAI_AGAIN."""
 _CLOSE_SECONDS: Final = 1.0
 """Time that closing a pool waits for its connect tasks or sockets, in seconds."""
 _POLL_SECONDS: Final = 0.001
@@ -166,7 +168,9 @@ class Connector:
         except ssl.SSLCertVerificationError as exc:
             raise CertificateError(certificate_error_text(server.url, exc)) from exc
         except (OSError, ssl.SSLError, ProtocolError) as exc:
-            raise ConnectError(f"no connection to {origin.url}{via}: {exc}") from exc
+            error = ConnectError(f"no connection to {origin.url}{via}: {exc}")
+            error.is_unknown_host = isinstance(exc, socket.gaierror) and exc.errno in _NO_SUCH_HOST
+            raise error from exc
         return connection
 
     async def _open(self, server: Origin, protocol: asyncio.BaseProtocol) -> asyncio.Transport:

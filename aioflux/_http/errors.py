@@ -61,7 +61,13 @@ class TransportError(Exception):
 
 
 class ConnectError(TransportError):
-    """No connection could be opened: name lookup, TCP, proxy or TLS failed, or took too long."""
+    """No connection could be opened: name lookup, TCP, proxy or TLS failed, or took too long.
+
+    Attributes:
+        is_unknown_host: The resolver has responded that no server has this name.
+    """
+
+    is_unknown_host = False
 
 
 class CertificateError(ConnectError):

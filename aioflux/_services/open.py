@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from aioflux.options import as_s3_access
 
 if TYPE_CHECKING:
     from aioflux._services.base import Service, ServiceConfig
+    from aioflux._values.uri import Location
 
-__all__ = ["open_service"]
+__all__ = ["check_credentials", "open_service"]
+
+
+def check_credentials(location: Location, credentials: Any) -> None:
+    """Raise the error that the service of a location would raise for these credentials.
+
+    No request is sent, and the environment is not read.
+
+    Raises:
+        CredentialsError: The credentials are of a right kind, but malformed.
+        TypeError: The credentials are of a wrong kind.
+    """
+    if credentials is None:
+        return
+    if location.scheme == "gs":
+        from aioflux._auth.google import open_token
+
+        open_token(credentials, emulator=False)
+    elif location.scheme == "s3":
+        from aioflux._auth.aws import AWSSource
+
+        AWSSource(as_s3_access(credentials))
+    elif location.scheme == "az":
+        from aioflux._auth.azure import open_access
+
+        open_access(location.bucket.partition("/")[0], credentials, is_http=False, environ={})
 
 
 def open_service(config: ServiceConfig) -> Service:

@@ -14,6 +14,7 @@ __all__ = [
     "check_mode",
     "check_offset",
     "check_policies",
+    "check_range",
     "lower_names",
     "parse_data",
     "parse_key",
@@ -147,6 +148,21 @@ def check_offset(name: str, value: object) -> None:
     """Raise TypeError if an offset in an object is not an integer."""
     if not hasattr(value, "__index__"):
         raise TypeError(f"{name} is an integer, not {value!r}")
+
+
+def check_range(start: int, end: int) -> None:
+    """Check the range `[start, end)` of a read.
+
+    Raises:
+        TypeError: An offset is not an integer.
+        ValueError: `start` is negative, or `end` is not above it.
+    """
+    check_offset("start", start)
+    check_offset("end", end)
+    if start < 0 or end <= start:
+        reason = f"end is {'below' if end < start else 'not above'} start"
+        reason = "start is negative" if start < 0 else reason
+        raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end}): {reason}")
 
 
 def lower_names(metadata: Mapping[str, str]) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from aioflux._transfer.conditions import require
 from aioflux._transfer.delete import delete
 from aioflux._transfer.temp_keys import TEMPORARY_PREFIXES, is_temporary
 from aioflux._values.checksums import crc32c_of_pieces
+from aioflux._values.uri import has_scheme
 from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:
@@ -31,9 +32,14 @@ def write_request(
     """Return the request value of a write, with metadata names in lower case.
 
     Raises:
-        ValueError: Two names of metadata differ only in case, or the key has a prefix of temporary
-            objects, which listings leave out.
+        ValueError: Two names of metadata differ only in case, the key is a uri, or it has a prefix
+            of temporary objects, which listings leave out.
     """
+    if has_scheme(key):
+        raise ValueError(
+            f"{key!r} cannot be written: it is a uri, and a key is relative to the uri of the "
+            "store; use the key alone"
+        )
     if is_temporary(key):
         raise ValueError(
             f"{key!r} cannot be written: listings leave out keys below "

@@ -21,7 +21,13 @@ __all__ = ["Backoff", "RetryBudget", "backoff_bound", "next_delay", "with_retry"
 T = TypeVar("T")
 
 _log = logging.getLogger("aioflux.retry")
-"""Logs each retry, at the level INFO."""
+"""Logs each retry, at the level INFO, and at WARNING that a store has no connection."""
+
+_WARNING_SECONDS = 1.0
+"""Time without a connection after which a store logs a warning."""
+
+_MAX_UNKNOWN_HOST = 3
+"""Consecutive attempts after which a host whose name does not exist is not tried again."""
 
 _RETRIES_PER_SUCCESS = 0.2
 """Retries that each successful request allows: the ratio of Finagle's RetryBudget
@@ -55,9 +61,13 @@ class RetryBudget:
     Args:
         burst: Retries that may be sent without a pause.
         per_second: Retries that may be sent per second, even if no request succeeds.
+
+    Attributes:
+        has_warned: The store has logged that it has no connection, and no retry succeeded since.
     """
 
     def __init__(self, *, burst: float, per_second: float) -> None:
+        self.has_warned = False
         self._burst = burst
         self._per_second = per_second
         self._tokens = float(burst)
@@ -65,6 +75,8 @@ class RetryBudget:
 
     def on_success(self, *, was_retry: bool = False) -> None:
         """Add a fifth of a token, and one more token if the successful request was a retry."""
+        if was_retry:
+            self.has_warned = False
         if self._tokens < self._burst:
             self._tokens = min(self._burst, self._tokens + _RETRIES_PER_SUCCESS + was_retry)
 
@@ -171,20 +183,40 @@ class _Failures:
         self._policy = policy
         self._num_without_progress = 0
         self._num_malformed = 0
+        self._num_unconnected = 0
+        self._num_unknown_host = 0
+        self._has_connected = False
 
     def add(self, error: TransientError) -> None:
         self.last = error
+        if error.unconnected and self._policy.max_attempts > 1:
+            self._num_unconnected += 1
+            self._num_unknown_host += error.unconnected == "unknown host"
+            return
+        self._has_connected, self._num_unconnected, self._num_unknown_host = True, 0, 0
         # An attempt whose bytes are kept resets the count, so that a large range is received even
         # if the connection breaks every few megabytes. The deadline limits such attempts.
         made_progress = error.num_bytes_received > 0 and error.generation != ""
         self._num_without_progress = 1 if made_progress else self._num_without_progress + 1
         self._num_malformed = self._num_malformed + 1 if error.is_malformed else 0
 
+    @property
+    def deadline_seconds(self) -> float:
+        """The limit of the time for all attempts."""
+        policy = self._policy
+        if self._has_connected or policy.connect_deadline_seconds is None:
+            return policy.deadline_seconds
+        return min(policy.deadline_seconds, policy.connect_deadline_seconds)
+
     def next_delay(self, elapsed_seconds: float, fraction: float) -> float | None:
         """Return the seconds to wait before the next attempt, or None if no attempt may follow."""
         assert self.last is not None
-        if self._num_malformed >= _MAX_MALFORMED:
+        if self._num_malformed >= _MAX_MALFORMED or self._num_unknown_host >= _MAX_UNKNOWN_HOST:
             return None
+        if self._num_unconnected:
+            num_seconds_left = self.deadline_seconds - elapsed_seconds
+            delay = fraction * backoff_bound(self._num_unconnected, self._policy)
+            return min(delay, num_seconds_left) if num_seconds_left > 0 else None
         return next_delay(
             self._num_without_progress,
             self._policy,
@@ -207,6 +239,9 @@ class _Failures:
             )
         elif self._num_malformed >= _MAX_MALFORMED:
             reason = f"the last {self._num_malformed} responses were malformed"
+        elif last.unconnected and not self._has_connected:
+            reason = f"gave up after {num_attempts} attempts in {elapsed_seconds:.1f} s; "
+            reason += "RetryPolicy.connect_deadline_seconds sets the limit"
         error = TransientError(
             f"{last} ({reason})",
             uri=last.uri,
@@ -214,6 +249,7 @@ class _Failures:
             retry_after_seconds=last.retry_after_seconds,
             num_bytes_received=last.num_bytes_received,
             is_malformed=last.is_malformed,
+            unconnected=last.unconnected,
         )
         error.__cause__ = last
         return error
@@ -227,6 +263,14 @@ def _log_retry(number: int, error: TransientError, delay: float, elapsed: float)
         error,
         extra={"elapsed_seconds": elapsed + delay},
     )
+
+
+def _warn_if_unconnected(failures: _Failures, budget: RetryBudget, elapsed: float) -> None:
+    """Log a warning, once for the store, if a request has had no connection for a second."""
+    if elapsed >= _WARNING_SECONDS and not budget.has_warned:
+        budget.has_warned = True
+        seconds = failures.deadline_seconds - elapsed
+        _log.warning("%s; trying again for up to %.0f s", failures.last, seconds)
 
 
 async def _wait_for_budget(
@@ -286,6 +330,11 @@ async def with_retry(
                     if delay is None:
                         break
                     _log_retry(number, failures.last, delay, elapsed)
+                    if failures.last.unconnected and budget is not None and not budget.has_warned:
+                        pause = min(delay, max(0.0, _WARNING_SECONDS - elapsed))
+                        await sleep(pause)
+                        delay, elapsed = delay - pause, elapsed + pause
+                        _warn_if_unconnected(failures, budget, elapsed)
                     await sleep(delay)
                     if budget is not None:
                         await _wait_for_budget(budget, clock, sleep, jitter)

@@ -21,7 +21,8 @@ from aioflux._transfer.deadlines import Deadlines
 from aioflux._transfer.prefault import Prefaulter
 from aioflux._transfer.retry import RetryBudget, with_retry
 from aioflux._values.stats import Progress
-from aioflux.errors import TransientError
+from aioflux._values.uri import meant_key
+from aioflux.errors import NotFoundError, TransientError
 from aioflux.options import CleanupTimeouts
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class Session:
         return self.clock()
 
     def count_failure(self, key: str, error: BaseException, num_cuts: int) -> None:
-        """Count an attempt that failed, and release its slot.
+        """Count an attempt that failed, and release its slot; name a key that was meant.
 
         Args:
             key: Name of the object.
@@ -228,6 +229,8 @@ class Session:
             counters.num_throttled += 1
             requests.on_throttled(num_cuts)
         requests.release()
+        if isinstance(error, NotFoundError):
+            error.message += meant_key(key, self.service.uri())
         if isinstance(error, TransientError):
             if error.is_damaged:
                 self.count_mismatch(key, error.message)

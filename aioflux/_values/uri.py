@@ -15,8 +15,10 @@ __all__ = [
     "Location",
     "check_endpoint",
     "check_name",
+    "has_scheme",
     "join_uri",
     "local_uri",
+    "meant_key",
     "parse_uri",
     "quote_path",
     "split_at_bucket",
@@ -143,6 +145,22 @@ def check_endpoint(url: str, *, may_have_path: bool = False) -> str:
     if not may_have_path and parts.path not in {"", "/"}:
         raise ValueError(f"endpoint_url {url!r} has a path; give scheme, host and port only")
     return url
+
+
+def has_scheme(key: str) -> bool:
+    """Return whether a key begins with a scheme of a uri that can be opened."""
+    scheme, separator, _ = key.partition("://")
+    return bool(separator) and _ALIASES.get(scheme.lower(), scheme.lower()) in SCHEMES
+
+
+def meant_key(key: str, root: str) -> str:
+    """Return advice for a key that was not found below `root`, if it looks like a uri or a path."""
+    if has_scheme(key):
+        inside = key.removeprefix(root)
+        advice = f"did you mean {inside!r}?" if inside != key else f"open a store of {key!r}"
+        return f"; a key is relative to {root}: {advice}"
+    inside = key.lstrip("/")
+    return f"; did you mean {inside!r}, without a leading slash?" if inside not in {"", key} else ""
 
 
 def parse_uri(uri: str) -> Location:

@@ -12,7 +12,7 @@ import typer
 
 from aioflux import __version__
 from aioflux.cli._event_loop import EndedBySignal
-from aioflux.cli._output import DEBUG, UNENCODABLE, print_error
+from aioflux.cli._output import CONNECT_DEADLINE, DEBUG, UNENCODABLE, print_error
 
 __all__ = ["app", "run_app"]
 
@@ -51,6 +51,14 @@ def _show_version(is_given: bool) -> None:
 def _group(
     *,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    connect_deadline: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            envvar=CONNECT_DEADLINE,
+            help="How long to try to connect to a server that is away.",
+        ),
+    ] = 3.0,
     _version: Annotated[
         bool,
         typer.Option(
@@ -61,6 +69,7 @@ def _group(
     """Arguments are uris (gs://bucket/key, file:///dir/name) or local paths."""
     if debug:
         os.environ[DEBUG] = "1"
+    os.environ[CONNECT_DEADLINE] = str(connect_deadline)
 
 
 def run_app() -> int:
@@ -94,8 +103,8 @@ def _add_commands(arguments: list[str]) -> None:
 
     typer builds a pydantic validator for each parameter of each command: all of them take 40 ms.
     """
-    name = next((argument for argument in arguments if argument != "--debug"), "")
-    for each in (name,) if name in _COMMANDS else _COMMANDS:
+    name = next((argument for argument in arguments if argument in _COMMANDS), "")
+    for each in (name,) if name else _COMMANDS:
         if each not in _added:
             _added.add(each)
             command = getattr(import_module(f"aioflux.cli.{_COMMANDS[each]}"), each)

@@ -66,14 +66,16 @@ def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 class _RetryNotice(logging.Handler):
-    """Log handler that prints one line when a request has been retried for some seconds."""
+    """Log handler that prints warnings, and one line after some seconds of retries."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self._is_printed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self._is_printed and getattr(record, "elapsed_seconds", 0.0) >= _NOTICE_SECONDS:
+        if record.levelno >= logging.WARNING:  # the store has no connection
+            print_notice(one_line(record.getMessage()))
+        elif not self._is_printed and getattr(record, "elapsed_seconds", 0.0) >= _NOTICE_SECONDS:
             self._is_printed = True
             print_notice(f"Still retrying: {one_line(record.getMessage())}")
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
 __all__ = [
+    "CONNECT_DEADLINE",
     "DEBUG",
     "UNENCODABLE",
     "Report",
@@ -39,6 +40,9 @@ T = TypeVar("T")
 
 DEBUG = "AIOFLUX_DEBUG"
 """Environment variable that turns tracebacks on."""
+
+CONNECT_DEADLINE = "AIOFLUX_CONNECT_DEADLINE"
+"""Environment variable with the seconds for which commands try to connect."""
 
 UNENCODABLE = "aioflux.unencodable"
 """Name of an error handler for encodings. It writes bytes that are not valid text (PEP 383)

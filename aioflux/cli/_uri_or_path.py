@@ -7,14 +7,15 @@ import re
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aioflux._values.uri import Location, join_uri, parse_uri, split_at_bucket, suggest_uri
+from aioflux.cli._output import CONNECT_DEADLINE
 from aioflux.cli._text import format_count, one_line
 from aioflux.errors import NotFoundError, StorageError
-from aioflux.options import S3Access
+from aioflux.options import ANONYMOUS, RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -196,20 +197,14 @@ class UriOrPath:
         """Open the store `root` with the endpoint and credentials of this argument."""
         from aioflux.store import open_store
 
-        scheme = self.location.scheme
-        if scheme not in _SERVICES:
+        if self.location.scheme not in _SERVICES:
             return open_store(root, transfer=transfer)
-        credentials: Any = None
-        if self.anonymous and scheme == "s3":
-            credentials = S3Access(anonymous=True)
-        elif self.anonymous and scheme == "az":
-            credentials = "anonymous"
-        elif self.anonymous:
-            from aioflux._auth.google import anonymous_credentials
-
-            credentials = anonymous_credentials()
         return open_store(
-            root, transfer=transfer, endpoint_url=self.endpoint_url, credentials=credentials
+            root,
+            transfer=transfer,
+            retry=RetryPolicy(connect_deadline_seconds=float(os.environ[CONNECT_DEADLINE])),
+            endpoint_url=self.endpoint_url,
+            credentials=ANONYMOUS if self.anonymous else None,
         )
 
 

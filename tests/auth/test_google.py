@@ -234,8 +234,11 @@ def test_the_token_source_of_credentials(clock: Clock) -> None:
     assert isinstance(open_token(anonymous, emulator=False), AnonymousToken)
     assert isinstance(open_token(FakeCredentials(clock), emulator=True), GoogleToken)
     assert isinstance(open_token(lambda: "x", emulator=False), ProvidedToken)
-    with pytest.raises(TypeError, match="not str"):
+    with pytest.raises(TypeError, match="not int"):
+        open_token(1, emulator=False)
+    with pytest.raises(CredentialsError, match="nor the path of a key file") as raised:
         open_token("ya29.secret", emulator=False)
+    assert "ya29" not in str(raised.value)
 
 
 class ScopedCredentials(FakeCredentials, google.auth.credentials.Scoped):

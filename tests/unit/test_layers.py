@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, str] = {
     "_http": "options _values.checksums",
     "_auth": "errors options _concurrency.fork_safe_lock _concurrency.single_flight",
     "_services": (
-        "errors options _values.* _http _auth.access_token "
+        "errors options _values.* _http _auth.access_token _auth.google _auth.aws _auth.azure "
         "_services.gcs.service _services.s3.service _services.azure.service "
         "_services.local.service"
     ),
@@ -104,7 +104,7 @@ MAY_IMPORT: dict[str, str] = {
     # the front door and the command line
     "aioflux": f"{STORE} sync data checkpoint testing",
     "cli": (
-        f"{STORE} aioflux _concurrency.* _auth.google {CHECKPOINT_FILES} testing testing._process "
+        f"{STORE} aioflux _concurrency.* {CHECKPOINT_FILES} testing testing._process "
         "testing.gcs_server.*"
     ),
 }

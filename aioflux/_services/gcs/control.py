@@ -222,13 +222,13 @@ class GCSControl:
         """Run a request; if the service rejects its token, run it again with a new one."""
         token = await resolve_credentials(self._token.get(), action, uri)
         try:
-            return await _map_errors(request, action=action, uri=uri)
+            return await _map_errors(request, self._api_root, action=action, uri=uri)
         except PermissionDeniedError as exc:
             if exc.status != 401 or token is None:
                 raise
         self._token.invalidate(token)
         await resolve_credentials(self._token.get(), action, uri)
-        return await _map_errors(request, action=action, uri=uri)
+        return await _map_errors(request, self._api_root, action=action, uri=uri)
 
     async def _send_json(
         self, method: str, url: str, *, params: Mapping[str, str], body: bytes | None = None
@@ -265,7 +265,9 @@ async def _reject_redirect(
         raise _RedirectError(params.response.status)
 
 
-async def _map_errors(request: Callable[[], Awaitable[T]], *, action: str, uri: str) -> T:
+async def _map_errors(
+    request: Callable[[], Awaitable[T]], server: str, *, action: str, uri: str
+) -> T:
     """Await `request()`, and map errors of aiohttp to the errors of `errors.py`."""
     error: StorageError
     try:
@@ -280,11 +282,15 @@ async def _map_errors(request: Callable[[], Awaitable[T]], *, action: str, uri: 
             f"could not {action} {uri}: {certificate_error_text(server, exc.certificate_error)}",
             uri=uri,
         ) from exc
+    except _NOT_SENT as exc:
+        why = f"no connection to {server}: {getattr(exc, 'os_error', exc)}"
+        message = f"could not {action} {uri}: {why}"
+        raise TransientError(message, uri=uri, unconnected="unreachable") from exc
     except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as exc:
         raise TransientError(
             f"could not {action} {uri}: {str(exc) or type(exc).__name__}",
             uri=uri,
-            maybe_done=not isinstance(exc, _NOT_SENT),
+            maybe_done=True,
         ) from exc
     except json.JSONDecodeError as exc:
         raise malformed_response(action, uri, "the response is not JSON") from exc

@@ -29,7 +29,7 @@ from aioflux._services.xml_uploads import XMLService
 from aioflux._values.checksums import crc32c as crc32c_of
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
-from aioflux.options import S3Access
+from aioflux.options import as_s3_access
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -72,9 +72,7 @@ class S3Service(XMLService):
     def __init__(self, config: ServiceConfig) -> None:
         bucket, prefix = config.location.bucket, config.location.key
         super().__init__(root_uri=f"{config.location.scheme}://{bucket}/", prefix=prefix)
-        access = config.credentials
-        if not isinstance(access, S3Access):
-            access = S3Access(credentials=access)
+        access = as_s3_access(config.credentials)
         self._bucket = bucket
         self._has_checksums = access.checksums
         self._requires_conditions = access.require_conditions

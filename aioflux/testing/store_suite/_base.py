@@ -165,7 +165,8 @@ class BlockingAdapter:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._sync, name)
         async_method = inspect.getattr_static(Store, name)
-        if inspect.isasyncgenfunction(async_method):
+        annotations = getattr(async_method, "__annotations__", {})
+        if str(annotations.get("return")).startswith("AsyncGenerator"):
             return _as_generator(method)
         if inspect.iscoroutinefunction(async_method):
             return _as_coroutine(method)
