@@ -83,7 +83,6 @@ WriteMode: TypeAlias = Literal["overwrite", "create"]
 # Defined outside of the class, inside which `list` is a method.
 RangesData: TypeAlias = list[bytes]
 DataBatch: TypeAlias = list[tuple[str, bytes]]
-StoredBatch: TypeAlias = list[ObjectMeta]
 MetaBatch: TypeAlias = list[tuple[ObjectMeta, bytes]]
 TriedBatch: TypeAlias = list[tuple[ObjectMeta, bytes] | tuple[None, StorageError]]
 
@@ -773,7 +772,7 @@ class Store:
     @rejects_plain_for
     async def put_batches(
         self, pairs: Items[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
-    ) -> AsyncGenerator[StoredBatch, None]:
+    ) -> AsyncGenerator[Sequence[ObjectMeta], None]:
         """Yield lists of the metadata of objects that were stored; otherwise as `put_many`.
 
         Nothing is sent before the iteration starts, or after it is left. All objects that were

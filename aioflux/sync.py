@@ -26,15 +26,7 @@ if TYPE_CHECKING:
     from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
     from aioflux._values.stats import ProgressHook, StoreStats
     from aioflux.options import RetryPolicy, Timeouts, TransferOptions
-    from aioflux.store import (
-        Buffer,
-        DataBatch,
-        MetaBatch,
-        RangesData,
-        StoredBatch,
-        TriedBatch,
-        WriteMode,
-    )
+    from aioflux.store import Buffer, DataBatch, MetaBatch, RangesData, TriedBatch, WriteMode
 
 __all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
 
@@ -300,7 +292,7 @@ class Store:
 
     def put_batches(
         self, pairs: Iterable[tuple[str, Buffer]], *, mode: WriteMode = "overwrite"
-    ) -> Iterator[StoredBatch]:
+    ) -> Iterator[Sequence[ObjectMeta]]:
         """Yield lists of the metadata of objects that were stored; nothing before it is iterated.
 
         A generator of pairs may wait until its earlier objects are stored, but not until they are

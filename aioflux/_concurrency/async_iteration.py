@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable
 
 __all__ = ["aclosing_inner", "rejects_plain_for"]
 
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
@@ -56,39 +56,28 @@ class aclosing_inner(Generic[T]):  # noqa: N801  a context manager like `context
             sys.set_asyncgen_hooks(firstiter=hooks.firstiter, finalizer=hooks.finalizer)
 
 
-def rejects_plain_for(
-    method: Callable[P, AsyncGenerator[T, None]],
-) -> Callable[P, AsyncGenerator[T, None]]:
+def rejects_plain_for(method: F) -> F:
     """Decorate a method, so that a plain `for` over its generator says what to use instead."""
 
     @wraps(method)
-    def call(*args: P.args, **settings: P.kwargs) -> AsyncGenerator[T, None]:
+    def call(*args: Any, **settings: Any) -> Any:
         return _AsyncItems(method(*args, **settings), method.__qualname__)
 
-    return call
+    return call  # type: ignore[return-value]
 
 
-class _AsyncItems(AsyncGenerator[T, None]):
-    """A generator with an `__iter__` that raises. `async for` iterates the generator directly."""
+class _AsyncItems:
+    """An asynchronous generator with an `__iter__` that raises; `async for` is not slowed down."""
 
-    def __init__(self, generator: AsyncGenerator[T, None], name: str) -> None:
-        self._name = name
-        self._generator = generator
+    def __init__(self, generator: Any, name: str) -> None:
+        self._name, self._generator = name, generator
+        self.asend, self.athrow, self.aclose = generator.asend, generator.athrow, generator.aclose
 
-    def __aiter__(self) -> AsyncIterator[T]:
+    def __aiter__(self) -> Any:
         return self._generator
 
     def __anext__(self) -> Any:
         return self._generator.__anext__()
-
-    def asend(self, value: None) -> Any:
-        return self._generator.asend(value)
-
-    def athrow(self, *error: Any) -> Any:
-        return self._generator.athrow(*error)
-
-    def aclose(self) -> Any:
-        return self._generator.aclose()
 
     def __iter__(self) -> NoReturn:
         raise TypeError(

@@ -57,10 +57,9 @@ caller, such as a credentials function."""
 
 @dataclass(frozen=True, slots=True)
 class Intake(Generic[T]):
-    """Limit of the bytes of the items that were taken from an iterable and are not done yet.
+    """Limit of the bytes of items that were taken and are not done; their function releases them.
 
-    Another item is taken while the budget has free bytes, so that it is exceeded by less than one
-    item. The function of the fan-out releases the bytes of its item.
+    An item is taken while the budget has free bytes, which it may exceed.
     """
 
     budget: ByteBudget

@@ -169,7 +169,8 @@ class Connector:
             raise CertificateError(certificate_error_text(server.url, exc)) from exc
         except (OSError, ssl.SSLError, ProtocolError) as exc:
             error = ConnectError(f"no connection to {origin.url}{via}: {exc}")
-            error.is_unknown_host = isinstance(exc, socket.gaierror) and exc.errno in _NO_SUCH_HOST
+            if isinstance(exc, socket.gaierror) and exc.errno in _NO_SUCH_HOST:
+                error.unconnected = "unknown host"
             raise error from exc
         return connection
 

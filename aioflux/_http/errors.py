@@ -12,7 +12,7 @@ A response with an error status is a complete response, and raises none of these
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from aioflux._http.codec import ResponseHead
@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+Unconnected: TypeAlias = Literal["", "unreachable", "unknown host"]
+
+
 class TransportError(Exception):
     """A request failed without a complete response.
 
@@ -37,7 +40,10 @@ class TransportError(Exception):
         head: Head of the response, if it was received. Its etag allows the next attempt to request
             the rest of the same body.
         request_sent: Whether the server may have received the request.
+        unconnected: As in `TransientError`.
     """
+
+    unconnected: Unconnected = ""
 
     def __init__(
         self,
@@ -61,13 +67,9 @@ class TransportError(Exception):
 
 
 class ConnectError(TransportError):
-    """No connection could be opened: name lookup, TCP, proxy or TLS failed, or took too long.
+    """No connection could be opened: name lookup, TCP, proxy or TLS failed, or took too long."""
 
-    Attributes:
-        is_unknown_host: The resolver has responded that no server has this name.
-    """
-
-    is_unknown_host = False
+    unconnected: Unconnected = "unreachable"
 
 
 class CertificateError(ConnectError):

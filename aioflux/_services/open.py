@@ -14,14 +14,7 @@ __all__ = ["check_credentials", "open_service"]
 
 
 def check_credentials(location: Location, credentials: Any) -> None:
-    """Raise the error that the service of a location would raise for these credentials.
-
-    No request is sent, and the environment is not read.
-
-    Raises:
-        CredentialsError: The credentials are of a right kind, but malformed.
-        TypeError: The credentials are of a wrong kind.
-    """
+    """Raise the error that the service would raise for these credentials; sends no request."""
     if credentials is None:
         return
     if location.scheme == "gs":

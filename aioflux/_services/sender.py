@@ -11,26 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Final,
-    Literal,
-    NamedTuple,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from aioflux._auth.access_token import NOT_READY
-from aioflux._http import (
-    CertificateError,
-    ConnectError,
-    FixedHeaders,
-    ProtocolError,
-    TransportError,
-)
+from aioflux._http import CertificateError, FixedHeaders, ProtocolError, TransportError
 from aioflux.errors import CredentialsError, StorageError, TransientError
 
 if TYPE_CHECKING:
@@ -292,16 +276,13 @@ class Sender(ABC):
         if isinstance(exc, ProtocolError):
             # The whole response may be wrong, also the bytes of the body received so far.
             return TransientError(message, uri=uri, maybe_done=exc.request_sent, is_malformed=True)
-        unconnected: Literal["", "unreachable", "unknown host"] = ""
-        if isinstance(exc, ConnectError):
-            unconnected = "unknown host" if exc.is_unknown_host else "unreachable"
         return TransientError(
             message,
             uri=uri,
             num_bytes_received=exc.num_bytes_received,
             generation=self._generation_of(exc.head.headers) if exc.head else "",
             maybe_done=exc.request_sent,
-            unconnected=unconnected,
+            unconnected=exc.unconnected,
         )
 
     def response_error(

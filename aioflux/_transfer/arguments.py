@@ -160,7 +160,7 @@ def check_range(start: int, end: int) -> None:
     check_offset("start", start)
     check_offset("end", end)
     if start < 0 or end <= start:
-        reason = f"end is {'below' if end < start else 'not above'} start"
+        reason = "end is below start" if end < start else "it is empty"
         reason = "start is negative" if start < 0 else reason
         raise ValueError(f"a range needs 0 <= start < end, not [{start}, {end}): {reason}")
 

@@ -165,7 +165,7 @@ async def _verify(
         if not session.options.verify or expected is None or expected == actual:
             return result
         num_remaining -= 1
-        session.count_mismatch(key, mismatch_text(actual, expected), is_last=not num_remaining)
+        session.count_mismatch(key, mismatch_text(actual, expected))
         if not num_remaining:
             break
     uri = session.service.uri(key)
@@ -239,7 +239,7 @@ async def _fetch_unknown(
         await _head_checksum(session, key, body, is_whole=True)
         if not _reads_whole_twice(session, body.crc32c):
             if not body.is_verified:
-                _count_unverified(session, body.crc32c, num_read, is_whole=True)
+                session.count_unverified(num_read, is_whole=True, expected=body.crc32c)
             actual = first.crc32c() if session.options.verify else 0
             data = buffers[-1].finish() if buffers else bytes(first.data)
             return Fetched(data, body.meta), body.crc32c, actual
@@ -260,14 +260,6 @@ async def _fetch_unknown(
 
 def _reads_whole_twice(session: Session, expected: int | None) -> bool:
     return expected is None and reads_twice(session)
-
-
-def _count_unverified(
-    session: Session, expected: int | None, num_bytes: int, *, is_whole: bool
-) -> None:
-    """Count bytes that were read once, unless they are compared with a checksum, `expected`."""
-    if expected is None or not session.options.verify:
-        session.count_unverified(num_bytes, is_whole=is_whole)
 
 
 async def _head_checksum(session: Session, key: str, body: Body, *, is_whole: bool) -> None:
@@ -325,7 +317,7 @@ async def _complete(
         raise ReplacedError from exc
     if not (twice or (body.is_verified and not rest_size)):
         expected = body.crc32c if is_whole else None
-        _count_unverified(session, expected, view.nbytes, is_whole=is_whole)
+        session.count_unverified(view.nbytes, is_whole=is_whole, expected=expected)
     return combine_crc32c(checksum, rest, rest_size)
 
 
@@ -380,7 +372,7 @@ async def _fill_known(
         current, actual = await pair(_head_of(session, key, meta), read())
         expected = current.crc32c
     if not reads_twice(session):
-        _count_unverified(session, expected, length, is_whole=length == meta.size)
+        session.count_unverified(length, is_whole=length == meta.size, expected=expected)
     return length, expected, actual
 
 
@@ -471,7 +463,7 @@ async def _range_unknown(
     actual = first.crc32c() if session.options.verify and is_whole else 0
     expected = first.body.crc32c if is_whole else None
     if not (reads_twice(session) or first.body.is_verified):
-        _count_unverified(session, expected, first.data.nbytes, is_whole=is_whole)
+        session.count_unverified(first.data.nbytes, is_whole=is_whole, expected=expected)
     return buffers[-1].finish(), expected, actual
 
 

@@ -355,7 +355,7 @@ async def _read_third_time(
     checksum = crc32c(view)
     if checksum in seen:
         return checksum
-    session.count_mismatch(key, "three reads differ", is_last=True)
+    session.count_mismatch(key, "three reads differ")
     uri = session.service.uri(key)
     raise ChecksumError(
         f"could not read bytes [{start}, {start + view.nbytes}) of {uri}: three reads returned "

@@ -98,10 +98,9 @@ async def fetch_small(
 
 
 def lacks_checksum(session: Session, body: Body, *, is_whole: bool) -> bool:
-    """Return whether `head` returns a checksum of an object whose response has none.
+    """Return whether to ask `head` for a checksum, which the response to a read does not have.
 
-    The response is to a read of the whole object, or of a range. Responses of Cloud Storage always
-    have a checksum, unless a proxy removes it.
+    Responses of Cloud Storage always have one, unless a proxy removes it.
     """
     can = session.service.capabilities
     is_expected = can.checksums and (can.listed_checksums or not is_whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._concurrency.fan_out import Intake, bounded_batches
@@ -15,7 +15,6 @@ from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from typing import Any
 
     from aioflux._concurrency.fan_out import Items
     from aioflux._services.base import Precondition
@@ -24,20 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = ["put_batches", "put_many"]
 
-Pair: TypeAlias = "tuple[str, memoryview]"
-
 
 def put_batches(
     session: Session, pairs: Items[Any], precondition: Precondition, stored: Listing | None = None
 ) -> AsyncGenerator[list[ObjectMeta], None]:
     """Write pairs of key and data, and yield lists of the objects that are stored.
 
-    A pair is taken while the bodies that were taken and are not stored yet have less than
-    `TransferOptions.max_in_flight_bytes`. Each stored object is also added to `stored`, at once.
+    Each object is also added to `stored`, at once.
     """
     budget = ByteBudget(session.options.max_in_flight_bytes)
 
-    async def put_pair(pair: Pair) -> ObjectMeta:
+    async def put_pair(pair: tuple[str, memoryview]) -> ObjectMeta:
         key, view = pair
         try:
             meta = await session.timed(put(session, write_request(key, precondition), view))
@@ -57,10 +53,9 @@ def put_batches(
 
 
 async def put_many(session: Session, pairs: Items[Any], precondition: Precondition) -> Listing:
-    """Write all pairs of key and data, and return what was stored, sorted by key.
+    """Write pairs of key and data, and return what was stored, sorted by key.
 
-    Raises:
-        StorageError: An object could not be written; says how many objects were stored.
+    Errors say how many objects were stored.
     """
     stored = Listing()
     try:

@@ -347,7 +347,7 @@ class ObjectReader:
         buffer = self._session.memory.allocate(end - start)
         # Later reads of a range must match the bytes that were returned, confirmed or verified.
         is_known = index in self._returned or index in self._confirmed or self._verified
-        for number in range(_MAX_READS):
+        for _ in range(_MAX_READS):
             checksum = await read_checked(
                 self._session,
                 self.meta.key,
@@ -361,8 +361,7 @@ class ObjectReader:
                 if twice:
                     self._confirmed.add(index)
                 return buffer.finish()
-            reason, is_last = f"the bytes from {start} on have changed", number == _MAX_READS - 1
-            self._session.count_mismatch(self.meta.key, reason, is_last=is_last)
+            self._session.count_mismatch(self.meta.key, f"the bytes from {start} on have changed")
         raise self._mismatch(f"bytes [{start}, {end}) were different when they were read again")
 
     async def _check_whole(self) -> bool:
@@ -379,10 +378,8 @@ class ObjectReader:
             if actual == expected:
                 self._verified = True
                 return number > 0
-            is_last = number == _MAX_READS - 1
-            reason = mismatch_text(actual, expected)
-            self._session.count_mismatch(self.meta.key, reason, is_last=is_last)
-            if is_last:
+            self._session.count_mismatch(self.meta.key, mismatch_text(actual, expected))
+            if number == _MAX_READS - 1:
                 break
             unreturned = sorted(self._ranges.keys() - self._returned)
             self._drop_ranges(set(unreturned))
@@ -418,15 +415,14 @@ class ObjectReader:
         start, end = self._plan[index]
         await self._confirming.acquire(end - start)
         try:
-            for number in range(_MAX_READS - 1):
+            for _ in range(_MAX_READS - 1):
                 checksum = await read_checksum(
                     self._session, self.meta.key, start, end - start, self._pin
                 )
                 if checksum == self._checksums[index]:
                     self._confirmed.add(index)
                     return
-                reason, is_last = f"two reads from {start} on differ", number == _MAX_READS - 2
-                self._session.count_mismatch(self.meta.key, reason, is_last=is_last)
+                self._session.count_mismatch(self.meta.key, f"two reads from {start} on differ")
         finally:
             self._confirming.release(end - start)
         raise self._mismatch(

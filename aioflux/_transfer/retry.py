@@ -24,10 +24,7 @@ _log = logging.getLogger("aioflux.retry")
 """Logs each retry, at the level INFO, and at WARNING that a store has no connection."""
 
 _WARNING_SECONDS = 1.0
-"""Time without a connection after which a store logs a warning."""
-
 _MAX_UNKNOWN_HOST = 3
-"""Consecutive attempts after which a host whose name does not exist is not tried again."""
 
 _RETRIES_PER_SUCCESS = 0.2
 """Retries that each successful request allows: the ratio of Finagle's RetryBudget
@@ -239,6 +236,8 @@ class _Failures:
             )
         elif self._num_malformed >= _MAX_MALFORMED:
             reason = f"the last {self._num_malformed} responses were malformed"
+        elif self._num_unknown_host >= _MAX_UNKNOWN_HOST:
+            reason = f"the name was not found {num_attempts} times in a row; check its spelling"
         elif last.unconnected and not self._has_connected:
             reason = f"gave up after {num_attempts} attempts in {elapsed_seconds:.1f} s; "
             reason += "RetryPolicy.connect_deadline_seconds sets the limit"

@@ -189,20 +189,20 @@ class Session:
         self.counters.add_call(self.clock() - started_at)
         return result
 
-    def count_mismatch(self, key: str, reason: str, *, is_last: bool = False) -> None:
-        """Count a read whose bytes were wrong, and warn that they are read again unless `is_last`.
-
-        After the last read, the caller raises an error.
-        """
+    def count_mismatch(self, key: str, reason: str) -> None:
+        """Count a read whose bytes were wrong, and log a warning."""
         self.counters.num_checksum_mismatches += 1
-        if not is_last:
-            uri = self.service.uri(key)
-            _log.warning("wrong bytes of %s were received, and are read again: %s", uri, reason)
+        _log.warning("wrong bytes of %s were received: %s", self.service.uri(key), reason)
 
-    def count_unverified(self, num_bytes: int, *, is_whole: bool) -> None:
-        """Count bytes that were read once, without a checksum, unless TLS protects their range."""
-        is_guarded = self.options.verify and self.service.capabilities.guarded_transport
-        if is_whole or not is_guarded:
+    def count_unverified(
+        self, num_bytes: int, *, is_whole: bool, expected: int | None = None
+    ) -> None:
+        """Count bytes that were read once, if no checksum (`expected`) or TLS protects them.
+
+        TLS protects ranges only: a whole object could have been stored with wrong bytes.
+        """
+        is_guarded = not is_whole and self.service.capabilities.guarded_transport
+        if not self.options.verify or (expected is None and not is_guarded):
             self.counters.bytes_unverified += num_bytes
 
     # `Session.call` and `SmallReadLoop` call these methods at the start and end of attempts.

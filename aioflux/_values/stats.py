@@ -73,8 +73,8 @@ class StoreStats:
     num_throttled: int = 0
     """Number of attempts that the service throttled (HTTP 429 or 503)."""
     num_checksum_mismatches: int = 0
-    """Number of reads whose bytes did not match their checksum, or their second copy. The bytes are
-    read again, up to a limit, and each time a warning is logged."""
+    """Number of reads whose bytes did not match their checksum, or their second copy, each logged
+    as a warning. The bytes are read again, up to a limit."""
     bytes_received: int = 0
     """Bytes of object bodies that were received in all attempts, including incomplete bodies and
     those with wrong bytes."""

@@ -152,7 +152,7 @@ async def test_the_offsets_of_a_range_may_be_positional(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("start", "end", "reason"),
-    [(5, 2, "end is below start"), (2, 2, "end is not above start"), (-1, 2, "start is negative")],
+    [(5, 2, "end is below start"), (2, 2, "it is empty"), (-1, 2, "start is negative")],
 )
 async def test_a_wrong_range_says_what_is_wrong(
     store: Store, start: int, end: int, reason: str
