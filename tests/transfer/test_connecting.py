@@ -157,13 +157,18 @@ OPERATIONS: dict[str, Callable[[aioflux.Store], Awaitable[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("uri", ["gs://bucket", "az://devstoreaccount1/bucket", "s3://bucket"])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("uri", "operation"),
+    [
+        (uri, operation)
+        for uri in ("gs://bucket", "az://devstoreaccount1/bucket", "s3://bucket")
+        for operation in OPERATIONS
+        if operation != "compose" or uri.startswith("gs")
+    ],
+)
 async def test_an_endpoint_that_is_away_has_the_same_words_for_every_request(
     uri: str, operation: str, url: str
 ) -> None:
-    if operation == "compose" and not uri.startswith("gs"):
-        return
     retry = RetryPolicy(max_attempts=1)
     async with aioflux.open_store(
         uri, endpoint_url=url, retry=retry, credentials="anonymous"
