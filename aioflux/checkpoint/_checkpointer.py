@@ -79,6 +79,10 @@ __all__ = ["Checkpointer"]
 
 _log = logging.getLogger("aioflux")
 
+_MAX_COPIES = 16
+"""Copies that may wait for their upload. If uploads are slower than saves, more copies only delay
+the moment at which training has to wait; in the other process, each copy is a file descriptor."""
+
 _CHECK_SECONDS = 5.0
 """Timeout of the requests that the constructor sends."""
 
@@ -89,7 +93,7 @@ class _InFlight(NamedTuple):
     handle: SaveHandle
     arena: Arena | None
     pickled_bytes: int
-    """Bytes of the staged state outside the arena: its pickled values."""
+    """Bytes of the staged state outside the arena: its pickled values, in each process."""
 
 
 class Checkpointer:
@@ -119,8 +123,9 @@ class Checkpointer:
         every: Number of steps, or time, after which `should_save` returns True.
         compression: Compress tensors before the upload, for example with `ZStandard()`.
         max_staged_bytes: Memory for states that are not uploaded yet, in bytes; 4 GiB by default.
-            `save_async` waits while a new state would exceed the limit. A single state may be
-            larger than the limit.
+            `save_async` waits while a new state would exceed the limit, or 16 states are not
+            uploaded. A single state may be larger than the limit. Two free copies stay for later
+            saves until `close`, within the limit.
         commit_seconds: Timeout of ranks that wait for other ranks, in seconds; 600 by default.
         heartbeat_seconds: Interval of the heartbeats of each rank, in seconds; 10 by default. The
             first heartbeat is written after one interval, so a short save writes none. During its
@@ -332,8 +337,8 @@ class Checkpointer:
     ) -> SaveHandle:
         """Copy a state, and upload the copy in the background.
 
-        Waits while more than `max_staged_bytes` would be staged. If the step exists, it stays until
-        the new save is committed.
+        Waits while more than `max_staged_bytes` or 16 states would be staged. If the step exists,
+        it stays until the new save is committed.
 
         Args:
             step: Number of the training step, which names the checkpoint.
@@ -428,11 +433,15 @@ class Checkpointer:
         # Frees arenas of saves that Ctrl-C interrupted after staging and before the upload.
         self._stager.reclaim(save.arena for save in self._in_flight)
         # The save after a signal has a deadline, and does not wait for memory.
-        while not is_urgent and not self._stager.has_memory_for(
-            layout, sum(save.pickled_bytes for save in self._in_flight)
-        ):
+        while not is_urgent and not self._has_room_for(layout):
             self._wait_for_any()
         return layout
+
+    def _has_room_for(self, layout: ArenaLayout) -> bool:
+        pickled_bytes = [save.pickled_bytes for save in self._in_flight]
+        pickled_bytes += pickled_bytes[-1:]  # an estimate for the new state, not pickled yet
+        has_memory = self._stager.has_memory_for(layout, sum(pickled_bytes))
+        return has_memory and len(self._in_flight) < _MAX_COPIES
 
     def _wait_for_any(self) -> None:
         wait_for_any([save.handle for save in self._in_flight])
@@ -449,6 +458,7 @@ class Checkpointer:
         )
         try:
             pickled_bytes = job.staged.num_bytes - job.staged.size
+            pickled_bytes *= 2 if self._stager.is_shared else 1
             self._in_flight.append(_InFlight(handle, arena, pickled_bytes))
             self._uploader.submit(job, arena, handle)
         except BaseException as exc:  # such as Ctrl-C

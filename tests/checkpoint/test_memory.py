@@ -83,6 +83,47 @@ def grown() -> dict[str, int]:
     return found
 
 
+STAGING = """
+import os, re, resource, sys
+from pathlib import Path
+import torch
+from aioflux.checkpoint import Checkpointer
+from aioflux.testing import GCSServerProcess
+
+def resident():
+    children = Path("/proc/self/task").glob("*/children")
+    pids = {"self", *(pid for path in children for pid in path.read_text().split())} - {server}
+    texts = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
+    return sum(int(re.search(r"Pss:\\s*(\\d+) kB", text)[1]) for text in texts) >> 10
+
+torch.set_num_threads(1)
+state = {"w": torch.ones(25_000)}
+with GCSServerProcess(buckets=("bucket",), arguments=["--latency-ms", "2"]) as process:
+    server = str(process.pid)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    with Checkpointer("gs://bucket", staging=sys.argv[1], endpoint_url=process.url) as checkpoints:
+        checkpoints.save(0, state)
+        before = most = resident()
+        for step in range(1, 601):
+            checkpoints.save_async(step, state)
+            if not step % 50:
+                most = max(most, resident())
+    with Checkpointer("gs://bucket", endpoint_url=process.url) as checkpoints:
+        print(len(checkpoints.steps()), most - before)
+"""
+
+
+@pytest.mark.parametrize("staging", ["thread", "process"])
+def test_saves_that_nobody_waits_for_take_little_memory_and_few_descriptors(staging: str) -> None:
+    """600 saves of 100 KB, each staged while those before it are uploaded, with 256 descriptors."""
+    done = subprocess.run(
+        [sys.executable, "-c", STAGING, staging], check=True, stdout=subprocess.PIPE, text=True
+    )
+    num_steps, grown = map(int, done.stdout.split())
+    assert num_steps == 601
+    assert grown < 48
+
+
 def test_a_load_takes_the_memory_of_the_object(grown: dict[str, int]) -> None:
     """64 MiB are loaded, each page read, and 1.1 times as much is resident at most."""
     assert 60 <= grown["load"] <= 64 * 1.1 + 4

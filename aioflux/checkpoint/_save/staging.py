@@ -36,6 +36,7 @@ from aioflux.checkpoint._save.job import StagedState
 from aioflux.checkpoint._save.memory_copy import MemoryCopy, address_of, copy_all
 from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES
 from aioflux.checkpoint._store.mapping import populate
+from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,8 +45,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Arena", "ArenaLayout", "Stager"]
 
-_PAGE_BYTES: Final = 2 * 1024 * 1024
-"""Size of a huge page. The size of an arena is a multiple of it."""
+_HUGE_PAGE_BYTES: Final = 2 * 1024 * 1024
+"""Size of a huge page. A smaller arena uses none: a copy of 100 KB would take 2 MiB."""
+
+_MAX_FREE_ARENAS: Final = 2
+"""Free arenas that are kept: the next copy is made while the last one is uploaded."""
 
 _STEP_BYTES: Final = 4 * 1024 * 1024
 """Bytes that are allocated at a time in the background; an earlier save waits for them only."""
@@ -120,9 +124,14 @@ class Arena:
         self.number = number
         self.size = size
         self.fd = _shared_memory(size) if is_shared else -1
-        self._map = mmap.mmap(self.fd, size) if is_shared else mmap.mmap(-1, size, _PRIVATE)
-        # Use huge pages if the system has them. Do not map the arena in forked DataLoader workers.
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        try:
+            self._map = mmap.mmap(self.fd, size) if is_shared else mmap.mmap(-1, size, _PRIVATE)
+        except OSError:
+            self.close_descriptor()
+            raise
+        is_large = size >= _HUGE_PAGE_BYTES
+        # Do not map the arena in forked DataLoader workers.
+        for advice in ("MADV_HUGEPAGE" if is_large else "MADV_NOHUGEPAGE", "MADV_DONTFORK"):
             with suppress(OSError):  # the kernel may not support the advice
                 self._map.madvise(getattr(mmap, advice))
         self.view = memoryview(self._map)
@@ -239,6 +248,13 @@ def _shared_memory(size: int) -> int:
     return fd
 
 
+def _arena_size(layout: ArenaLayout) -> int:
+    """Return the size of the arena for a layout: the memory that the copy takes."""
+    # The kernel aligns memory to huge pages if its size is a multiple of them.
+    unit = _HUGE_PAGE_BYTES if layout.size >= 16 * _HUGE_PAGE_BYTES else mmap.PAGESIZE
+    return -(-layout.size // unit) * unit
+
+
 @dataclass(slots=True)
 class Stager:
     """The arenas of one process, within a limit on their size."""
@@ -276,7 +292,7 @@ class Stager:
         `pickled_bytes` is the size of the staged values, which are in no arena.
         """
         staged_bytes = self.used_bytes + pickled_bytes
-        return not staged_bytes or staged_bytes + layout.size <= self.max_staged_bytes
+        return not staged_bytes or staged_bytes + _arena_size(layout) <= self.max_staged_bytes
 
     def prepare(self, layout: ArenaLayout) -> None:
         """Allocate an arena in the background, unless there is one or it exceeds the limit."""
@@ -309,14 +325,14 @@ class Stager:
             raise
 
     def free(self, arena: Arena) -> None:
-        """Free an arena for later saves; close other free arenas beyond `max_staged_bytes`."""
+        """Free an arena for later saves; close free arenas beyond two or `max_staged_bytes`."""
         if self._used.pop(arena.number, None) is None:
             return
-        self._free.append(arena)
+        self._free.insert(0, arena)
         total_bytes = self.used_bytes
-        for free_arena in sorted(self._free, key=lambda each: -each.number):
+        for number, free_arena in enumerate(list(self._free)):
             total_bytes += free_arena.size
-            if total_bytes > self.max_staged_bytes and free_arena is not arena:
+            if number and (number >= _MAX_FREE_ARENAS or total_bytes > self.max_staged_bytes):
                 self._drop(free_arena)
 
     def reclaim(self, in_use: Iterable[Arena | None]) -> None:
@@ -345,8 +361,13 @@ class Stager:
         """Return a new arena; close the free ones, which are too small for the layout."""
         self.close()
         self._num_arenas += 1
-        size = -(-layout.size // _PAGE_BYTES) * _PAGE_BYTES
-        return Arena(self._num_arenas, size, is_shared=self.is_shared)
+        size = _arena_size(layout)
+        try:
+            return Arena(self._num_arenas, size, is_shared=self.is_shared)
+        except OSError as exc:  # out of memory or descriptors
+            raise CheckpointError(
+                f"there is no memory for a copy of {size:,} bytes of the state: {exc}"
+            ) from exc
 
     def _drop(self, arena: Arena) -> None:
         self._free.remove(arena)

@@ -720,6 +720,31 @@ class TestMemory:
             assert checkpointer.steps() == [1, 2, 3]
 
     @pytest.mark.clouds("gs")
+    @pytest.mark.parametrize("staging", ["thread", "process"])
+    def test_a_save_waits_for_one_of_sixteen_small_copies(
+        self, server: GCSServer, staging: Any
+    ) -> None:
+        server.faults.add(WRITE, key=DATA, delay_seconds=0.5, times=1)
+        with Checkpointer(URI, staging=staging, timeouts=SLOW) as checkpointer:
+            handles = [checkpointer.save_async(step, {"a": torch.ones(9)}) for step in range(17)]
+            assert handles[0].done()
+            assert not handles[15].done()
+
+    @pytest.mark.clouds("gs")
+    @pytest.mark.parametrize(("staging", "num_copies"), [("thread", 1), ("process", 2)])
+    def test_pickled_values_count_in_both_processes(
+        self, server: GCSServer, staging: Any, num_copies: int
+    ) -> None:
+        """A state of 100 KB of values is staged beside another one if both fit."""
+        server.faults.add(WRITE, key=DATA, delay_seconds=0.5)
+        for limit, is_free in ((210_000 * num_copies, True), (190_000 * num_copies, False)):
+            with Checkpointer(f"{URI}/{limit}", staging=staging, max_staged_bytes=limit) as each:
+                first = each.save_async(1, {"a": bytes(100_000)})
+                second = each.save_async(2, {"a": bytes(100_000)})
+                assert first.done() is not is_free
+                second.result()
+
+    @pytest.mark.clouds("gs")
     def test_and_not_where_there_is(self, server: GCSServer) -> None:
         server.faults.add(WRITE, key=DATA, delay_seconds=LONG)
         with Checkpointer(URI, timeouts=SLOW) as checkpointer:

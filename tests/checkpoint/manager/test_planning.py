@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import mmap
 import pickle
+import resource
 import sys
 import threading
 import time
@@ -155,8 +156,6 @@ def test_memory_is_not_prepared_beyond_the_limit_or_without_tensors() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for resident pages in /proc")
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_prepared_memory_is_allocated_in_the_background(is_shared: bool) -> None:
-    import resource
-
     def page_faults() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
@@ -221,6 +220,54 @@ def test_free_memory_is_bounded_too() -> None:
         assert arena is not None
         stager.free(arena)
     assert closed == [1]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("num_bytes", [100_000, 3_000_000, 40_000_000])
+def test_an_arena_counts_as_what_its_pages_take(num_bytes: int, is_shared: bool) -> None:
+    """A copy of 100 KB is not counted, or allocated, as a huge page of 2 MiB."""
+    stager = Stager(1 << 30, is_shared=is_shared)
+    plan = resolved(CachingPlanner(Ranks()), {"a": torch.ones(num_bytes, dtype=torch.uint8)})
+    layout = stager.lay_out(plan)
+    _, arena = stager.stage(plan, layout)
+    assert arena is not None
+    assert layout.size <= arena.size == stager.used_bytes <= 1.06 * layout.size
+    assert arena.size % mmap.PAGESIZE == 0
+    stager.max_staged_bytes = 2 * arena.size
+    assert stager.has_memory_for(layout)
+    stager.max_staged_bytes -= 1
+    assert not stager.has_memory_for(layout)
+    stager.free(arena)
+    stager.close()
+
+
+def test_two_free_arenas_are_kept_and_the_others_given_back() -> None:
+    closed: list[int] = []
+    stager = Stager(1 << 30, on_drop=lambda arena: closed.append(arena.number))
+    plan = resolved(CachingPlanner(Ranks()), {"a": torch.ones(1000)})
+    layout = stager.lay_out(plan)
+    arenas = [stager.stage(plan, layout)[1] for _ in range(5)]
+    for arena in arenas:
+        assert arena is not None
+        stager.free(arena)
+    assert closed == [1, 2, 3]
+    again = {id(stager.stage(plan, layout)[1]) for _ in range(2)}
+    assert again == set(map(id, arenas[3:]))
+
+
+def test_an_arena_that_cannot_be_allocated_is_an_error_of_the_checkpoint() -> None:
+    """Here because the process may open no more files."""
+    stager = Stager(1 << 30, is_shared=True)
+    plan = resolved(CachingPlanner(Ranks()), {"a": torch.ones(1000)})
+    layout = stager.lay_out(plan)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="no memory for a copy of 8,192 bytes"):
+            stager.stage(plan, layout)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert stager.used_bytes == 0
 
 
 def test_what_cannot_be_copied_leaves_its_memory() -> None:
