@@ -25,6 +25,7 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from aioflux import _bridge
@@ -269,7 +270,7 @@ class Checkpointer:
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether a rank received a signal to stop: the next save is the last one."""
+        """Return whether a rank received a signal to stop: end the loop after the save."""
         return self._signals.is_agreed
 
     def should_save(self, step: int) -> bool:
@@ -287,19 +288,30 @@ class Checkpointer:
             return is_scheduled
         # The clocks of ranks differ: if `every` is a time, only the coordinator's clock decides.
         vote = is_scheduled and (self._ranks.is_coordinator or not self._schedule.is_timed)
-        any_scheduled, any_signal = self._ranks.largest([vote, signals.is_received])
-        if any_signal and not signals.is_agreed:
+        any_scheduled, any_signal = self._ranks.largest([vote, signals.is_pending])
+        if any_signal:
+            if not signals.is_agreed:
+                _log.warning("received a signal to stop: step %d is saved to %s", step, self.uri)
             signals.agree()
-            _log.warning("received a signal: step %d is the last save to %s", step, self.uri)
+        elif signals.is_agreed and not signals.has_warned:
+            signals.has_warned = True
+            warnings.warn(
+                f"step {step} of {self.uri}: training goes on after the save that a signal to stop "
+                "requested; end the loop when is_stopping is true",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return bool(any_scheduled or any_signal)
 
     def save_on_signal(self, *signals: int, deadline_seconds: float = 30.0) -> None:
         """Save once more when the process receives a signal to stop.
 
-        After the signal, the next `should_save` returns True on all ranks, and `is_stopping` is
-        true. The next `save_async` does not wait for earlier saves in progress. It returns after
-        the commit, and raises CheckpointError if the commit misses the deadline. Signal handlers
-        that were installed before are called, too. Call this from the main thread.
+        After the signal, `should_save` returns True on all ranks until a save that began after the
+        signal is committed, and `is_stopping` is true: end the loop then. This `save_async` does
+        not wait for earlier saves in progress. It returns after the commit, and raises
+        CheckpointError if the commit misses the deadline. If the loop goes on, there is one
+        warning, and later saves follow the schedule again. Signal handlers that were installed
+        before are called, too. Call this from the main thread.
 
         Args:
             signals: Numbers of the signals; SIGTERM by default.
@@ -355,11 +367,14 @@ class Checkpointer:
             CheckpointError: The state cannot be planned, for example because it has a sparse or
                 quantized tensor; or a rank does not respond.
         """
+        signals, num_signals = self._signals, self._signals.num_received
+        is_urgent = signals.is_agreed and signals.is_pending
         with self._lock.current:
-            handle = self._save(step, state, metrics or {}, is_urgent=self.is_stopping)
-        if self.is_stopping:
-            seconds = self._signals.seconds_left
+            handle = self._save(step, state, metrics or {}, is_urgent=is_urgent)
+        if is_urgent:
+            seconds = signals.seconds_left
             handle.wait(seconds)
+            handle.add_done_callback(partial(signals.finish, num_signals))
             if not handle.done():
                 raise CheckpointError(
                     f"step {step} of {self.uri} was not committed within the {seconds:.1f} s "

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
+    from aioflux.checkpoint._save.handle import SaveHandle
+
 __all__ = ["Schedule", "StopSignals"]
 
 _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Handlers | None"
@@ -50,14 +52,20 @@ class Schedule:
 
 
 class StopSignals:
-    """Handlers of signals that request a last save before the process exits."""
+    """Handlers of signals that request a save before the process exits."""
 
     def __init__(self) -> None:
         self._earlier_handlers: dict[int, _Handler] = {}
-        self._received_at: float | None = None
+        self._received_at = 0.0
         self._deadline_seconds = 0.0
+        self.num_received = 0
+        """Signals that this rank received, or knows that another rank did."""
+        self._num_saved = 0
+        """Of these signals, those that arrived before a committed save began."""
         self.is_agreed = False
         """Whether all ranks know that a rank received a signal."""
+        self.has_warned = False
+        """Whether the caller was warned that training goes on after the save."""
 
     @property
     def is_installed(self) -> bool:
@@ -65,15 +73,13 @@ class StopSignals:
         return bool(self._earlier_handlers)
 
     @property
-    def is_received(self) -> bool:
-        """Return whether this rank received a signal, or knows that another rank did."""
-        return self._received_at is not None
+    def is_pending(self) -> bool:
+        """Return whether no save that began after the last signal is committed."""
+        return self.num_received > self._num_saved
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline, at least 0."""
-        if self._received_at is None:
-            return self._deadline_seconds
+        """Seconds until the deadline of the pending signal, at least 0."""
         return max(0.0, self._received_at + self._deadline_seconds - time.monotonic())
 
     def install(self, signals: Sequence[int], deadline_seconds: float) -> None:
@@ -86,8 +92,13 @@ class StopSignals:
     def agree(self) -> None:
         """Record that all ranks know of a signal, which this rank may not have received."""
         self.is_agreed = True
-        if self._received_at is None:
-            self._received_at = time.monotonic()
+        if not self.is_pending:
+            self._receive()
+
+    def finish(self, num_received: int, handle: SaveHandle) -> None:
+        """Record the end of a save that began after `num_received` signals."""
+        if handle.is_committed:
+            self._num_saved = max(self._num_saved, num_received)
 
     def restore(self) -> None:
         """Restore the handlers that were installed before."""
@@ -97,8 +108,12 @@ class StopSignals:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._received_at is None:
-            self._received_at = time.monotonic()
+        self._receive()
         earlier = self._earlier_handlers.get(number)
         if callable(earlier) and earlier is not signal.default_int_handler:
             earlier(number, frame)
+
+    def _receive(self) -> None:
+        if not self.is_pending:
+            self._received_at = time.monotonic()
+        self.num_received += 1

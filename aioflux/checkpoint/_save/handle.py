@@ -69,9 +69,14 @@ class SaveHandle:
         With compression, the bytes are counted after compression, so that it can stay below 1 until
         the commit.
         """
-        if self.done() and self._failure() is None:
+        if self.is_committed:
             return 1.0
         return min(1.0, self._num_sent / self.num_bytes) if self.num_bytes else 0.0
+
+    @property
+    def is_committed(self) -> bool:
+        """Return whether the step exists."""
+        return self.done() and self._failure() is None
 
     @property
     def has_unseen_error(self) -> bool:

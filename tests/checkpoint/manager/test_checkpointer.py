@@ -617,6 +617,55 @@ def test_the_last_save_replaces_one_of_its_step_that_was_under_way(server: GCSSe
 
 
 @pytest.mark.clouds("gs")
+def test_a_run_that_goes_on_after_a_signal_is_saved_by_its_schedule_with_one_warning(
+    server: GCSServer,
+) -> None:
+    saved = []
+
+    def train(checkpointer: Checkpointer) -> None:
+        checkpointer.save_on_signal(signal.SIGUSR1, deadline_seconds=LONG)
+        for step in range(1, 61):
+            if step == 25:
+                signal.raise_signal(signal.SIGUSR1)
+            if checkpointer.should_save(step):
+                checkpointer.save_async(step, {"step": step})
+                saved.append(step)
+            assert checkpointer.is_stopping is (step >= 25)
+
+    with Checkpointer(URI, every=10) as checkpointer, pytest.warns(RuntimeWarning) as warned:
+        train(checkpointer)
+    assert saved == [10, 20, 25, 30, 40, 50, 60]
+    (warning,) = warned
+    assert str(warning.message).startswith(f"step 26 of {URI}/: training goes on after the save")
+
+
+@pytest.mark.clouds("gs")
+def test_a_second_signal_is_another_save_at_once(server: GCSServer) -> None:
+    with Checkpointer(URI) as checkpointer:
+        checkpointer.save_on_signal(signal.SIGUSR1, deadline_seconds=LONG)
+        for step in (1, 2):
+            signal.raise_signal(signal.SIGUSR1)
+            assert checkpointer.should_save(step)
+            assert checkpointer.save_async(step, {"step": step}).is_committed
+
+
+@pytest.mark.clouds("gs")
+def test_a_signal_is_pending_until_a_save_is_committed(server: GCSServer) -> None:
+    """A save that misses the deadline, and is committed later, counts."""
+    with Checkpointer(URI, retry=STUBBORN, timeouts=SLOW) as checkpointer:
+        checkpointer.save_on_signal(signal.SIGUSR1, deadline_seconds=0.2)
+        with server.faults.inject(WRITE, key="*" + DATA, status=503):
+            signal.raise_signal(signal.SIGUSR1)
+            assert checkpointer.should_save(1)
+            with pytest.raises(CheckpointError, match="not committed within the"):
+                checkpointer.save(1, state_of(1))
+            assert checkpointer.should_save(2)
+        with pytest.warns(RuntimeWarning, match="training goes on"):
+            wait_until(lambda: not checkpointer.should_save(3))
+        assert checkpointer.steps() == [1]
+
+
+@pytest.mark.clouds("gs")
 def test_a_deadline_that_passes_is_an_error(server: GCSServer) -> None:
     with (
         Checkpointer(URI, retry=STUBBORN, timeouts=SLOW) as checkpointer,

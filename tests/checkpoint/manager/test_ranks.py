@@ -319,6 +319,7 @@ def test_a_signal_to_one_rank_is_a_last_save_of_all(two: Ranks, uri: str) -> Non
         assert results[0] == results[1]
     assert results == [[True, True]] * 2
     two.call("begin", step=step)
+    assert two.call("should_save", step=step + 1) == [[False, True]] * 2
     assert two.call("load") == [[step, True]] * 2
     two.call("close")
 
