@@ -10,6 +10,7 @@ from aioflux import checkpoint, open_store
 from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint._format.commit import COMMIT_KEY, StoredItem, step_prefix
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError, StorageError
+from tests.checkpoint.replaced import ReplacedOnce
 from tests.checkpoint.saves import METADATA, encode, save, save_step
 from tests.patience import PATIENT
 
@@ -277,6 +278,27 @@ async def test_steps_that_are_all_removed_meanwhile_give_way_to_newer_ones(
     changes = StepsThatChange(server, (200, 50, 100), (300, 200))
     assert latest(store) == 300
     assert changes.num_done == 2
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("deep", [False, True], ids=["shallow", "deep"])
+async def test_a_step_that_is_replaced_meanwhile_is_verified_anew(store, server, deep) -> None:
+    async with open_store(f"{server.root}/later") as later:
+        new = await save_step(later, 100, number=2)
+    await save_step(store, 100)
+    replaced = ReplacedOnce(server, "run/", "later/")
+    found = verify(store, STEP, deep=deep)
+    assert replaced.is_done
+    assert found.problems == ()
+    assert found.found.commit == new.commit
+
+
+@pytest.mark.clouds("gs")
+async def test_a_step_that_is_removed_while_it_is_verified_is_not_committed(store, server) -> None:
+    await save_step(store, 100)
+    replaced = ReplacedOnce(server, "run/", "later/")
+    assert not verify(store, STEP).is_committed
+    assert replaced.is_done
 
 
 @pytest.mark.clouds("gs")

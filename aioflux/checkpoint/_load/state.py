@@ -19,8 +19,9 @@ from aioflux.checkpoint._load.stored_checkpoint import (
     read_commit_object,
 )
 from aioflux.checkpoint._save.nesting import CONTAINERS, nest, parameter_names
-from aioflux.checkpoint._store.commits import uri_below
+from aioflux.checkpoint._store.commits import Replacements, uri_below
 from aioflux.checkpoint._store.objects import open_checkpoint
+from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,8 @@ def load_state(
     The call needs no state to load into and no process group. Sharded tensors are loaded whole.
     Tied tensors, whose bytes are stored once, are one tensor again. From a checkpoint of
     `Checkpointer`, keys, parameters, ordered dictionaries and counters have their saved types. In
-    other checkpoints, integer keys of dictionaries were saved as strings.
+    other checkpoints, integer keys of dictionaries were saved as strings. If another save replaces
+    the checkpoint during the load, the new one is loaded.
 
     Args:
         uri: Prefix of the checkpoint, such as `gs://bucket/run-7/step-100`.
@@ -71,11 +73,24 @@ def load_state(
     """
     store = open_checkpoint(uri, **options)
     _bridge.close_when_dropped(store)
+    device = torch.device("cpu" if map_location is None else map_location)
+    read = partial(
+        _read,
+        store,
+        device=device,
+        registry=extension_registry or default_registry(),
+        weights_only=weights_only,
+        verify=verify,
+    )
+    replacements = Replacements(store)
     try:
-        checkpoint = decode_checkpoint(store, _bridge.run(read_commit_object(store)))
-        device = torch.device("cpu" if map_location is None else map_location)
-        registry = extension_registry or default_registry()
-        return _read(store, checkpoint, device, registry, weights_only=weights_only, verify=verify)
+        while True:
+            commit_bytes = _bridge.run(read_commit_object(store))
+            try:
+                return read(decode_checkpoint(store, commit_bytes))
+            except CheckpointCorruptError:
+                if not _bridge.run(replacements.has_newer(commit_bytes.data)):
+                    raise
     finally:
         _bridge.run(store.aclose())
 
@@ -83,9 +98,9 @@ def load_state(
 def _read(
     store: Store,
     checkpoint: StoredCheckpoint,
+    *,
     device: torch.device,
     registry: ExtensionRegistry,
-    *,
     weights_only: bool,
     verify: bool,
 ) -> dict[Any, Any]:

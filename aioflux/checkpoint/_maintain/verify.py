@@ -18,6 +18,7 @@ from aioflux._values.checksums import join_crc32c
 from aioflux.checkpoint._format.commit import parse_step, step_prefix
 from aioflux.checkpoint._maintain.orphans import save_of
 from aioflux.checkpoint._store.commits import (
+    Replacements,
     as_prefix,
     is_original,
     list_prefixes,
@@ -198,7 +199,7 @@ async def verify(
     """Check that a checkpoint is complete.
 
     Reads the commit object and one listing. A deep check also reads every byte, with a bounded part
-    in memory.
+    in memory. If another save replaces the checkpoint meanwhile, the new one is checked.
 
     Args:
         store: The store of the checkpoint.
@@ -212,6 +213,19 @@ async def verify(
         StorageError: A request failed; the checkpoint may be complete.
     """
     below = as_prefix(prefix)
+    replacements = Replacements(store, below)
+    while True:
+        result = await _verify_commit(store, below, deep=deep, progress=progress)
+        if result.is_valid or result.found is None:
+            return result
+        if not await replacements.has_newer(result.found.data):
+            return result
+
+
+async def _verify_commit(
+    store: Store, below: str, *, deep: bool, progress: Callable[[int], None] | None
+) -> Verification:
+    """Check the checkpoint below a prefix as it is now."""
     uri = uri_below(store, below)
     step = parse_step(below.rstrip("/").rpartition("/")[2] or uri.rstrip("/").rpartition("/")[2])
     try:

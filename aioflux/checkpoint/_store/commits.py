@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._concurrency.fan_out import gather_bounded
+from aioflux._transfer.retry import Backoff
 from aioflux._values.uri import join_uri, parse_uri
 from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
@@ -36,6 +37,7 @@ __all__ = [
     "COMMIT_KEYS",
     "MAX_IN_FLIGHT",
     "CommitObject",
+    "Replacements",
     "StepSummary",
     "as_prefix",
     "is_original",
@@ -195,6 +197,36 @@ async def read_commit(store: Store, prefix: str) -> CommitObject:
             "`aioflux ckpt list`"
         )
     return commit_objects[-1]
+
+
+class Replacements:
+    """Saves of a checkpoint that replace it while it is read.
+
+    Args:
+        store: The store of the checkpoint.
+        prefix: Prefix of the checkpoint in the store.
+    """
+
+    def __init__(self, store: Store, prefix: str = "") -> None:
+        self._store = store
+        self._prefix = prefix
+        self._backoff: Backoff | None = None
+
+    async def has_newer(self, data: bytes) -> bool:
+        """Return whether to read the checkpoint again, because its commit object has changed.
+
+        Waits before the result, according to the retry policy. After the attempts of the policy,
+        the result is False.
+
+        Args:
+            data: The commit object that was read, of which an object was missing or damaged.
+        """
+        self._backoff = self._backoff or Backoff(self._store.retry)
+        try:
+            newer = (await read_commit(self._store, self._prefix)).data
+        except (CheckpointCorruptError, CheckpointNotFoundError):
+            newer = b""
+        return newer != data and await self._backoff.pause()
 
 
 async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[StepSummary]:

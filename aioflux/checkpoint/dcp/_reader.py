@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,10 +30,15 @@ from aioflux.checkpoint._load.stored_checkpoint import (
 )
 from aioflux.checkpoint._save.nesting import CONTAINERS
 from aioflux.checkpoint._save.ranks import Ranks
-from aioflux.checkpoint._store.commits import uri_below
+from aioflux.checkpoint._store.commits import Replacements, uri_below
 from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
-from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundError
+from aioflux.errors import (
+    AiofluxError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+)
 
 if TYPE_CHECKING:
     import os
@@ -125,7 +131,8 @@ class StorageReader(dcp_storage.StorageReader):
         self._options = options
         self._store = self._open(uri)
         self._checkpoint: StoredCheckpoint | None = None
-        self._commit_checksum: int | None = None
+        self._commit_bytes: CommitBytes | None = None
+        self._is_alone = False
         self._metadata_error: AiofluxError | None = None
 
     def __repr__(self) -> str:
@@ -133,7 +140,7 @@ class StorageReader(dcp_storage.StorageReader):
 
     def __getstate__(self) -> dict[str, Any]:
         options = {name: value for name, value in self._options.items() if name != "progress"}
-        fresh = {"_group": None, "_checkpoint": None, "_metadata_error": None}
+        fresh = dict.fromkeys(("_group", "_checkpoint", "_commit_bytes", "_metadata_error"))
         return {**self.__dict__, "_options": options, **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -218,11 +225,10 @@ class StorageReader(dcp_storage.StorageReader):
             return _bridge.run(read_commit_object(self._store, rank))
 
         if rank is not None:
-            commit_bytes, self._commit_checksum = read(), None
-        else:
-            commit_bytes = Ranks(self._group).on_coordinator(read)
-            self._commit_checksum = crc32c(commit_bytes.data)
-        return decode_checkpoint(self._store, commit_bytes)
+            self._commit_bytes = None
+            return decode_checkpoint(self._store, read())
+        self._commit_bytes = Ranks(self._group).on_coordinator(read)
+        return decode_checkpoint(self._store, self._commit_bytes)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -232,6 +238,7 @@ class StorageReader(dcp_storage.StorageReader):
         Raises:
             CheckpointError: `read_metadata` failed, or the metadata is from another reader.
         """
+        self._is_alone = False  # `prepare_global_plan` is called on the coordinator only
         if isinstance(metadata, _Unreadable):
             raise metadata.error
         if self._checkpoint is None or self._checkpoint.metadata is not metadata:
@@ -242,7 +249,8 @@ class StorageReader(dcp_storage.StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add the checksum of the commit object. See base class."""
-        return dataclasses.replace(plan, storage_data=self._commit_checksum)
+        checksum = crc32c(self._commit_bytes.data) if self._commit_bytes is not None else None
+        return dataclasses.replace(plan, storage_data=checksum)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Check that all ranks read the same commit object. See base class.
@@ -255,12 +263,15 @@ class StorageReader(dcp_storage.StorageReader):
                 f"{self.checkpoint_id} was replaced while the ranks read its metadata; load again, "
                 "with process_group= for one rank to read it for all"
             )
+        self._is_alone = len(plans) == 1
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of a plan. See base class.
 
-        The planner resolves every tensor of the plan before the first byte is read.
+        The planner resolves every tensor of the plan before the first byte is read. If another save
+        of the same structure replaces the checkpoint meanwhile, a load of one rank, or with
+        `process_group`, begins again with the new one.
 
         Raises:
             CheckpointCorruptError: The stored bytes are damaged.
@@ -271,6 +282,35 @@ class StorageReader(dcp_storage.StorageReader):
         checkpoint = self._checkpoint
         if checkpoint is None:
             raise CheckpointError(f"{self!r} has no metadata; call read_metadata() first")
+        ranks, replacements = Ranks(self._group), Replacements(self._store)
+        while True:
+            failure: Exception | None = None
+            try:
+                self._read_items(checkpoint, plan, planner)
+            except Exception as exc:  # raised after the collectives, which the other ranks wait for
+                failure = exc
+            commit_bytes = self._commit_bytes if self._is_alone or ranks.world_size > 1 else None
+            is_corrupt = isinstance(failure, CheckpointCorruptError)
+            if commit_bytes is None or not ranks.broadcast(any(ranks.gather(is_corrupt))):
+                break
+            if not ranks.on_coordinator(partial(_has_newer, replacements, commit_bytes.data)):
+                break
+            self._checkpoint = newer = self._read_checkpoint(None)
+            if newer.metadata.state_dict_metadata != checkpoint.metadata.state_dict_metadata:
+                raise CheckpointCorruptError(
+                    f"{self.checkpoint_id} was replaced by a checkpoint of another structure while "
+                    "it was loaded; load again"
+                )
+            checkpoint = newer
+        if failure is not None:
+            raise failure
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read_items(
+        self, checkpoint: StoredCheckpoint, plan: LoadPlan, planner: LoadPlanner
+    ) -> None:
         targets: list[TensorTarget | ValueTarget] = []
         tensors: dict[int, tuple[ReadItem, torch.Tensor]] = {}
         for index, item in enumerate(plan.items):
@@ -294,9 +334,6 @@ class StorageReader(dcp_storage.StorageReader):
                 on_loaded=on_loaded,
                 is_verified=self.verify,
             )
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
 
     def _value_target(
         self, checkpoint: StoredCheckpoint, item: ReadItem, planner: LoadPlanner
@@ -311,6 +348,10 @@ class StorageReader(dcp_storage.StorageReader):
             planner.load_bytes(item, io.BytesIO(as_bytes(data)))
 
         return ValueTarget(name, stored, load)
+
+
+def _has_newer(replacements: Replacements, data: bytes) -> bool:
+    return _bridge.run(replacements.has_newer(data))
 
 
 def _tensor_target(

@@ -45,6 +45,7 @@ from tests.checkpoint.dcp.states import (
     small_state,
     state_of_all_kinds,
 )
+from tests.checkpoint.replaced import ReplacedOnce
 from tests.patience import PATIENT
 
 if TYPE_CHECKING:
@@ -445,17 +446,70 @@ def test_an_error_of_the_service_is_no_missing_checkpoint(server: GCSServer) -> 
     assert type(error) is PermissionDeniedError
 
 
-def test_a_load_fails_if_its_checkpoint_is_replaced_meanwhile(server: GCSServer) -> None:
+class Replacing(DefaultLoadPlanner):
+    """Saves another state to the same uri when a load begins to read, once for each state."""
+
+    def __init__(self, *states: Any) -> None:
+        super().__init__()
+        self.states = list(states)
+
+    def resolve_tensor(self, read_item: Any) -> torch.Tensor:
+        if self.states and read_item.dest_index.fqn == "model.weight":
+            save(self.states.pop(0), StorageWriter(URI))
+        return super().resolve_tensor(read_item)
+
+
+def test_a_load_whose_checkpoint_is_replaced_meanwhile_reads_the_new_one(
+    server: GCSServer,
+) -> None:
+    save(small_state(1), StorageWriter(URI))
+    planner = Replacing(small_state(2), small_state(3))
+    assert_equal(load(small_state(), StorageReader(URI), planner=planner), small_state(3))
+
+
+def test_a_load_whose_checkpoint_gets_another_structure_meanwhile_says_so(
+    server: GCSServer,
+) -> None:
+    save(small_state(1), StorageWriter(URI))
+    with pytest.raises(CheckpointException, match="replaced by a checkpoint of another structure"):
+        load(small_state(), StorageReader(URI), planner=Replacing({"w": torch.ones(3)}))
+
+
+def test_ranks_without_a_group_load_nothing_from_a_checkpoint_that_is_replaced(
+    server: GCSServer,
+) -> None:
+    """They cannot agree on a commit: another rank may have read all of its part."""
     save(small_state(1), StorageWriter(URI))
     reader = StorageReader(URI)
-    reader.read_metadata()
     metadata = reader.read_metadata()
-    save(small_state(2), StorageWriter(URI))
-    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, is_coordinator=False)
     planner = DefaultLoadPlanner()
-    planner.set_up_planner(blank(small_state()), metadata, is_coordinator=True)
+    planner.set_up_planner(blank(small_state()), metadata, is_coordinator=False)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    save(small_state(2), StorageWriter(URI))
     with pytest.raises(CheckpointCorruptError, match="was deleted or replaced"):
-        reader.read_data(planner.create_local_plan(), planner)
+        reader.read_data(plan, planner)
+
+
+@pytest.mark.clouds("gs")
+def test_a_whole_load_whose_checkpoint_is_replaced_meanwhile_reads_the_new_one(
+    server: GCSServer,
+) -> None:
+    save(small_state(1), StorageWriter(URI))
+    save({"w": torch.ones(3)}, StorageWriter("gs://bucket/other/step-1"))
+    hook = ReplacedOnce(server, "run/", "other/")
+    assert_equal(load_state(URI, retry=QUICK), {"w": torch.ones(3)})
+    assert hook.is_done
+
+
+@pytest.mark.clouds("gs")
+def test_a_whole_load_of_a_checkpoint_that_is_deleted_meanwhile_is_not_found(
+    server: GCSServer,
+) -> None:
+    save(small_state(1), StorageWriter(URI))
+    ReplacedOnce(server, "run/", "other/")
+    with pytest.raises(CheckpointNotFoundError):
+        load_state(URI, retry=QUICK)
 
 
 @pytest.mark.clouds("gs")

@@ -11,6 +11,7 @@ from aioflux.testing import GCSServer
 from tests.checkpoint.dcp import ranks as ranks_of_a_job
 from tests.checkpoint.dcp.load_task import full_state
 from tests.checkpoint.dcp.states import assert_equal
+from tests.checkpoint.replaced import ReplacedOnce
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,6 +111,18 @@ def test_one_rank_reads_the_metadata_for_all(ranks: Ranks, place: GCSServer) -> 
     # A second read would fail, and the load with it.
     with place.faults.inject("objects.get", key="c/.metadata", status=403, skip=1):
         loaded(ranks.load("gs://bucket/c", "rows of 4"))
+
+
+@pytest.mark.parametrize("after", [b".metadata", b"__1_0.distcp"], ids=["commit", "one rank's"])
+def test_all_ranks_read_the_same_new_checkpoint_if_it_is_replaced_meanwhile(
+    ranks: Ranks, place: GCSServer, after: bytes
+) -> None:
+    uri, name = "gs://bucket", f"replaced/{len(after)}/"
+    ranks.save(f"{uri}/{name}old", "rows of 4", seed=4)
+    ranks.save(f"{uri}/{name}new", "rows of 4")
+    replaced = ReplacedOnce(place, f"{name}old/", f"{name}new/", after=after)
+    loaded(ranks.load(f"{uri}/{name}old", "columns of 4"))
+    assert replaced.is_done
 
 
 def test_without_a_group_each_rank_reads_the_metadata(ranks: Ranks, place: GCSServer) -> None:
