@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import os
     import re
     from collections.abc import Callable
+    from datetime import datetime
     from typing import Unpack
 
     Path = str | os.PathLike[str]
@@ -210,8 +211,13 @@ class AiofluxCheckpointIO(CheckpointIO):
             return True
         return checkpoint_exists(uri, self.options)
 
-    def find(self, directory: Path, pattern: re.Pattern[str]) -> list[str]:
-        """Return the uris of checkpoints directly below a prefix whose names match a pattern."""
+    def find(self, directory: Path, pattern: re.Pattern[str]) -> dict[str, datetime | None]:
+        """Return the uris of checkpoints directly below a prefix, each with its time.
+
+        Args:
+            directory: The prefix or local directory.
+            pattern: Pattern of the names of the checkpoints.
+        """
         return find_checkpoints(to_uri(directory), pattern, self.options)
 
     def run_save(self, uri: str, work: Callable[[], object]) -> None:

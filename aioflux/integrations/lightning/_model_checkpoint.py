@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from lightning.fabric.utilities.cloud_io import get_filesystem
+from fsspec import AbstractFileSystem, register_implementation  # type: ignore[import-untyped]
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint as _LightningModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.rank_zero import (  # type: ignore[attr-defined]
@@ -15,11 +14,15 @@ from lightning.pytorch.utilities.rank_zero import (  # type: ignore[attr-defined
 )
 
 from aioflux._values.uri import parse_uri
-from aioflux.errors import CheckpointError
-from aioflux.integrations.fsspec import register
+from aioflux.integrations.fsspec import (
+    AzureFileSystem,
+    GSFileSystem,
+    MemoryFileSystem,
+    S3FileSystem,
+)
 from aioflux.integrations.lightning._checkpoint_io import AiofluxCheckpointIO
 from aioflux.integrations.lightning._uris import (
-    ALIAS,
+    FOUND,
     is_below,
     is_same,
     name_pattern,
@@ -27,6 +30,7 @@ from aioflux.integrations.lightning._uris import (
 )
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
     from lightning.pytorch import LightningModule, Trainer
@@ -34,11 +38,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelCheckpoint"]
 
+_FILESYSTEMS: Final[dict[str, Any]] = {
+    name: kind
+    for kind in (GSFileSystem, S3FileSystem, AzureFileSystem, MemoryFileSystem)
+    for name in kind.protocol
+}
+
 
 class ModelCheckpoint(_LightningModelCheckpoint):
     """Lightning's ModelCheckpoint for a `dirpath` in a bucket, with the same arguments.
 
-    Use it with `AiofluxCheckpointIO`. Differences from Lightning's class:
+    Use it with `AiofluxCheckpointIO`, whose options also apply here. gcsfs, s3fs and adlfs are
+    neither needed nor used. Differences from Lightning's class:
 
     * `ckpt_path="last"` resumes from the bucket. Lightning's class warns and trains from step 0.
     * A checkpoint is removed only after the checkpoint that replaces it is stored, so that training
@@ -63,8 +74,6 @@ class ModelCheckpoint(_LightningModelCheckpoint):
             uri = to_uri(dirpath)
             if uri.startswith("file://"):  # Lightning would read the uri as a relative path
                 dirpath = parse_uri(uri).key
-            elif uri.startswith(("gs://", "gcs://")) and find_spec("gcsfs") is None:
-                register(replace=("gs", "gcs"))  # fsspec has no other filesystem for gs://
         self._plugin: AiofluxCheckpointIO | None = None
         self._newest: tuple[str, int] | None = None
         """Path and step of the checkpoint that was just stored, for a copy by `save_last`."""
@@ -75,7 +84,8 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         """See base class.
 
         Raises:
-            TypeError: Checkpoints are saved by Lightning's AsyncCheckpointIO.
+            TypeError: Checkpoints are saved by Lightning's AsyncCheckpointIO, or in a bucket by its
+                TorchCheckpointIO.
         """
         plugin = trainer.strategy.checkpoint_io
         if isinstance(plugin, AsyncCheckpointIO):
@@ -84,7 +94,39 @@ class ModelCheckpoint(_LightningModelCheckpoint):
                 "use AiofluxCheckpointIO(background=True) instead"
             )
         self._plugin = _plugin_of(trainer)
-        super().setup(trainer, pl_module, stage)
+        directory = self.__resolve_ckpt_dir(trainer)
+        if _filesystem_of(directory) is None:
+            super().setup(trainer, pl_module, stage)
+            return
+        if type(plugin) is TorchCheckpointIO:
+            raise TypeError(
+                f"Lightning's TorchCheckpointIO cannot save to {directory}; pass "
+                "Trainer(plugins=[AiofluxCheckpointIO()])"
+            )
+        # The base class would open a filesystem of another library.
+        self.dirpath = trainer.strategy.broadcast(directory)
+        if trainer.is_global_zero and stage == "fit":
+            self.__warn_if_dir_not_empty(self.dirpath)
+        if self.save_last == "link":
+            raise ValueError(f"save_last='link' needs a local dirpath, not {directory}")
+
+    def __init_ckpt_dir(self, dirpath: str | Path | None, filename: str | None) -> None:
+        # `__init__` of the base class calls this, which would open another library's filesystem.
+        if _filesystem_of(dirpath) is None:
+            super().__init_ckpt_dir(dirpath, filename)
+        else:
+            self.dirpath, self.filename = dirpath, filename
+
+    @property
+    def _fs(self) -> Any:
+        """Filesystem of `dirpath` for the methods of the base class."""
+        kind = _filesystem_of(self.dirpath)
+        options = self._plugin.options if self._plugin is not None else {}
+        return self._other_fs if kind is None else kind(**options)
+
+    @_fs.setter
+    def _fs(self, filesystem: Any) -> None:
+        self._other_fs = filesystem
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Wait for pending saves, because some strategies do not call `teardown` of the plugin."""
@@ -115,7 +157,8 @@ class ModelCheckpoint(_LightningModelCheckpoint):
         if plugin is None or "://" not in directory:
             return super()._find_last_checkpoints(trainer)
         pattern = name_pattern(self.CHECKPOINT_NAME_LAST, self.FILE_EXTENSION)
-        return {_name_for_fsspec(uri) for uri in plugin.find(directory, pattern)}
+        found = plugin.find(directory, pattern)
+        return {_FoundCheckpoints.add(uri, time) for uri, time in found.items()}
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         if self._copies_last:
@@ -183,21 +226,31 @@ def _plugin_of(trainer: Trainer) -> AiofluxCheckpointIO | None:
     return plugin if isinstance(plugin, AiofluxCheckpointIO) else None
 
 
-def _name_for_fsspec(uri: str) -> str:
-    """Return a url by which fsspec finds a checkpoint and its time, as Lightning needs them.
+def _filesystem_of(path: Any) -> Any:
+    """Return the class of the filesystem of a path, or None if it is not in a bucket."""
+    scheme, separator, _ = str(path).partition("://")
+    return _FILESYSTEMS.get(scheme) if separator else None
 
-    Raises:
-        CheckpointError: fsspec does not find the checkpoint. Lightning would train from step 0.
+
+class _FoundCheckpoints(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Filesystem in which Lightning looks up the time of a checkpoint that the plugin has found.
+
+    Lightning compares the times of all checkpoints of `ckpt_path="last"` through fsspec, which does
+    not have the options of the plugin.
     """
-    register()
-    for name in (uri, f"{ALIAS}{uri}"):
-        filesystem = get_filesystem(name)
-        with suppress(KeyError, NotImplementedError):  # raised by gcsfs for a directory
-            if filesystem.exists(name):
-                filesystem.modified(name)
-                return name
-    raise CheckpointError(
-        f"{uri} exists, but fsspec, by which Lightning looks for it, does not find it; give fsspec "
-        "the options of AiofluxCheckpointIO: aioflux.integrations.fsspec.register(replace=("
-        '"gs",)) and fsspec.config.conf["gs"] = {"endpoint_url": ...}'
-    )
+
+    times: ClassVar[dict[str, datetime | None]] = {}
+
+    @classmethod
+    def add(cls, uri: str, time: datetime | None) -> str:
+        """Add a checkpoint, and return the path by which Lightning finds it here."""
+        path = FOUND + uri
+        register_implementation(path.partition("://")[0], cls, clobber=True)
+        cls.times[path] = time
+        return path
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return path in self.times
+
+    def modified(self, path: str) -> datetime | None:
+        return self.times[path]

@@ -17,6 +17,7 @@ from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from datetime import datetime
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.sync import Store
@@ -46,14 +47,20 @@ def checkpoint_exists(uri: str, options: Mapping[str, Any]) -> bool:
     return True
 
 
-def find_checkpoints(uri: str, pattern: re.Pattern[str], options: Mapping[str, Any]) -> list[str]:
-    """Return the uris of checkpoints directly below a prefix with names that match a pattern."""
+def find_checkpoints(
+    uri: str, pattern: re.Pattern[str], options: Mapping[str, Any]
+) -> dict[str, datetime | None]:
+    """Return the uris of checkpoints directly below a prefix, each with its time.
+
+    The names of the checkpoints match a pattern. Of a sharded one, it is the time of its commit.
+    """
     with sync.open_store(uri, **options) as store:
         listing = store.list_all(delimiter="/")
-        names = [meta.key for meta in listing if pattern.fullmatch(meta.key)]
-        prefixes = [prefix for prefix in listing.prefixes if pattern.fullmatch(prefix[:-1])]
-        names += [prefix[:-1] for prefix in prefixes if _head(store, f"{prefix}{COMMIT_KEY}")]
-        return [f"{store.uri}{name}" for name in names]
+        found = {meta.key: meta for meta in listing if pattern.fullmatch(meta.key)}
+        for prefix in listing.prefixes:
+            if pattern.fullmatch(prefix[:-1]) and (meta := _head(store, prefix + COMMIT_KEY)):
+                found[prefix[:-1]] = meta
+        return {f"{store.uri}{name}": meta.updated for name, meta in found.items()}
 
 
 def is_sharded(uri: str, options: Mapping[str, Any]) -> bool:

@@ -8,12 +8,12 @@ from typing import Final
 
 from aioflux._values.uri import SCHEMES, local_uri, parse_uri
 
-__all__ = ["ALIAS", "is_below", "is_same", "name_pattern", "to_uri"]
+__all__ = ["FOUND", "is_below", "is_same", "name_pattern", "to_uri"]
 
-ALIAS: Final = "aio"
-"""Prefix of aioflux's own protocols in fsspec, such as `aiogs://bucket/key`."""
+FOUND: Final = "aiolightning+"
+"""Prefix of the paths of checkpoints that `ckpt_path="last"` has found."""
 
-_FSSPEC_URI: Final = re.compile(rf"aio((?:{'|'.join(SCHEMES)})://)")
+_FSSPEC_URI: Final = re.compile(rf"aio(?:lightning\+)?((?:{'|'.join(SCHEMES)})://)")
 
 _URI_WITHOUT_SLASH = re.compile(rf"^(?:{'|'.join([*SCHEMES, 'gcs'])}):/(?!/)", re.IGNORECASE)
 

@@ -15,7 +15,6 @@ from lightning.pytorch.strategies import ModelParallelStrategy as StockModelPara
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import aioflux
-from aioflux.integrations.fsspec import register
 from aioflux.integrations.lightning import (
     AiofluxCheckpointIO,
     FSDPStrategy,
@@ -161,7 +160,6 @@ def run(kind: str, uri: str, directory: Path) -> dict[str, Any]:
 
 def shard(uri: str, directory: str) -> None:
     """Test the strategies on one of two ranks, and write the results to a file."""
-    register(replace=("gs",))  # gcsfs would look for credentials, which is slow
     found = {}
     for kind in ("model-parallel", "fsdp"):
         place = Path(directory, kind)

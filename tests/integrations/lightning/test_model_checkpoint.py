@@ -7,9 +7,11 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import pytest
 import torch
+from fsspec import AbstractFileSystem, register_implementation
+from fsspec.registry import _registry as registry
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -19,6 +21,7 @@ from aioflux.integrations.lightning import AiofluxCheckpointIO, ModelCheckpoint
 from aioflux.testing import GCSServer
 from tests.integrations.lightning.tiny import OF_LIGHTNING, At, Tiny, fit
 from tests.integrations.lightning.watch import Watch
+from tests.servers.clouds import open_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +32,26 @@ RUN = "gs://bucket/run"
 KEEP_TRYING = RetryPolicy(max_attempts=10_000, initial_seconds=0.01, max_seconds=0.02)
 
 pytestmark = OF_LIGHTNING
+
+
+class OtherFileSystem(AbstractFileSystem):
+    """A filesystem of another library, which cannot be opened."""
+
+    error: Exception = AssertionError("another filesystem was opened")
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise self.error
+
+
+@pytest.fixture(autouse=True)
+def _other_filesystems(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(OtherFileSystem, "error", OtherFileSystem.error)
+    before = dict(registry)
+    for name in ("gs", "gcs", "s3", "az", "memory"):
+        register_implementation(name, OtherFileSystem, clobber=True)
+    yield
+    registry.clear()
+    registry.update(before)
 
 
 def every(num_steps: int, dirpath: Any = RUN, **options: Any) -> ModelCheckpoint:
@@ -175,29 +198,65 @@ def test_storage_options_reach_the_plugin_through_the_trainer(server: GCSServer)
         assert store.head("x.ckpt").metadata == {"run": "7"}
 
 
-def test_a_bucket_that_fsspec_does_not_find_is_an_error(
-    server: GCSServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fit(2, AiofluxCheckpointIO(), [every(1, save_last=True)])
-    with GCSServer(buckets=("bucket",)) as elsewhere:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", elsewhere.url)
-        plugin = AiofluxCheckpointIO(endpoint_url=server.url)
-        with pytest.raises(aioflux.CheckpointError, match=r"last\.ckpt exists, but fsspec"):
-            fit(4, plugin, [every(1, save_last=True)], ckpt_path="last")
+@pytest.fixture
+def anywhere(
+    cloud: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    with open_bucket(cloud, request, monkeypatch) as bucket:
+        yield bucket
 
 
-def test_fsspec_can_be_given_the_endpoint(
+@pytest.mark.clouds("gs", "s3", "az")
+def test_a_run_on_any_cloud_resumes_whatever_fsspec_has_for_it(anywhere: Any) -> None:
+    for max_steps, ckpt_path in ((2, None), (4, "last")):
+        saving = every(2, f"{anywhere.root}/run", save_last=True)
+        running, _ = fit(max_steps, AiofluxCheckpointIO(), [saving], ckpt_path)
+    assert running.global_step == 4
+    assert anywhere.keys("bucket") == ["run/epoch=0-step=4.ckpt", "run/last.ckpt"]
+    saving.to_yaml()
+    assert anywhere.get("bucket", "run/best_k_models.yaml")
+
+
+@pytest.mark.parametrize("error", [ImportError("Install s3fs"), OSError("in gcsfs")], ids=str)
+@pytest.mark.parametrize(
+    "uri", ["gs://b/run", "gcs://b/run", "s3://b/run", "az://a/c/run", "memory://b/run"]
+)
+def test_no_other_filesystem_is_opened_for_a_dirpath(uri: str, error: Exception) -> None:
+    OtherFileSystem.error = error
+    assert ModelCheckpoint(uri).dirpath == uri
+
+
+def test_the_endpoint_of_the_plugin_applies_to_the_last_checkpoint(
     server: GCSServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = AiofluxCheckpointIO(endpoint_url=server.url)
     with GCSServer(buckets=("bucket",)) as elsewhere:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", elsewhere.url)
-        monkeypatch.setitem(fsspec.config.conf, "gs", {"endpoint_url": server.url})
         fit(2, plugin, [every(1, save_last=True)])
         running, _ = fit(3, plugin, [every(1, save_last=True)], ckpt_path="last")
-        assert elsewhere.keys("bucket") == []
+        assert elsewhere.stats.total.requests == 0
     assert running.global_step == 3
     assert server.keys("bucket") == ["run/epoch=0-step=3.ckpt", "run/last.ckpt"]
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed from")
+def test_the_newest_of_the_last_checkpoints_is_resumed(server: GCSServer) -> None:
+    for max_steps, dirpath in ((1, "gs://bucket/a"), (3, "gs://bucket/b"), (2, "gs://bucket/c")):
+        fit(max_steps, AiofluxCheckpointIO(), [every(1, dirpath, save_last=True)])
+    begun: list[int] = []
+    noting = At(None, lambda trainer: begun.append(trainer.global_step))
+    savings = [
+        every(1, "gs://bucket/b", save_last=True),
+        every(2, "gs://bucket/c", save_last=True),
+    ]
+    fit(4, AiofluxCheckpointIO(), [*savings, noting], ckpt_path="last")
+    assert begun == [2, 3]
+
+
+def test_a_bucket_needs_the_plugin(server: GCSServer) -> None:
+    """Lightning's own plugin would fail at the first save, by another filesystem."""
+    with pytest.raises(TypeError, match=r"cannot save to gs://bucket/run; pass Trainer\(plugins="):
+        fit(1, TorchCheckpointIO(), [every(1)])
 
 
 @pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")

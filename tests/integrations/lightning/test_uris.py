@@ -59,6 +59,7 @@ def test_names_of_the_last_checkpoint(template: str, name: str, is_match: bool) 
 def test_a_uri_stays_as_it_is() -> None:
     assert to_uri("gs://b/a%20b?c#d") == "gs://b/a%20b?c#d"
     assert to_uri("aiogs://b/a.ckpt") == "gs://b/a.ckpt"  # a protocol of fsspec
+    assert to_uri("aiolightning+gs://b/a.ckpt") == "gs://b/a.ckpt"  # of ckpt_path="last"
     assert to_uri("aiox://b/a.ckpt") == "aiox://b/a.ckpt"
     assert to_uri("/x/100%.ckpt") == "file:///x/100%25.ckpt"
     assert to_uri("C:/x") != "C:/x"  # no scheme has one letter
