@@ -398,7 +398,7 @@ class Checkpointer:
             layout = self._wait_for_memory(plan, is_urgent=is_urgent)
             staged, arena, numbers, failure = StagedState(), None, dict[str, float](), None
             try:
-                numbers = {name: float(value) for name, value in metrics.items()}
+                numbers = {name: _checked_metric(name, value) for name, value in metrics.items()}
                 staged, arena = self._stager.stage(plan, layout)
             except Exception as exc:
                 # Submitted as a failure, because the other ranks wait for the outcome of this rank.
@@ -762,3 +762,13 @@ def _checked_step(step: Any) -> int:
     number = operator.index(step)
     step_prefix(number)
     return number
+
+
+def _checked_metric(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as exc:  # RuntimeError by some versions of torch
+        raise TypeError(
+            f"the metric {name!r} is {value!r:.100}, which is not a number; pass a float such as "
+            "float(loss)"
+        ) from exc

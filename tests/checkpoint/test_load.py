@@ -20,7 +20,7 @@ import torch
 
 import aioflux
 from aioflux import NotFoundError, PreconditionFailedError, RetryPolicy, TransferOptions
-from aioflux.checkpoint import load, open_reader, open_writer, save
+from aioflux.checkpoint import Checkpointer, load, open_reader, open_writer, save
 from aioflux.testing.gcs_server import Hook
 from tests.checkpoint.test_torch import assert_equal, state
 from tests.patience import PATIENT, wait_until
@@ -313,3 +313,17 @@ def test_what_is_removed_while_it_is_read_is_not_found(server: GCSServer) -> Non
     _Replacing(server, [None])
     with pytest.raises(NotFoundError, match=KEY):
         load(URI, transfer=ONE_BY_ONE)
+
+
+@pytest.mark.clouds("gs", "file", "memory")
+def test_a_run_of_a_checkpointer_is_named_as_that(root: str) -> None:
+    with Checkpointer(f"{root}/run") as checkpointer:
+        checkpointer.save(1, {"a": 1})
+        for uri, says in (
+            (f"{root}/run", r"a run of a Checkpointer, not an object: use Checkpointer\('{}'\)"),
+            (f"{root}/run/step-00000001", r"a distributed checkpoint.* use dcp.load_state\('{}'\)"),
+            (f"{root}/none", "could not read|there is no object"),
+        ):
+            with pytest.raises(NotFoundError, match=says.format(uri)) as caught:
+                load(uri)
+            assert caught.value.uri == uri

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 import warnings
@@ -178,6 +179,23 @@ def test_parameters_and_dictionaries_come_back_as_what_they_were(
     )
 
 
+def test_dictionaries_come_back_in_their_order_if_some_are_empty(
+    checkpointer: Checkpointer,
+) -> None:
+    state = OrderedDict(
+        first={},
+        number=1,
+        deep={"inner": {"none": {}}, 3: {}, "value": 2},
+        list=[{}, torch.ones(1), {"b": {}, "a": 1}],
+        counts={2: {}, 1: torch.ones(1)},
+        last={},
+        end=2,
+    )
+    checkpointer.save(1, state)
+    for loaded in (checkpointer.load(), checkpointer.load(into={})):
+        assert str(dict(loaded)) == str(dict(state))
+
+
 @saved_by
 def test_tensors_of_all_kinds_come_back(uri: str, saved: Callable[..., str]) -> None:
     state = state_of_all_kinds(3)
@@ -217,6 +235,36 @@ def test_a_tensor_that_cannot_be_loaded_is_refused_at_the_save(
         saved(uri, state)
     with Checkpointer(uri) as checkpointer:
         assert checkpointer.steps() == []
+
+
+EXOTIC = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if type(dtype) is torch.dtype and re.search(r"bits\d|int[1-7]$", str(dtype))
+}
+
+
+@pytest.mark.parametrize("dtype", EXOTIC.values(), ids=EXOTIC)
+def test_a_dtype_that_cannot_be_saved_is_named_with_what_to_do(
+    checkpointer: Checkpointer, dtype: torch.dtype
+) -> None:
+    odd = torch.arange(8, dtype=torch.uint8).view(dtype)
+    with pytest.raises(CheckpointError, match=rf"'model\.odd' is of {dtype}, .*\.view\({dtype}\)"):
+        checkpointer.save(1, {"model": {"odd": odd}})
+    checkpointer.save(1, {"model": {"odd": odd.view(torch.uint8)}})
+    loaded = checkpointer.load()["model"]["odd"].view(dtype)
+    assert loaded.dtype is dtype
+    assert torch.equal(loaded.view(torch.uint8), odd.view(torch.uint8))
+
+
+def test_an_expanded_tensor_is_not_loaded_into(checkpointer: Checkpointer) -> None:
+    result = checkpointer.save(1, {"model": {"w": torch.arange(6).view(2, 3)}})
+    into = {"model": {"w": torch.zeros(2, 1, dtype=torch.int64).expand(2, 3)}}
+    says = r"'model\.w' of .* is loaded into an expanded tensor of \(2, 3\).*\.contiguous\(\)"
+    with pytest.raises(CheckpointError, match=says):
+        checkpointer.load(into=into)
+    with pytest.raises(CheckpointException, match=says), no_warnings():
+        dcp.load(into, storage_reader=StorageReader(result.uri))
 
 
 @saved_by

@@ -11,11 +11,14 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
+from aioflux.checkpoint._format.commit import parse_step
 from aioflux.checkpoint._format.zip_records import ZIP_MAGIC, compare_records, is_stored
 from aioflux.checkpoint._require_torch import require_torch
+from aioflux.checkpoint._store.commits import COMMIT_KEYS
 from aioflux.checkpoint._store.mapping import PrivateMemory, read_into_memory
-from aioflux.errors import ChecksumError
+from aioflux.errors import AiofluxError, ChecksumError, NotFoundError
 from aioflux.options import TransferOptions
+from aioflux.store import open_store
 
 if TYPE_CHECKING:
     import mmap
@@ -72,7 +75,12 @@ def load(
     """
     require_torch("aioflux.checkpoint.load")
     root, key = split_object_uri(uri)
-    meta, memory = _bridge.run(read_into_memory(root, key, options, PrivateMemory))
+    try:
+        meta, memory = _bridge.run(read_into_memory(root, key, options, PrivateMemory))
+    except NotFoundError as exc:
+        if other := _bridge.run(_describe_prefix(uri, options)):
+            raise NotFoundError(f"{uri} is {other}", uri=uri, status=exc.status) from exc
+        raise
     verify = (options.get("transfer") or TransferOptions()).verify
     try:
         if verify and meta.crc32c is None:
@@ -87,6 +95,18 @@ def load(
         raise
     finally:
         memory.close()
+
+
+async def _describe_prefix(uri: str, options: StoreOptions) -> str:
+    """Describe the checkpoints below a uri, and how to load them; empty if there are none."""
+    async with open_store(uri, **options) as store:
+        with suppress(AiofluxError):
+            listing = await store.list_all(delimiter="/")
+            if any(parse_step(prefix) is not None for prefix in listing.prefixes):
+                return f"a run of a Checkpointer, not an object: use Checkpointer({uri!r}).load()"
+            if any(meta.key in COMMIT_KEYS for meta in listing):
+                return f"a distributed checkpoint, not an object: use dcp.load_state({uri!r})"
+    return ""
 
 
 class _UnsupportedByReferenceError(Exception):

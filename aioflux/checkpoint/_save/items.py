@@ -28,6 +28,7 @@ import torch
 from torch._utils import _rebuild_tensor_v2, _rebuild_tensor_v3
 
 from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES, EncodedItem
+from aioflux.checkpoint._save.value_paths import naming_unpicklable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +118,7 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
     """Raise an error for a tensor that could be saved but never loaded.
 
     Raises:
-        TypeError: The tensor is sparse, nested or quantized.
+        TypeError: The tensor is sparse, nested or quantized, or its dtype has no size in torch.
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
         kind = "nested tensor" if tensor.is_nested else f"tensor of layout {tensor.layout}"
@@ -130,6 +131,15 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
             f"{name!r} is quantized ({tensor.dtype}), which no load could read; save .int_repr(), "
             "the scales and zero points as tensors of their own, or .dequantize()"
         )
+    dtype = tensor.dtype
+    if not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
+        try:
+            torch.iinfo(dtype)
+        except TypeError as exc:  # torch.uint4, torch.bits8 and others
+            raise TypeError(
+                f"{name!r} is of {dtype}, which torch.distributed.checkpoint cannot save; save "
+                f".view(torch.uint8), and load with .view({dtype})"
+            ) from exc
 
 
 def encode_subclass(name: str, tensor: torch.Tensor) -> bytes:
@@ -138,7 +148,7 @@ def encode_subclass(name: str, tensor: torch.Tensor) -> bytes:
     Raises:
         TypeError: A load with `weights_only=True` would reject a class in the pickle.
     """
-    data = encode_object(tensor)
+    data = encode_object(tensor, name)
     if rejected := torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data)):
         raise TypeError(
             f"{name!r} is a {type(tensor).__name__}, whose pickle has classes that loads reject: "
@@ -201,10 +211,15 @@ def encode_tensor(tensor: torch.Tensor) -> EncodedItem:
     return EncodedItem(segments, length, len(before), size, tensor.itemsize)
 
 
-def encode_object(obj: Any) -> bytes:
-    """Return the torch.save bytes of any object."""
+def encode_object(obj: Any, name: str = "") -> bytes:
+    """Return the torch.save bytes of any object.
+
+    Raises:
+        TypeError: The object or a part of it cannot be pickled. `name` is a part of the message.
+    """
     buffer = io.BytesIO()
-    torch.save(obj, buffer)
+    with naming_unpicklable(obj, name):
+        torch.save(obj, buffer)
     return buffer.getvalue()
 
 

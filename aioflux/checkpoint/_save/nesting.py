@@ -3,8 +3,8 @@
 DCP flattens a state: it names each value by its path through dictionaries and lists, and stores the
 paths. A path consists of strings for dictionary keys and numbers for list indexes. DCP does not
 store which keys were not strings (an optimizer's state has integer keys), which dictionaries were
-empty, or the classes of dictionaries and parameters. `describe_containers` collects these facts,
-and a save stores them in the commit.
+empty and where, or the classes of dictionaries and parameters. `describe_containers` collects these
+facts, and a save stores them in the commit.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ CONTAINERS: Final = "containers"
 _INTEGERS: Final = "integers"
 _EMPTY: Final = "empty"
 _LITERALS: Final = "literals"
+_ORDERS: Final = "orders"
 _PARAMETERS: Final = "parameters"
 
 KINDS: Final[dict[type, str]] = {OrderedDict: "ordered", Counter: "counters"}
@@ -65,7 +66,8 @@ def describe_containers(state: Mapping[Any, Any]) -> str:
         TypeError: A key is not a string, a constant or a tuple of constants, so that no load could
             restore it, or two keys of a dictionary are the same when converted to strings.
     """
-    described: dict[str, list[Any]] = {kind: [] for kind in (*_PATH_LISTS, _LITERALS, _PARAMETERS)}
+    kinds = (*_PATH_LISTS, _LITERALS, _ORDERS, _PARAMETERS)
+    described: dict[str, list[Any]] = {kind: [] for kind in kinds}
     _describe((), state, described)
     return json.dumps({kind: paths for kind, paths in described.items() if paths})
 
@@ -82,7 +84,8 @@ def merge_containers(described: Iterable[str]) -> str:
     return json.dumps({kind: [*entries.values()] for kind, entries in merged.items()})
 
 
-def _describe(path: _Path, value: Any, described: dict[str, list[Any]]) -> None:
+def _describe(path: _Path, value: Any, described: dict[str, list[Any]]) -> bool:
+    """Add the containers in a value; return False if they are all empty dictionaries."""
     if isinstance(value, torch.nn.Parameter):
         described[_PARAMETERS].append(".".join(map(str, path)))
     elif isinstance(value, Mapping):
@@ -100,11 +103,15 @@ def _describe(path: _Path, value: Any, described: dict[str, list[Any]]) -> None:
                     "names its values by text, so change one of the keys"
                 )
             described[_LITERALS].append((path, {str(key): _literal(path, key) for key in literals}))
-        for key, child in value.items():
-            _describe((*path, str(key)), child, described)
+        full = [_describe((*path, str(key)), child, described) for key, child in value.items()]
+        if False in full and True in full[full.index(False) :]:
+            # A load inserts the empty dictionaries last.
+            described[_ORDERS].append((path, [*map(str, value)]))
+        return any(full)
     elif isinstance(value, list) and not is_leaf_list(value):
-        for index, child in enumerate(value):
-            _describe((*path, index), child, described)
+        full = [_describe((*path, index), each, described) for index, each in enumerate(value)]
+        return any(full)
+    return True
 
 
 def _literal(path: _Path, key: Any) -> str:
@@ -145,16 +152,20 @@ def nest(
         ValueError: A path or `containers` is malformed, or they contradict each other.
     """
     root: dict[Any, Any] = {}
-    for name, value in values.items():
+    # The paths have the order of the saved state. With several ranks, the values have another one.
+    for name in dict.fromkeys((*(paths or {}), *values)):
+        if name not in values:
+            continue
         path = (paths or {}).get(name, (name,))
         if not path or not _is_path(path):
             raise ValueError(f"the path of {name[:200]!r} is malformed")
-        _insert(root, path, value)
+        _insert(root, path, values[name])
     described = _parse(containers)
     for path in described.get(_EMPTY, []):
         if path and not _is_dictionary(root, path):  # the dictionary may have keys of another rank
             _insert(root, path, {})
     changes: list[tuple[_Path, Callable[[dict[Any, Any]], dict[Any, Any]]]] = [
+        *((path, partial(_with_order, keys)) for path, keys in described.get(_ORDERS, [])),
         *((path, _with_integer_keys) for path in described.get(_INTEGERS, [])),
         *((path, partial(_with_literal_keys, keys)) for path, keys in described.get(_LITERALS, [])),
         *((path, kind) for kind, name in KINDS.items() for path in described.get(name, [])),
@@ -170,6 +181,10 @@ def nest(
         else:
             root = change(node)
     return root
+
+
+def _with_order(keys: list[str], node: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: node[key] for key in keys if key in node} | node
 
 
 def _with_integer_keys(node: dict[Any, Any]) -> dict[Any, Any]:
@@ -197,6 +212,7 @@ def _parse(containers: str) -> dict[str, list[Any]]:
             raise ValueError(f"{kind!r} in the description of containers is not a list of paths")
         paths[kind] = [tuple(path) for path in entries]
     paths[_LITERALS] = [*map(_parse_literals, _as_list(described.get(_LITERALS, [])))]
+    paths[_ORDERS] = [*map(_parse_order, _as_list(described.get(_ORDERS, [])))]
     return paths
 
 
@@ -222,6 +238,13 @@ def _parse_literals(described: Any) -> tuple[_Path, dict[str, Any]]:
         raise ValueError(
             "the description of dictionary keys has a text that is not a literal"
         ) from exc
+    return tuple(path), keys
+
+
+def _parse_order(described: Any) -> tuple[_Path, list[str]]:
+    path, keys = (*_as_list(described), None, None)[:2]
+    if not _is_path(path) or not isinstance(keys, list) or {str} != {*map(type, keys)}:
+        raise ValueError("the description of the order of a dictionary is not a path with keys")
     return tuple(path), keys
 
 

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint._require_torch import require_torch
+from aioflux.checkpoint._save.value_paths import naming_unpicklable
 from aioflux.checkpoint._save.writer import CheckpointWriter, writing
 from aioflux.options import MIB, TransferOptions
 
@@ -69,6 +70,7 @@ def save(
     Raises:
         StorageError: The object could not be stored; no part of it is visible.
         ValueError: The uri names no object, or a setting has no effect with it.
+        TypeError: A part of the state cannot be pickled.
         ModuleNotFoundError: torch is not installed.
     """
     require_torch("aioflux.checkpoint.save")
@@ -195,4 +197,5 @@ def save_by_torch(
             config.save.compute_crc32 = False
         torch.save(state, file, pickle_module=memory.pickle_module() if memory else pickle)
 
-    copy_context().run(run)  # the setting of torch changes in this context only
+    with naming_unpicklable(state):
+        copy_context().run(run)  # the setting of torch changes in this context only

@@ -401,7 +401,7 @@ class Stager:
     def _encode(self, number: int, name: str, value: Any) -> bytes:
         """Return the torch.save bytes of a value; an unchanged plain value is not encoded again."""
         if not _is_plain(value):
-            data = encode_object(value)
+            data = encode_object(value, name)
             if self._is_new_plan:
                 _warn_if_unsafe(name, data)
             return data

@@ -32,6 +32,7 @@ from aioflux.checkpoint._save.nesting import (
     is_leaf_list,
     merge_containers,
 )
+from aioflux.checkpoint._save.value_paths import find_cycle
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -58,7 +59,12 @@ class StateSpec:
 
 
 def describe_state(state: Mapping[str, Any]) -> StateSpec:
-    """Return the spec of a state; costs about a microsecond for each tensor."""
+    """Return the spec of a state; costs about a microsecond for each tensor.
+
+    Raises:
+        TypeError: The state is not a dictionary.
+        ValueError: The state contains itself, or is nested too deeply.
+    """
     if not isinstance(state, Mapping):
         raise TypeError(
             "a state is a dictionary such as a state_dict, or an object with state_dict(), not "
@@ -75,7 +81,12 @@ def describe_state(state: Mapping[str, Any]) -> StateSpec:
         plain = kind(plain)
     keys: list[Any] = []
     leaves: list[Any] = []
-    _walk_mapping(plain, keys, leaves)
+    try:
+        _walk_mapping(plain, keys, leaves)
+    except RecursionError as exc:
+        cycle = find_cycle(state) or find_cycle(plain)
+        reason = "is nested too deeply" if cycle is None else f"contains itself as {cycle!r}"
+        raise ValueError(f"the state {reason}; save a state that is a tree") from exc
     return StateSpec(plain, leaves, (keys, [_describe_leaf(leaf) for leaf in leaves]))
 
 

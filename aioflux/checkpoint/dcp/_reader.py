@@ -369,6 +369,11 @@ def _tensor_target(
             f"{index.fqn!r} of {checkpoint.uri} is {shape.dtype}, and is loaded into a tensor of "
             f"{tensor.dtype}, which cannot hold all its values; load into {shape.dtype} and convert"
         )
+    if any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise CheckpointError(
+            f"{index.fqn!r} of {checkpoint.uri} is loaded into an expanded tensor of "
+            f"{tuple(tensor.shape)}, whose elements share memory; load into its .contiguous()"
+        )
     if len(offsets) != len(shape.sizes) or any(
         not 0 <= offset <= offset + length <= size
         for offset, length, size in zip(offsets, item.lengths, shape.sizes, strict=False)

@@ -320,6 +320,13 @@ def test_keys_that_no_load_could_bring_back_are_refused(key: Any) -> None:
         describe_containers({"x": [{key: torch.ones(1)}]})
 
 
+def test_values_are_in_the_order_of_the_paths() -> None:
+    """Several ranks write equal values by turns, so that their order is lost."""
+    paths = {"b": ("b",), "a.y": ("a", "y"), "a.x": ("a", "x")}
+    assert str(nest({"a.x": 1, "b": 2, "a.y": 3}, paths)) == "{'b': 2, 'a': {'y': 3, 'x': 1}}"
+    assert str(nest({"c": 1, "b": 2}, {"b": ("b",), "gone": ("gone",)})) == "{'b': 2, 'c': 1}"
+
+
 def test_load_state_nests_by_the_containers_of_the_commit(server: GCSServer) -> None:
     state = {"state": {0: {"m": torch.ones(2)}, 7: {"m": torch.zeros(2)}}, "none": {}}
     save(state, StorageWriter(URI))
@@ -361,7 +368,19 @@ def test_invalid_paths_of_values_are_damage(server: GCSServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"integers": [["a"]]}', "{", "[1]", '{"integers": [["no"]]}', '{"empty": [[1.5]]}']
+    "text",
+    [
+        '{"integers": [["a"]]}',
+        "{",
+        "[1]",
+        '{"integers": [["no"]]}',
+        '{"empty": [[1.5]]}',
+        '{"orders": 1}',
+        '{"orders": [[[], "a"]]}',
+        '{"orders": [[[], [1]]]}',
+        '{"orders": [[["no"], ["a"]]]}',
+        '{"orders": [[[], ["no", "a"]]]}',
+    ],
 )
 def test_invalid_containers_are_rejected_or_ignored(text: str) -> None:
     try:

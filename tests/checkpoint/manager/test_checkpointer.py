@@ -7,6 +7,7 @@ import concurrent.futures
 import gc
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import torch.distributed.checkpoint as dcp
 
 import aioflux
 from aioflux import PermissionDeniedError
+from aioflux.checkpoint import save
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from tests.checkpoint.manager.trainer import is_state_of, state_of
@@ -986,6 +988,65 @@ def test_a_sparse_tensor_is_refused_before_it_is_saved(checkpointer: Checkpointe
     with pytest.raises(CheckpointError, match=r"'eye' is a tensor of layout torch\.sparse_coo"):
         checkpointer.save(1, {"eye": torch.eye(3).to_sparse()})
     assert keys() == []
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("value", ["low", None, torch.ones(3)], ids=["text", "none", "tensor"])
+def test_a_metric_that_is_no_number_is_named(checkpointer: Checkpointer, value: Any) -> None:
+    says = rf"the metric 'loss' is {re.escape(repr(value))}, which is not a number; pass a float"
+    with pytest.raises(TypeError, match=says):
+        checkpointer.save(1, {"a": 1}, {"step": 1, "loss": value})
+    assert keys() == []
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize(("kind", "path"), [("dict", "model.list.1"), ("list", "leaf.1")])
+def test_a_state_that_contains_itself_is_named(
+    checkpointer: Checkpointer, kind: str, path: str
+) -> None:
+    state: dict[str, Any] = {"model": {"list": [torch.ones(1)]}, "leaf": [1]}
+    (state["model"]["list"] if kind == "dict" else state["leaf"]).append(
+        state if kind == "dict" else state["leaf"]
+    )
+    with pytest.raises(ValueError, match=rf"the state contains itself as '{re.escape(path)}'"):
+        checkpointer.save(1, state)
+
+
+@pytest.mark.clouds("gs")
+def test_a_state_that_is_too_deep_is_an_error(checkpointer: Checkpointer) -> None:
+    state: dict[str, Any] = {}
+    for _ in range(5000):
+        state = {"inner": state}
+    with pytest.raises(ValueError, match="the state is nested too deeply"):
+        checkpointer.save(1, state)
+
+
+class Holder:
+    """An object with a value that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.name = "holder"
+        self.lock = threading.Lock()
+
+
+UNPICKLABLE = {
+    "options.schedule": {"options": {"lr": 0.1, "schedule": lambda _: 0}},
+    "values.1.key.0": {"values": (1, {"key": [lambda: 0]})},
+    "holder.lock": {"model": torch.ones(1), "holder": Holder()},
+}
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize(("path", "state"), UNPICKLABLE.items(), ids=UNPICKLABLE)
+def test_a_value_that_cannot_be_pickled_is_named_by_its_path(
+    checkpointer: Checkpointer, path: str, state: dict[str, Any]
+) -> None:
+    says = rf"'{re.escape(path)}' cannot be pickled, because it is a \w+: .*; remove it"
+    with pytest.raises(TypeError, match=says):
+        checkpointer.save(1, state)
+    with pytest.raises(TypeError, match=says):
+        save(state, f"{URI}/model.pt")
+    assert keys() == keys("model") == []
 
 
 @pytest.mark.clouds("gs")
