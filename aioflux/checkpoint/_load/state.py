@@ -73,23 +73,19 @@ def load_state(
     """
     store = open_checkpoint(uri, **options)
     _bridge.close_when_dropped(store)
-    device = torch.device("cpu" if map_location is None else map_location)
-    read = partial(
-        _read,
-        store,
-        device=device,
-        registry=extension_registry or default_registry(),
-        weights_only=weights_only,
-        verify=verify,
-    )
     replacements = Replacements(store)
+    device = torch.device("cpu" if map_location is None else map_location)
+    registry = extension_registry or default_registry()
     try:
         while True:
-            commit_bytes = _bridge.run(read_commit_object(store))
+            read = _bridge.run(read_commit_object(store))
             try:
-                return read(decode_checkpoint(store, commit_bytes))
+                checkpoint = decode_checkpoint(store, read)
+                return _read(
+                    store, checkpoint, device, registry, weights_only=weights_only, verify=verify
+                )
             except CheckpointCorruptError:
-                if not _bridge.run(replacements.has_newer(commit_bytes.data)):
+                if not _bridge.run(replacements.has_newer(read.data)):
                     raise
     finally:
         _bridge.run(store.aclose())
@@ -98,9 +94,9 @@ def load_state(
 def _read(
     store: Store,
     checkpoint: StoredCheckpoint,
-    *,
     device: torch.device,
     registry: ExtensionRegistry,
+    *,
     weights_only: bool,
     verify: bool,
 ) -> dict[Any, Any]:

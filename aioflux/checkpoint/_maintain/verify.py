@@ -216,9 +216,11 @@ async def verify(
     replacements = Replacements(store, below)
     while True:
         result = await _verify_commit(store, below, deep=deep, progress=progress)
-        if result.is_valid or result.found is None:
-            return result
-        if not await replacements.has_newer(result.found.data):
+        if (
+            result.is_valid
+            or result.found is None
+            or not await replacements.has_newer(result.found.data)
+        ):
             return result
 
 

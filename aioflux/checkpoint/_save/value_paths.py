@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from aioflux.errors import AiofluxError
@@ -18,28 +18,21 @@ __all__ = ["find_cycle", "naming_unpicklable"]
 
 @contextmanager
 def naming_unpicklable(value: Any, name: str = "") -> Iterator[None]:
-    """Replace an error of a block that pickles a value by one that names the unpicklable part.
+    """Raise a TypeError that names the part of a value that a block could not pickle.
 
-    Args:
-        value: The value.
-        name: Path of the value in the state; empty for the whole state.
-
-    Raises:
-        TypeError: A part of the value cannot be pickled. Other errors of the block are unchanged.
+    Other errors of the block are unchanged. `name` is the path of the value in the state.
     """
     try:
         yield
     except (AiofluxError, OSError):
         raise
     except Exception as exc:
-        if _is_picklable(value):
+        found = _find_unpicklable(value, name, set())
+        if found is None:
             raise
-        path, seen = name, {id(value)}
-        while part := next((each for each in _parts(value) if _is_culprit(each[1], seen)), None):
-            path, value = f"{path}.{part[0]}".lstrip("."), part[1]
-            seen.add(id(value))
+        path, part = found
         raise TypeError(
-            f"{path or 'the state'!r} cannot be pickled, because it is a {type(value).__name__}: "
+            f"{path or 'the state'!r} cannot be pickled, because it is a {type(part).__name__}: "
             f"{exc}; remove it from the state, or save a plain value instead"
         ) from exc
 
@@ -49,26 +42,33 @@ def find_cycle(state: Any) -> str | None:
     waiting: list[tuple[str, Any, frozenset[int]]] = [("", state, frozenset())]
     while waiting:
         path, value, above = waiting.pop()
-        if not isinstance(value, Mapping | list):
-            continue
-        if id(value) in above:
-            return path
-        below = above | {id(value)}
-        waiting += [(f"{path}.{name}".lstrip("."), part, below) for name, part in _parts(value)]
+        if isinstance(value, Mapping | list):
+            if id(value) in above:
+                return path
+            below = above | {id(value)}
+            waiting += [(*part, below) for part in _parts(value, path)]
     return None
 
 
-def _is_culprit(value: Any, seen: set[int]) -> bool:
-    return id(value) not in seen and not _is_picklable(value)
+def _find_unpicklable(value: Any, path: str, seen: set[int]) -> tuple[str, Any] | None:
+    """Return the innermost part that cannot be pickled, after its path; None if all can be."""
+    if id(value) in seen:
+        return None
+    seen.add(id(value))
+    with suppress(Exception):  # of any class, depending on the value
+        _Pickler(io.BytesIO(), protocol=2).dump(value)
+        return None
+    found = (_find_unpicklable(part, name, seen) for name, part in _parts(value, path))
+    return next(filter(None, found), (path, value))
 
 
-def _parts(value: Any) -> list[tuple[str, Any]]:
-    """Return the elements of a container, or the attributes of an object, with their names."""
-    if isinstance(value, Mapping):
-        return [(str(key), part) for key, part in value.items()]
+def _parts(value: Any, path: str) -> list[tuple[str, Any]]:
+    """Return the elements of a container, or the attributes of an object, after their paths."""
     if isinstance(value, list | tuple | set | frozenset):
-        return [(str(index), part) for index, part in enumerate(value)]
-    return [] if callable(value) else [*getattr(value, "__dict__", {}).items()]
+        value = dict(enumerate(value))
+    elif not isinstance(value, Mapping):
+        value = {} if callable(value) else getattr(value, "__dict__", {})
+    return [(f"{path}.{name}".lstrip("."), part) for name, part in value.items()]
 
 
 class _Pickler(pickle.Pickler):
@@ -76,11 +76,3 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         return hasattr(obj, "untyped_storage") or None
-
-
-def _is_picklable(value: Any) -> bool:
-    try:
-        _Pickler(io.BytesIO(), protocol=2).dump(value)
-    except Exception:  # of any class, depending on the value
-        return False
-    return True

@@ -200,12 +200,7 @@ async def read_commit(store: Store, prefix: str) -> CommitObject:
 
 
 class Replacements:
-    """Saves of a checkpoint that replace it while it is read.
-
-    Args:
-        store: The store of the checkpoint.
-        prefix: Prefix of the checkpoint in the store.
-    """
+    """Saves that replace a checkpoint while it is read."""
 
     def __init__(self, store: Store, prefix: str = "") -> None:
         self._store = store
@@ -213,13 +208,9 @@ class Replacements:
         self._backoff: Backoff | None = None
 
     async def has_newer(self, data: bytes) -> bool:
-        """Return whether to read the checkpoint again, because its commit object has changed.
+        """Return whether to read again, because the commit object `data` was replaced or deleted.
 
-        Waits before the result, according to the retry policy. After the attempts of the policy,
-        the result is False.
-
-        Args:
-            data: The commit object that was read, of which an object was missing or damaged.
+        The pauses and the number of tries are those of the retry policy.
         """
         self._backoff = self._backoff or Backoff(self._store.retry)
         try:
