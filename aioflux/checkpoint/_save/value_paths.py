@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from aioflux.errors import AiofluxError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,13 +18,11 @@ __all__ = ["find_cycle", "naming_unpicklable"]
 def naming_unpicklable(value: Any, name: str = "") -> Iterator[None]:
     """Raise a TypeError that names the part of a value that a block could not pickle.
 
-    Other errors of the block are unchanged. `name` is the path of the value in the state.
+    Errors of other classes are unchanged. `name` is the path of the value in the state.
     """
     try:
         yield
-    except (AiofluxError, OSError):
-        raise
-    except Exception as exc:
+    except (AttributeError, TypeError, pickle.PicklingError) as exc:
         found = _find_unpicklable(value, name, set())
         if found is None:
             raise

@@ -376,7 +376,7 @@ class TestFailures:
             checkpointer.save(-1, {})
         with pytest.raises(ValueError, match="meta"):
             checkpointer.save(1, {"a": torch.empty(3, device="meta")})
-        with pytest.raises((AttributeError, TypeError, Exception), match="pickle"):
+        with pytest.raises(TypeError, match="'a' cannot be pickled"):
             checkpointer.save(1, {"a": lambda: None})
         assert keys() == []
         assert not checkpointer.save(1, {}).num_bytes

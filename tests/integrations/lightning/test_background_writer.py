@@ -165,7 +165,7 @@ def test_a_checkpoint_is_stored_as_it_was_when_it_was_saved(server: GCSServer) -
 
 def test_an_object_that_cannot_be_pickled_fails_its_save(server: GCSServer) -> None:
     plugin = AiofluxCheckpointIO(background=True)
-    with pytest.raises(AttributeError, match="local object"):
+    with pytest.raises(TypeError, match="'hook' cannot be pickled"):
         plugin.save_checkpoint({"hook": lambda: None}, NEW)
     plugin.teardown()
     assert server.keys("bucket") == []
