@@ -112,8 +112,8 @@ ARGS ?=
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
 
-demo: $(VENV)/.installed-demo  ## Run the quickstart against a server that it starts itself.
-	$(BIN)/python examples/quickstart/quickstart.py
+demo: $(VENV)/.installed-demo  ## Train during faults and a kill, on a local server; writes demo.html.
+	$(BIN)/python examples/demo/demo.py
 
 test: lint $(VENV)/.installed-test  ## Lint, type-check and run the tests that decide on a change.
 ifeq ($(COVERAGE),)
