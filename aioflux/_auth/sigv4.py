@@ -67,7 +67,6 @@ class Signer:
         *,
         region: str,
         host: bytes,
-        requester_pays: bool = False,
         skew_seconds: float = 0.0,
     ) -> None:
         """Initialize for one host and one set of keys.
@@ -76,7 +75,6 @@ class Signer:
             keys: The keys.
             region: Region of the signature.
             host: Value of the Host header.
-            requester_pays: Add `x-amz-request-payer: requester` to each request.
             skew_seconds: See the attribute.
         """
         self.keys = keys
@@ -91,10 +89,8 @@ class Signer:
         self._scope = b""
         # Headers that are added to every request.
         self._common: tuple[tuple[bytes, bytes], ...] = ()
-        if requester_pays:
-            self._common += ((b"x-amz-request-payer", b"requester"),)
         if keys.token:
-            self._common += ((b"x-amz-security-token", keys.token.encode()),)
+            self._common = ((b"x-amz-security-token", keys.token.encode()),)
         self._templates: dict[tuple[bytes, ...], tuple[Any, bytes, bytes]] = {}
 
     def __repr__(self) -> str:

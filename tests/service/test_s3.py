@@ -12,6 +12,7 @@ import pytest
 from botocore.credentials import Credentials
 
 from aioflux import (
+    AiofluxError,
     ChecksumError,
     CredentialsError,
     NotFoundError,
@@ -264,12 +265,18 @@ async def test_who_is_anonymous_signs_nothing() -> None:
     assert not {"authorization", "x-amz-date"} & asked[0].headers.keys()
 
 
-async def test_who_pays_says_so() -> None:
+@pytest.mark.parametrize("kind", [S3Service, OtherService], ids=["S3", "another signature"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_every_request_says_that_the_requester_pays(
+    operation: str, kind: type[S3Service]
+) -> None:
     access = S3Access(credentials=Credentials("AKID", "s"), requester_pays=True)
-    async with asking(hello(), access=access) as (service, asked):
-        await service.get(ReadRequest("a"))
-    assert asked[0].headers["x-amz-request-payer"] == "requester"
-    assert ";x-amz-request-payer" in asked[0].headers["authorization"]
+    async with asking(hello(), access=access, kind=kind) as (service, asked):
+        with suppress(AiofluxError):
+            await OPERATIONS[operation](service)
+    assert {each.headers.get("x-amz-request-payer") for each in asked} == {"requester"}
+    if kind is S3Service:
+        assert all(";x-amz-request-payer" in each.headers["authorization"] for each in asked)
 
 
 async def test_no_keys_name_what_needed_them() -> None:

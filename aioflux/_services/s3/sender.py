@@ -49,6 +49,7 @@ __all__ = ["RequestSigner", "S3Sender"]
 
 _UNSIGNED_HEADERS: Final = FixedHeaders([USER_AGENT])
 """The headers that every request has in addition to those that `Signer.sign` returns."""
+_REQUESTER_PAYS: Final = (b"x-amz-request-payer", b"requester")
 _MIN_SKEW_SECONDS: Final = 60.0
 """Smallest change of the measured clock skew that justifies another send."""
 
@@ -106,6 +107,8 @@ class S3Sender(Sender):
         self._config = config
         self._bucket = config.location.bucket
         self._access = access
+        # Signed headers of every request.
+        self._signed_headers = (_REQUESTER_PAYS,) if access.requester_pays else ()
         # Empty for AWS. `_find_endpoint` sets it if the environment or the profile has an endpoint.
         self._endpoint_url = check_endpoint(config.endpoint_url) if config.endpoint_url else ""
         self.endpoint: Endpoint | None = None
@@ -140,7 +143,7 @@ class S3Sender(Sender):
         signer = self._signer
         if signer is None or signer.keys is not self._source.get_nowait():
             signer = await self._find_signer(endpoint, action, key)
-        return _sign_request(method, target, headers, payload, endpoint, signer)
+        return self._sign_request(method, target, headers, payload, endpoint, signer)
 
     def authorize_nowait(
         self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
@@ -150,7 +153,28 @@ class S3Sender(Sender):
             return None
         if (signer.keys if signer is not None else None) is not keys:
             return None
-        return _sign_request(b"GET", target, headers, EMPTY_HASH, endpoint, signer)
+        return self._sign_request(b"GET", target, headers, EMPTY_HASH, endpoint, signer)
+
+    def _sign_request(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        payload: bytes,
+        endpoint: Endpoint,
+        signer: RequestSigner | None,
+    ) -> AuthorizedRequest:
+        """Return a request, signed if there is a signer; `target` is relative to the bucket."""
+        path, _, query = target.partition(b"?")
+        path = full_target = endpoint.root + path or b"/"
+        if query:
+            query = canonical_query(query)
+            full_target = b"%b?%b" % (path, query)
+        if self._signed_headers:
+            headers = (*headers, *self._signed_headers)
+        if signer is not None:
+            headers = signer.sign(method, path, query, headers, payload)
+        return endpoint.origin, full_target, headers, _UNSIGNED_HEADERS, (endpoint, signer)
 
     def should_resend(
         self, response: Response, credentials: tuple[Endpoint, RequestSigner | None]
@@ -318,28 +342,8 @@ class S3Sender(Sender):
             keys,
             region=endpoint.region,
             host=endpoint.origin.authority,
-            requester_pays=self._access.requester_pays,
             skew_seconds=self._skew_seconds,
         )
-
-
-def _sign_request(
-    method: bytes,
-    target: bytes,
-    headers: Sequence[tuple[bytes, bytes]],
-    payload: bytes,
-    endpoint: Endpoint,
-    signer: RequestSigner | None,
-) -> AuthorizedRequest:
-    """Return a request, signed if there is a signer; `target` is relative to the bucket."""
-    path, _, query = target.partition(b"?")
-    path = full_target = endpoint.root + path or b"/"
-    if query:
-        query = canonical_query(query)
-        full_target = b"%b?%b" % (path, query)
-    if signer is not None:
-        headers = signer.sign(method, path, query, headers, payload)
-    return endpoint.origin, full_target, headers, _UNSIGNED_HEADERS, (endpoint, signer)
 
 
 def _context_of(ca_bundle: str) -> ssl.SSLContext | None:
