@@ -64,7 +64,7 @@ _SAS = re.compile(r"[!-~]+")
 _HOW_TO_SIGN_IN = (
     "run 'az login', set AZURE_STORAGE_CONNECTION_STRING, or pass an account key, a SAS token, a "
     "connection string or a credential of azure-identity as credentials=; for a public container "
-    f"pass credentials={ANONYMOUS!r}"
+    f'pass credentials="{ANONYMOUS}"'
 )
 
 Source: TypeAlias = "AnonymousToken | ProvidedToken | AzureToken"
@@ -204,7 +204,7 @@ def _default_credential() -> Any:
             "azure-identity, which finds the default credentials, is not installed: run pip "
             "install 'aioflux[azure]', or set AZURE_STORAGE_CONNECTION_STRING, or pass an account "
             "key, a SAS token or a connection string as credentials=; for a public container pass "
-            f"credentials={ANONYMOUS!r}"
+            f'credentials="{ANONYMOUS}"'
         ) from exc
     return DefaultAzureCredential()
 

@@ -17,18 +17,13 @@ from aioflux.options import ANONYMOUS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "AnonymousToken",
-    "GoogleToken",
-    "open_token",
-]
+__all__ = ["AnonymousToken", "GoogleToken", "open_token"]
 
 SCOPES = ("https://www.googleapis.com/auth/devstorage.full_control",)
 
 _HOW_TO_SIGN_IN = (
     "run 'gcloud auth application-default login', set GOOGLE_APPLICATION_CREDENTIALS to a key "
-    "file, or pass credentials=; for a public bucket pass "
-    "google.auth.credentials.AnonymousCredentials()"
+    f'file, or pass credentials=; for a public bucket pass credentials="{ANONYMOUS}"'
 )
 
 

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _OPTIONS = {
-    "google.auth.credentials.AnonymousCredentials()": "--anonymous",
+    'credentials="anonymous"': "--anonymous",
     "endpoint_url=": "--endpoint-url",
     "credentials=aioflux.S3Access(anonymous=True)": "--anonymous",
 }

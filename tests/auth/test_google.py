@@ -185,7 +185,10 @@ async def test_an_error_says_what_to_do_and_contains_no_secret(clock: Clock) -> 
 
 async def test_no_credentials_at_all_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
-    says = r"\(File /nowhere/key\.json was not found\): .*GOOGLE_APPLICATION_CREDENTIALS"
+    says = (
+        r"\(File /nowhere/key\.json was not found\): .*GOOGLE_APPLICATION_CREDENTIALS"
+        r'.*for a public bucket pass credentials="anonymous"$'
+    )
     with pytest.raises(CredentialsError, match=says):
         await GoogleToken().get()
 

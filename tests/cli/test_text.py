@@ -93,6 +93,6 @@ def test_errors_of_the_system_name_the_path() -> None:
 
 def test_advice_names_options_of_the_command() -> None:
     """The store names arguments of Python."""
-    error = CredentialsError("pass google.auth.credentials.AnonymousCredentials()")
+    error = CredentialsError('pass credentials="anonymous"')
     assert describe(error) == "pass --anonymous"
     assert describe(StorageError("pass endpoint_url= with it")) == "pass --endpoint-url with it"
