@@ -957,11 +957,14 @@ class Store:
     async def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
         """Return the permissions in `names` that the credentials lack on the bucket, in order.
 
-        Sends one request. A permission that is granted only below a prefix counts as missing. On a
-        service whose permissions cannot be tested, no permission counts as missing.
+        Sends one request. A permission that is granted only below a prefix counts as missing. In
+        `memory://` no permission is ever missing.
 
         Args:
             names: Permissions, such as "storage.objects.create".
+
+        Raises:
+            UnsupportedError: The service has no request for this: S3, Azure and `file://`.
         """
         session = self._sessions.current()
         require_many_keys(names)

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from aioflux.errors import UnsupportedError
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
@@ -420,9 +422,15 @@ class Service(ABC):
     async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
         """Return the subset of `permissions` that the credentials have on the bucket.
 
-        A service without a request for this returns all of `permissions`.
+        Raises:
+            UnsupportedError: The service has no request for this.
         """
-        return permissions
+        uri = self.uri()
+        raise UnsupportedError(
+            f"could not test the permissions of {uri}: the service has no request for it; try the "
+            "operation itself",
+            uri=uri,
+        )
 
     @abstractmethod
     async def aclose(self) -> None:

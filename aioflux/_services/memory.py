@@ -279,5 +279,8 @@ class MemoryService(Service):
         ]
         return sorted(uploads, key=lambda upload: (upload.key, upload.upload_id))
 
+    async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
+        return permissions
+
     async def aclose(self) -> None:
         """Do nothing: the bucket keeps its objects after its stores are closed."""

@@ -114,6 +114,61 @@ def test_a_permission_that_a_test_denies_is_not_granted(server, call):
     assert response == {"kind": "storage#testIamPermissionsResponse"}
 
 
+OBJECT = f"{PATH}/o/key"
+REQUESTS = {
+    "get": ("GET", OBJECT, {"objects.get"}),
+    "media": ("GET", f"{OBJECT}?alt=media", {"objects.get"}),
+    "list": ("GET", f"{PATH}/o", {"objects.list"}),
+    "insert": (
+        "POST",
+        f"/upload{PATH}/o?uploadType=media&name=new",
+        {"objects.create"},
+    ),
+    "resumable": (
+        "POST",
+        f"/upload{PATH}/o?uploadType=resumable&name=new",
+        {"objects.create"},
+    ),
+    "patch": ("PATCH", OBJECT, {"objects.get", "objects.update"}),
+    "rewrite": (
+        "POST",
+        f"{OBJECT}/rewriteTo/b/bucket/o/copy",
+        {"objects.get", "objects.create"},
+    ),
+    "delete": ("DELETE", OBJECT, {"objects.delete"}),
+    "bucket": ("GET", PATH, {"buckets.get"}),
+    "buckets": ("GET", "/storage/v1/b", {"buckets.list"}),
+    "new bucket": ("POST", "/storage/v1/b", {"buckets.create"}),
+    "xml get": ("GET", "/bucket/key", {"objects.get"}),
+    "xml head": ("HEAD", "/bucket/key", {"objects.get"}),
+    "xml put": ("PUT", "/bucket/new", {"objects.create"}),
+    "xml delete": ("DELETE", "/bucket/key", {"objects.delete"}),
+    "xml list": ("GET", "/bucket?list-type=2", {"objects.list"}),
+    "xml uploads": ("GET", "/bucket?uploads", {"multipartUploads.list"}),
+    "xml upload": (
+        "POST",
+        "/bucket/new?uploads",
+        {"multipartUploads.create", "objects.create"},
+    ),
+    "xml abort": ("DELETE", "/bucket/key?uploadId=x", {"multipartUploads.abort"}),
+}
+"""Method, target and needed permissions of requests, without "storage."."""
+PERMISSIONS = set().union(*(needed for _, _, needed in REQUESTS.values()))
+
+
+@pytest.mark.parametrize(("method", "target", "needed"), REQUESTS.values(), ids=REQUESTS)
+def test_requests_that_need_a_denied_permission_are_rejected_and_no_others(
+    server, call, method, target, needed
+):
+    body = b"{}" if method in {"POST", "PATCH"} else None
+    server.put("bucket", "key", b"data")
+    for permission in PERMISSIONS:
+        server.state.denied_permissions = {f"storage.{permission}"}
+        response = call(method, target, body)
+        assert (response.status == 403) == (permission in needed)
+        server.put("bucket", "key", b"data")  # not as a request
+
+
 @pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
 def test_an_absent_bucket_is_404(call, method):
     response = call(method, "/storage/v1/b/none")

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import aioflux
-from aioflux import NotFoundError, TransientError, sync
+from aioflux import NotFoundError, TransientError, UnsupportedError, sync
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import Response
 from tests.service.gcs_rig import Answering, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 NAMES = ["storage.objects.create", "storage.objects.get", "storage.objects.delete"]
 
@@ -56,7 +55,16 @@ async def test_a_response_that_reports_no_permissions_is_none(
             await service.granted_permissions(NAMES)
 
 
-def test_where_there_are_no_permissions_none_is_missing(tmp_path: Path) -> None:
-    for uri in (tmp_path.as_uri(), "memory://permissions"):
-        with sync.open_store(uri) as store:
-            assert store.missing_permissions(NAMES) == []
+def test_memory_permits_everything() -> None:
+    with sync.open_store("memory://permissions") as store:
+        assert store.missing_permissions(NAMES) == []
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/p", "az://account/container/p", "file:///tmp/p"])
+def test_a_service_without_a_request_for_permissions_says_so(uri: str) -> None:
+    """It would otherwise answer that none is missing without asking anyone."""
+    endpoint = None if uri.startswith("file") else "http://127.0.0.1:9"
+    with sync.open_store(uri, endpoint_url=endpoint) as store:
+        with pytest.raises(UnsupportedError, match=f"permissions of {uri}/: .* try the operation"):
+            store.missing_permissions(NAMES)
+        assert store.missing_permissions([]) == []

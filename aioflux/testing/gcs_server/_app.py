@@ -139,9 +139,12 @@ class App:
 
     def run(self, request: Request) -> Response:
         """Run the handler of a request whose `match` is set, without the hooks."""
+        route, state = request.match.route, self.state
         try:
-            with self.state.lock:
-                return request.match.route.handler(self.state, request)
+            with state.lock:
+                if state.denied_permissions:
+                    state.check_permissions(route.permissions)
+                return route.handler(state, request)
         except APIError as exc:
             return error_response(exc, xml=not request.match.url.is_json)
         except Exception:

@@ -18,6 +18,14 @@ Handler = Callable[[State, Request], Response]
 _RETRY_ROOTS = frozenset({"retry_test", "retry_tests"})
 _JSON_ROOTS = frozenset({"storage", "upload", "download", "batch", *_RETRY_ROOTS})
 _MAX_CACHED = 8192
+_PERMISSIONS = {
+    **dict.fromkeys(("compose", "copy", "rewrite"), ("objects.get", "objects.create")),
+    **dict.fromkeys(("create", "part", "complete"), ("multipartUploads.create", "objects.create")),
+    "list_parts": ("multipartUploads.listParts",),
+    "move": ("objects.move", "objects.create"),
+}
+"""Permissions of the operations with this verb; those of other operations have the same verb."""
+_VERBS = {"insert": ("create",), "patch": ("get", "update"), "update": ("get", "update")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,18 @@ class Route:
     handler: Handler
     query: Mapping[str, str | None] | None = None
     """Required query parameters with their values. None allows any value."""
+
+    @property
+    def permissions(self) -> frozenset[str]:
+        """Permissions that the operation needs, apart from that to replace an object.
+
+        Source: cloud.google.com/storage/docs/access-control/iam-json and iam-xml.
+        """
+        *_, resource, verb = self.operation.replace("multipart", "multipartUploads").split(".")
+        names = _PERMISSIONS.get(verb) or [
+            f"{resource}.{name}" for name in _VERBS.get(verb, (verb,))
+        ]
+        return frozenset(f"storage.{name}" for name in names)
 
 
 @dataclass(frozen=True, slots=True)
