@@ -13,7 +13,7 @@ from aioflux._http.errors import ProtocolError
 from aioflux._values.checksums import address_of, crc32c
 
 __all__ = [
-    "MAX_ERROR_BODY_BYTES",
+    "MAX_METADATA_BYTES",
     "Buffer",
     "Destination",
     "HashedMemory",
@@ -33,8 +33,9 @@ bytes, or the class `bytes` to receive a new object of that class.
 The function is called once, as soon as the length of the body is known.
 """
 
-MAX_ERROR_BODY_BYTES: Final = 1024 * 1024
-"""Maximum size of the body of a response that is not 2xx, in bytes; the rest is dropped."""
+MAX_METADATA_BYTES: Final = 1024 * 1024
+"""Maximum size of a body that is not the bytes of an object or a page of a listing. The rest of the
+body of a response that is not 2xx is dropped."""
 
 
 _PIECE_BYTES: Final = 256 * 1024
@@ -155,8 +156,8 @@ class StreamedBody:
     Attributes:
         num_bytes: Bytes of payload received so far.
         is_done: The last chunk was received, or the body of an error response exceeded
-            `MAX_ERROR_BODY_BYTES`. The close of the connection does not set it.
-        is_truncated: The body of an error response exceeded `MAX_ERROR_BODY_BYTES`, and the rest is
+            `MAX_METADATA_BYTES`. The close of the connection does not set it.
+        is_truncated: The body of an error response exceeded `MAX_METADATA_BYTES`, and the rest is
             dropped.
     """
 
@@ -170,7 +171,7 @@ class StreamedBody:
         self._buffer = bytearray()
         self._truncate = not 200 <= status < 300
         if self._truncate:
-            into, max_body_bytes = None, MAX_ERROR_BODY_BYTES
+            into, max_body_bytes = None, MAX_METADATA_BYTES
         self._is_bytes = into is bytes
         if self._is_bytes:
             into = None

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from aioflux._http.body import (
-    MAX_ERROR_BODY_BYTES,
+    MAX_METADATA_BYTES,
     Buffer,
     Destination,
     HashedMemory,
@@ -616,8 +616,8 @@ class Connection(asyncio.BufferedProtocol):
         into = self._into
         if not 200 <= status < 300:
             into = None
-            if num_bytes > MAX_ERROR_BODY_BYTES:
-                num_bytes = MAX_ERROR_BODY_BYTES
+            if num_bytes > MAX_METADATA_BYTES:
+                num_bytes = MAX_METADATA_BYTES
                 self.is_usable = False
         else:
             check_length(num_bytes, into, self._max_body_bytes)

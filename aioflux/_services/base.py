@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_EMPTY_PAGES",
+    "MAX_PAGE_ENTRIES",
     "Body",
     "Capabilities",
     "Exchange",
@@ -55,6 +56,10 @@ MAX_EMPTY_PAGES = 10_000
 token each time would otherwise keep it running forever. Services do return empty pages, for keys
 whose objects are deleted or filtered out (github.com/TileDB-Inc/TileDB/pull/1218 reports them from
 AWS, Google and MinIO). 10,000 pages are 10,000,000 keys on S3, and 50,000,000 on gs and az."""
+
+MAX_PAGE_ENTRIES = 100_000
+"""Largest number of keys and prefixes in one page of a listing. No request asks for more than
+5,000, but some servers ignore the requested size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

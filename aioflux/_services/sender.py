@@ -14,7 +14,13 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from aioflux._auth.access_token import NOT_READY
-from aioflux._http import CertificateError, FixedHeaders, ProtocolError, TransportError
+from aioflux._http import (
+    MAX_METADATA_BYTES,
+    CertificateError,
+    FixedHeaders,
+    ProtocolError,
+    TransportError,
+)
 from aioflux.errors import CredentialsError, StorageError, TransientError
 
 if TYPE_CHECKING:
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONDITIONAL",
+    "MAX_PAGE_BYTES",
     "PLAIN",
     "READ",
     "USER_AGENT",
@@ -43,10 +50,9 @@ __all__ = [
 T = TypeVar("T")
 
 USER_AGENT: Final = (b"User-Agent", b"aioflux")
-_MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
-"""Largest body that `send` accepts by default. The largest body that a service sends is a page of
-5,000 objects: a few MiB, or 45 MiB if each has 8 KiB of metadata, the limit of Cloud Storage
-(cloud.google.com/storage/quotas)."""
+MAX_PAGE_BYTES: Final = 64 * 1024 * 1024
+"""Largest body of a page of a listing: a few MiB for 5,000 objects, or 45 MiB if each has 8 KiB of
+metadata, the limit of Cloud Storage (cloud.google.com/storage/quotas)."""
 
 _MAX_HASHED_ON_LOOP_BYTES: Final = 256 * 1024
 """Larger bodies are hashed in a thread. A body of this size takes 0.2 ms (SHA-256) or 0.4 ms (MD5)
@@ -160,7 +166,7 @@ class Sender(ABC):
         headers: Sequence[tuple[bytes, bytes]] = (),
         body: Any = None,
         into: Any = None,
-        max_body_bytes: int | None = _MAX_RESPONSE_BYTES,
+        max_body_bytes: int | None = MAX_METADATA_BYTES,
         accept: int = 0,
         head_seconds: float | None = None,
         kind: RequestKind = PLAIN,

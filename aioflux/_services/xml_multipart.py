@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
 
+from aioflux._services.xml_reader import read_xml
 from aioflux._values.checksums import combine_crc32c
 from aioflux._values.meta import OpenUpload
 
 if TYPE_CHECKING:
-    import xml.etree.ElementTree as ET
     from collections.abc import Sequence
 
     from aioflux._services.base import UploadedPart
@@ -23,13 +23,8 @@ __all__ = [
     "combined_crc32c",
     "complete_body",
     "list_uploads_target",
-    "local_name",
-    "parse_error",
-    "parse_fields",
     "parse_uploads",
-    "parse_xml",
     "part_target",
-    "texts_of",
     "upload_target",
 ]
 
@@ -73,51 +68,6 @@ def complete_body(parts: Sequence[UploadedPart]) -> bytes:
     return f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode()
 
 
-def parse_xml(data: bytes | bytearray | memoryview | str) -> ET.Element:
-    """Parse a response.
-
-    Raises:
-        ValueError: The response is not XML.
-    """
-    # Imported here, because reads and small writes need no XML.
-    import xml.etree.ElementTree as ET
-
-    try:
-        # Some services send a byte order mark. expat rejects entity bombs since 2.4.1 (S314).
-        text = data if isinstance(data, str) else bytes(data).removeprefix(b"\xef\xbb\xbf")
-        return ET.fromstring(text)  # noqa: S314
-    except ET.ParseError as exc:
-        raise ValueError(f"the response is not XML: {exc}") from exc
-
-
-def local_name(element: ET.Element) -> str:
-    """Return the tag of an element without its namespace."""
-    return element.tag.rpartition("}")[2]
-
-
-def texts_of(element: ET.Element) -> dict[str, str]:
-    """Return the text of each child of an element, by its tag without the namespace."""
-    return {local_name(child): child.text or "" for child in element}
-
-
-def parse_fields(data: bytes | bytearray | memoryview) -> dict[str, str]:
-    """Return the text of each child of the root of an XML response; see `texts_of`.
-
-    Raises:
-        ValueError: The body is not XML.
-    """
-    return texts_of(parse_xml(data))
-
-
-def parse_error(data: bytes | bytearray | memoryview) -> tuple[str, str]:
-    """Return (code, message) of an XML error body; empty strings if it is malformed."""
-    try:
-        fields = parse_fields(data)
-    except ValueError:
-        return "", ""
-    return fields.get("Code", ""), fields.get("Details") or fields.get("Message", "")
-
-
 def parse_uploads(
     data: bytes | bytearray | memoryview, *, is_encoded: bool = False
 ) -> tuple[list[OpenUpload], str, str]:
@@ -133,25 +83,21 @@ def parse_uploads(
         KeyError: An upload has no key, no id or no time.
         ValueError: The body is not a page of open uploads.
     """
-    root = parse_xml(data)
-    is_encoded = is_encoded and any(
-        local_name(child) == "EncodingType" and child.text == "url" for child in root
-    )
-    if local_name(root) != "ListMultipartUploadsResult":
-        raise ValueError(f"the response is <{local_name(root)}>, not a page of uploads")
+    rows: list[dict[str, str]] = []
+    root, fields = read_xml(data, {"Upload": rows.append})
+    if root != "ListMultipartUploadsResult":
+        raise ValueError(f"the response is <{root}>, not a page of uploads")
+    is_encoded = is_encoded and fields.get("EncodingType") == "url"
     uploads: list[OpenUpload] = []
-    for child in root:
-        if local_name(child) == "Upload":
-            fields = texts_of(child)
-            time = datetime.fromisoformat(fields["Initiated"])
-            uploads.append(
-                OpenUpload(
-                    key=unquote_plus(fields["Key"]) if is_encoded else fields["Key"],
-                    upload_id=fields["UploadId"],
-                    initiated=time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC),
-                )
+    for row in rows:
+        time = datetime.fromisoformat(row["Initiated"])
+        uploads.append(
+            OpenUpload(
+                key=unquote_plus(row["Key"]) if is_encoded else row["Key"],
+                upload_id=row["UploadId"],
+                initiated=time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC),
             )
-    fields = texts_of(root)
+        )
     if fields.get("IsTruncated", "").lower() != "true":
         return uploads, "", ""
     marker = fields.get("NextKeyMarker", "")

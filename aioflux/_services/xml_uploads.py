@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.http import HTTPService
+from aioflux._services.sender import MAX_PAGE_BYTES
 from aioflux._services.status import EmptyPageCounter, malformed_response
 from aioflux._values.uri import check_name
 
@@ -63,7 +64,9 @@ class XMLService(HTTPService):
                 id_marker=id_marker,
                 is_encoded=is_encoded,
             )
-            response = await self._sender.send(b"GET", target, action, prefix)
+            response = await self._sender.send(
+                b"GET", target, action, prefix, max_body_bytes=MAX_PAGE_BYTES
+            )
             try:
                 uploads, key_marker, id_marker = multipart.parse_uploads(
                     response.body, is_encoded=is_encoded

@@ -44,28 +44,6 @@ def test_a_completion_names_every_part() -> None:
     ]
 
 
-def test_fields_are_read_with_and_without_namespaces() -> None:
-    plain = b"<R><UploadId>x&amp;y</UploadId><Empty/></R>"
-    spaced = b"<R xmlns='urn:z'><UploadId>x&amp;y</UploadId><Empty/></R>"
-    for body in (plain, bytearray(plain), memoryview(spaced)):
-        assert multipart.parse_fields(body) == {"UploadId": "x&y", "Empty": ""}
-    with pytest.raises(ValueError, match="not XML"):
-        multipart.parse_fields(b"{}")
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (b"<Error><Code>NoSuchKey</Code><Message>m</Message></Error>", ("NoSuchKey", "m")),
-        (b"<Error><Code>C</Code><Message>m</Message><Details>d</Details></Error>", ("C", "d")),
-        (b"<html><p>no", ("", "")),
-        (b"", ("", "")),
-    ],
-)
-def test_an_error_body_reports_code_and_words(body: bytes, expected: tuple[str, str]) -> None:
-    assert multipart.parse_error(body) == expected
-
-
 def test_a_page_of_uploads_reports_where_the_next_begins() -> None:
     uploads, key_marker, id_marker = multipart.parse_uploads(LISTING)
     begun = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)

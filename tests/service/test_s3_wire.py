@@ -319,12 +319,81 @@ def page_xml(rows: list[tuple[str, int]], *, owner: str = "", quoted: str = "&qu
     [{}, {"owner": "<Owner><ID>x</ID></Owner>"}, {"quoted": '"'}, {"owner": "<New>x</New>"}],
     ids=["aws", "owner", "plain quotes", "another form"],
 )
-@given(rows=st.lists(st.tuples(names, st.integers(0, 2**40)), max_size=5))
+@given(
+    rows=st.lists(st.tuples(names, st.integers(0, 2**40)), max_size=5, unique_by=lambda row: row[0])
+)
 @settings(max_examples=settings().max_examples // 4)  # of each form
 def test_a_page_is_read_in_any_form(form: dict[str, str], rows: list[tuple[str, int]]) -> None:
     page = listing.decode_page(page_xml(rows, **form).encode())
     assert list(zip(page.names, page.sizes, strict=True)) == rows
     assert page.etags == [ETAG] * len(rows)
+
+
+def page_of(objects: str = "", *, is_truncated: str = "false", count: str = "") -> bytes:
+    fields = f"<IsTruncated>{is_truncated}</IsTruncated>" if is_truncated else ""
+    fields += f"<KeyCount>{count}</KeyCount>" if count else ""
+    return f"<ListBucketResult>{fields}{objects}</ListBucketResult>".encode()
+
+
+def object_xml(name: str, size: int = 5) -> str:
+    return (
+        f"<Contents><Key>{name}</Key><LastModified>2026-01-02T03:04:05Z</LastModified>"
+        f"<ETag>x</ETag><Size>{size}</Size></Contents>"
+    )
+
+
+TWO = object_xml("a") + object_xml("b")
+PREFIXES = "<CommonPrefixes><Prefix>p/</Prefix><Prefix>q/</Prefix></CommonPrefixes>"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        page_of(object_xml("a") + object_xml("a")),
+        page_of(object_xml("a", -5)),
+        page_of(object_xml("a", 10**30)),
+        page_of(TWO, count="3"),
+        page_of(TWO, count="x"),
+        page_of(count="-0"),
+        page_of(TWO, is_truncated=""),
+        page_of(TWO, is_truncated="maybe"),
+        page_of(TWO, is_truncated="true"),
+        page_of(TWO).replace(b"ListBucketResult", b"Result"),
+        page_of(TWO)[:-10],
+        page_of("".join(object_xml(f"{number:06}") for number in range(100_001))),
+        page_of("<CommonPrefixes><Prefix>a</Prefix></CommonPrefixes>" * 100_001),
+    ],
+    ids=[
+        "key twice",
+        "negative size",
+        "size of 30 digits",
+        "wrong count",
+        "count that is no number",
+        "count of minus zero",
+        "no IsTruncated",
+        "IsTruncated of no value",
+        "truncated without a token",
+        "another root",
+        "truncated document",
+        "too many objects",
+        "too many prefixes",
+    ],
+)
+def test_a_page_that_contradicts_itself_is_malformed(page: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        listing.decode_page(page)
+
+
+@pytest.mark.parametrize("count", ["", "2", "4"], ids=["none", "without prefixes", "with prefixes"])
+def test_a_count_of_keys_may_be_missing_or_without_the_prefixes(count: str) -> None:
+    page = listing.decode_page(page_of(TWO + PREFIXES, count=count))
+    assert (page.names, page.prefixes, page.next_token) == (["a", "b"], ["p/", "q/"], "")
+
+
+def test_a_server_may_ignore_the_size_of_a_page() -> None:
+    """Such as one that returns 100,000 objects where 1,000 were requested."""
+    rows = "".join(object_xml(f"{number:06}") for number in range(100_000))
+    assert len(listing.decode_page(page_of(rows, count="100000")).names) == 100_000
 
 
 def test_objects_of_several_classes_and_times() -> None:

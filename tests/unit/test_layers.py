@@ -30,7 +30,7 @@ CHECKPOINT_FILES = (
 # What every service on the data plane is made of.
 SERVICE_PARTS = (
     "_services.base _services.http _services.sender _services.headers _services.status "
-    "_services.xml_multipart _services.xml_uploads"
+    "_services.xml_multipart _services.xml_reader _services.xml_uploads"
 )
 STORE = "errors options _values.* store"
 BLOCKING = f"{STORE} sync _bridge _files _store_cache"

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aioflux._services.headers import parse_http_date
-from aioflux._services.xml_multipart import parse_xml
+from aioflux._services.xml_reader import read_xml
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 
 if TYPE_CHECKING:
-    import xml.etree.ElementTree as ET
+    from collections.abc import Mapping
 
 __all__ = ["ListedBlob", "ListedPage", "in_range", "listing_of", "may_be_unsorted", "parse_page"]
 
 _LAST_SORTED = "\ud7ff"
+_METADATA = "Metadata/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,46 +65,51 @@ def parse_page(data: bytes | bytearray | memoryview) -> ListedPage:
     Raises:
         ValueError: The page is malformed, or the XML document is not a listing.
     """
-    root = parse_xml(data)
-    blobs = root.find("Blobs")
-    if root.tag != "EnumerationResults" or blobs is None:
-        raise ValueError(f"the response is <{root.tag}>, not a page of blobs")
-    page = ListedPage(next_marker=root.findtext("NextMarker") or "")
-    for element in blobs:
-        if element.tag == "BlobPrefix":
-            page.prefixes.append(_name(element))
-        elif element.tag == "Blob":
-            _add_blob(page, element)
+    page = ListedPage()
+    root, fields = read_xml(
+        data,
+        {
+            "Blobs/Blob": lambda texts: _add_blob(page, texts),
+            "Blobs/BlobPrefix": lambda texts: page.prefixes.append(_name(texts)),
+        },
+    )
+    if root != "EnumerationResults" or "Blobs" not in fields:
+        raise ValueError(f"the response is <{root}>, not a page of blobs")
+    page.next_marker = fields.get("NextMarker", "")
     return page
 
 
-def _name(element: ET.Element) -> str:
-    name = element.find("Name")
-    if name is None or not name.text:
+def _name(texts: Mapping[str, str]) -> str:
+    name = texts.get("Name")
+    if not name:
         raise ValueError("a blob of the page has no name")
     # An attribute marks percent-encoded names, which XML cannot represent otherwise.
-    return unquote(name.text) if name.get("Encoded") == "true" else name.text
+    return unquote(name) if texts.get("Name@Encoded") == "true" else name
 
 
-def _add_blob(page: ListedPage, element: ET.Element) -> None:
-    properties = {child.tag: child.text or "" for child in element.iterfind("Properties/*")}
+def _add_blob(page: ListedPage, texts: Mapping[str, str]) -> None:
+    get = texts.get
     # Listings return metadata names in their original case, all other responses in lower case.
-    user = {child.tag.lower(): child.text or "" for child in element.iterfind("Metadata/*")}
+    user = {
+        path.removeprefix(_METADATA).lower(): text
+        for path, text in texts.items()
+        if path.startswith(_METADATA)
+    }
     is_marker = user.get("hdi_isfolder", "").lower() == "true"
-    if properties.get("ResourceType") == "directory" or is_marker:
+    if get("Properties/ResourceType") == "directory" or is_marker:
         page.has_directories = True
         return
     kind = (
-        properties.get("Content-Type", ""),
-        properties.get("Content-Encoding", ""),
-        properties.get("AccessTier", ""),
+        get("Properties/Content-Type", ""),
+        get("Properties/Content-Encoding", ""),
+        get("Properties/AccessTier", ""),
         tuple(sorted(user.items())),
     )
-    size = int(properties.get("Content-Length") or 0)
+    size = int(get("Properties/Content-Length") or 0)
     if not 0 <= size <= MAX_SIZE_BYTES:
         raise ValueError(f"the size of a blob is {size}")
-    etag = properties.get("Etag", "").strip('"')
-    blob = ListedBlob(_name(element), size, etag, properties.get("Last-Modified", ""), kind)
+    etag = get("Properties/Etag", "").strip('"')
+    blob = ListedBlob(_name(texts), size, etag, get("Properties/Last-Modified", ""), kind)
     page.blobs.append(blob)
 
 

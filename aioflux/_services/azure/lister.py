@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aioflux._services.azure import list_page as listing
 from aioflux._services.azure import wire
 from aioflux._services.base import Page
+from aioflux._services.sender import MAX_PAGE_BYTES
 from aioflux._services.status import EmptyPageCounter, malformed_page, unexpected_page
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ class AzureLister:
         }
         query = {name: value for name, value in query.items() if value}
         target = wire.query_target(self._path, query)
-        response = await self._sender.send(b"GET", target, "list", prefix)
+        response = await self._sender.send(
+            b"GET", target, "list", prefix, max_body_bytes=MAX_PAGE_BYTES
+        )
         try:
             page = listing.parse_page(response.body)
         except ValueError as exc:

@@ -35,7 +35,13 @@ from aioflux._services.azure.lister import AzureLister
 from aioflux._services.azure.sender import AzureSender
 from aioflux._services.base import Body, Capabilities, Precondition
 from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, HTTPService
-from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind, hash_body
+from aioflux._services.sender import (
+    CONDITIONAL,
+    MAX_PAGE_BYTES,
+    PLAIN,
+    RequestKind,
+    hash_body,
+)
 from aioflux._services.status import EmptyPageCounter, malformed_response
 from aioflux._values.meta import OpenUpload
 from aioflux._values.uri import check_endpoint
@@ -458,6 +464,7 @@ class AzureService(HTTPService):
             wire.query_target(self._path(key), {"comp": "blocklist", "blocklisttype": "all"}),
             "list the blocks of",
             key,
+            max_body_bytes=MAX_PAGE_BYTES,
             accept=404,
         )
         if response.status == 404:

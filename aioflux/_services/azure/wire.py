@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from aioflux._services import headers as _headers
 from aioflux._services.headers import DEFAULT_TYPE
 from aioflux._services.status import error_from_status, response_error
-from aioflux._services.xml_multipart import parse_xml
+from aioflux._services.xml_reader import parse_fields, read_xml
 from aioflux.errors import (
     ChecksumError,
     NotFoundError,
@@ -60,6 +60,9 @@ _USER_PREFIX = b"x-ms-meta-"
 _META_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ETAG = re.compile(r"[!#-~]+")
 _MAX_NAME = 1024
+_MAX_BLOCKS = 150_000
+"""Largest number of blocks of one key: 50,000 committed and 100,000 uncommitted ones
+(learn.microsoft.com/rest/api/storageservices/put-block)."""
 _BLOCK_PREFIX = b"aioflux-"
 _BLOCK = re.compile(rb"aioflux-([0-9a-f]{32})-([0-9]{7})")
 
@@ -306,11 +309,19 @@ def block_list(ids: Iterable[str]) -> bytes:
 
 def parse_block_list(data: bytes | bytearray | memoryview) -> BlockList:
     """Parse the blocks of one key; ValueError if the body is not a block list."""
-    root = parse_xml(data)
-    if root.tag != "BlockList":
-        raise ValueError(f"the response is <{root.tag}>, not a block list")
-    names = [element.text or "" for element in root.iterfind("UncommittedBlocks/Block/Name")]
-    return BlockList(root.find("CommittedBlocks/Block") is not None, names)
+    committed: list[object] = []
+    names: list[str] = []
+    root, _ = read_xml(
+        data,
+        {
+            "CommittedBlocks/Block": committed.append,
+            "UncommittedBlocks/Block": lambda texts: names.append(texts.get("Name", "")),
+        },
+        max_entries=_MAX_BLOCKS,
+    )
+    if root != "BlockList":
+        raise ValueError(f"the response is <{root}>, not a block list")
+    return BlockList(bool(committed), names)
 
 
 # --- errors ----------------------------------------------------------------------------
@@ -326,11 +337,11 @@ def parse_error(
     """
     code = headers.get(b"x-ms-error-code", b"").decode("latin-1")
     try:
-        root = parse_xml(data)
+        fields = parse_fields(data)
     except ValueError:
         return code, ""
-    message = (root.findtext("Message") or "").partition("\nRequestId:")[0]
-    return code or root.findtext("Code") or "", message
+    message = fields.get("Message", "").partition("\nRequestId:")[0]
+    return code or fields.get("Code", ""), message
 
 
 def service_error(

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from aioflux._services.base import MAX_PAGE_ENTRIES
+from aioflux._services.gcs.resources import decode_json
 from aioflux._services.headers import decode_crc32c
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
@@ -46,6 +48,9 @@ _LISTING = "storage#objects"
 LIST_FIELDS = f"kind,items({_ITEM}),prefixes,nextPageToken"
 """Value of `fields=` in a listing: the fields of `ObjectMeta` of each object, the common prefixes,
 the token of the next page, and the type of the response."""
+_MAX_UNCOUNTED_BYTES = 4 * 1024 * 1024
+"""Largest page that is parsed without a count of its entries: into less than 150 MiB."""
+_WINDOW_BYTES = 256 * 1024
 _MIN_SHARED = 500
 """Smallest number of objects in a page of one kind for which `expected_kind` returns the kind."""
 _Time: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -129,18 +134,46 @@ def decode_page(
         expected: Kind that all objects probably have, from `expected_kind` of the previous page.
 
     Raises:
-        ValueError: The page is malformed. The response type is checked, too: `{}` would otherwise
-            be an empty last page.
+        ValueError: The page is malformed, or has more than `MAX_PAGE_ENTRIES`. The response type is
+            checked, too: `{}` would otherwise be an empty last page.
     """
+    if len(data) > _MAX_UNCOUNTED_BYTES:
+        _count_entries(bytes(data))
     page: ObjectsPage | None = None
     if expected is not None:
         with suppress(msgspec.ValidationError):
-            page = _decoder_of(expected).decode(data)
+            page = decode_json(_decoder_of(expected), data)
     if page is None:
-        page = _page_decoder.decode(data)
+        page = decode_json(_page_decoder, data)
     if page.kind != _LISTING:
         raise ValueError(f"kind is {page.kind!r}")
+    _check_count(len(page.items) + len(page.prefixes))
     return page
+
+
+def _check_count(num_entries: int) -> None:
+    if num_entries > MAX_PAGE_ENTRIES:
+        raise ValueError(f"the page has more than {MAX_PAGE_ENTRIES:,} entries")
+
+
+def _count_entries(data: bytes) -> None:
+    """Raise ValueError for a page with too many entries, before they are parsed.
+
+    An object has a brace, or two with metadata, and on average at most 20 commas; a prefix has a
+    comma. The characters outside of strings are counted, in windows that bound the memory.
+    """
+    if data.count(b"{") <= MAX_PAGE_ENTRIES and data.count(b",") <= MAX_PAGE_ENTRIES:
+        return
+    data = data.replace(rb"\\", b"").replace(rb"\"", b"")
+    num_braces = num_commas = 0
+    is_outside = True
+    for start in range(0, len(data), _WINDOW_BYTES):
+        pieces = data[start : start + _WINDOW_BYTES].split(b'"')
+        structure = b"".join(pieces[0 if is_outside else 1 :: 2])
+        is_outside ^= len(pieces) % 2 == 0
+        num_braces += structure.count(b"{")
+        num_commas += structure.count(b",")
+    _check_count(max(num_braces // 2, num_commas // 20))
 
 
 def check_page(

@@ -7,6 +7,7 @@ Source: cloud.google.com/storage/docs/json_api/v1/objects.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -18,10 +19,13 @@ __all__ = [
     "ErrorBody",
     "ObjectResource",
     "decode_error",
+    "decode_json",
     "decode_permissions",
     "decode_resource",
     "meta_from_resource",
 ]
+
+T = TypeVar("T")
 
 _PERMISSIONS = "storage#testIamPermissionsResponse"
 
@@ -58,6 +62,18 @@ class ErrorBody(msgspec.Struct):
     error: _ErrorDetail = msgspec.field(default_factory=_ErrorDetail)
 
 
+def decode_json(decoder: msgspec.json.Decoder[T], data: bytes | bytearray | memoryview) -> T:
+    """Decode JSON of a server.
+
+    Raises:
+        ValueError: The data is malformed, or nested too deeply.
+    """
+    try:
+        return decoder.decode(data)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
+
+
 _resource_decoder = msgspec.json.Decoder(ObjectResource)
 _error_decoder = msgspec.json.Decoder(ErrorBody)
 _permissions_decoder = msgspec.json.Decoder(_Permissions)
@@ -69,7 +85,7 @@ def decode_resource(data: bytes | bytearray | memoryview) -> ObjectResource:
     Raises:
         ValueError: The resource is malformed.
     """
-    return _resource_decoder.decode(data)
+    return decode_json(_resource_decoder, data)
 
 
 def decode_permissions(data: bytes | bytearray | memoryview) -> list[str]:
@@ -78,7 +94,7 @@ def decode_permissions(data: bytes | bytearray | memoryview) -> list[str]:
     Raises:
         ValueError: The response is not a list of permissions.
     """
-    response = _permissions_decoder.decode(data)
+    response = decode_json(_permissions_decoder, data)
     if response.kind != _PERMISSIONS:
         raise ValueError(f"kind is {response.kind!r}")
     return response.permissions
@@ -87,8 +103,8 @@ def decode_permissions(data: bytes | bytearray | memoryview) -> list[str]:
 def decode_error(data: bytes | bytearray | memoryview) -> str:
     """Return the message in a JSON error body; empty if the body is malformed."""
     try:
-        return _error_decoder.decode(data).error.message
-    except msgspec.DecodeError:
+        return decode_json(_error_decoder, data).error.message
+    except ValueError:
         return ""
 
 

@@ -1,7 +1,7 @@
-"""Google Cloud Storage: the XML API for bytes and deletes, the JSON API for listings.
+"""Google Cloud Storage: the XML API for bytes and deletes, the JSON API for other requests.
 
-All other requests are sent by `control`. The XML API has preconditions and checksums in headers,
-and multipart uploads. Reads send `Accept-Encoding: gzip` to receive the stored bytes of a
+`control` sends copies and composes. The XML API has preconditions and checksums in headers, and
+multipart uploads. Reads send `Accept-Encoding: gzip` to receive the stored bytes of a
 compressed object, which have the known checksum; without the header, the service would decompress
 the object.
 """
@@ -23,10 +23,22 @@ from aioflux._services.gcs import read as reading
 from aioflux._services.gcs import wire
 from aioflux._services.headers import byte_range, size_from_unsatisfied
 from aioflux._services.http import COMPLETE_SECONDS
-from aioflux._services.sender import USER_AGENT, ErrorResponse, RequestKind, TokenSender
-from aioflux._services.status import error_from_status, malformed_page, unexpected_page
+from aioflux._services.sender import (
+    MAX_PAGE_BYTES,
+    USER_AGENT,
+    ErrorResponse,
+    RequestKind,
+    TokenSender,
+)
+from aioflux._services.status import (
+    error_from_status,
+    malformed_page,
+    malformed_response,
+    unexpected_page,
+)
+from aioflux._services.xml_reader import parse_error, parse_fields
 from aioflux._services.xml_uploads import XMLService
-from aioflux.errors import TransientError
+from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,11 +53,9 @@ if TYPE_CHECKING:
         WriteRequest,
     )
     from aioflux._services.gcs.control import GCSControl
-    from aioflux._services.gcs.resources import ObjectResource
     from aioflux._services.http import EncodedRead
     from aioflux._values.listing import Kind
     from aioflux._values.meta import ObjectMeta
-    from aioflux.errors import StorageError
 
 __all__ = ["GCSService"]
 
@@ -56,7 +66,7 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~/-]{0,1023}")
 
 
 class GCSSender(TokenSender):
-    """Sender of the requests to one bucket, except those of `GCSControl`."""
+    """Sender of the requests to one bucket; `GCSControl` sends copies and composes."""
 
     def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
         headers = [USER_AGENT]
@@ -78,7 +88,7 @@ class GCSSender(TokenSender):
     ) -> StorageError:
         from aioflux._services.gcs import resources
 
-        code, detail = multipart.parse_error(response.body)
+        code, detail = parse_error(response.body)
         return error_from_status(
             response.status,
             action=action,
@@ -114,35 +124,39 @@ class GCSService(XMLService):
         )
         self._sender = GCSSender(token, pool, origin, self.uri)
         self._config = config
-        self._token = token
         self._endpoint_url = endpoint_url
         self._proxy = proxy_for(origin)
         self._is_closed = False
         self._bucket_path = f"/{quote(bucket, safe='')}/".encode()
-        self._list_path = f"/storage/v1/b/{quote(bucket, safe='')}/o"
+        self._json_path = f"/storage/v1/b/{quote(bucket, safe='')}"
         self._listed_kind: Kind | None = None
 
     @cached_property
     def _control(self) -> GCSControl:
-        """The sender of the other requests, imported on first use.
+        """The sender of copies and composes, imported on first use.
 
-        The import of aiohttp and gcloud-aio takes 0.12 s of CPU time, and a process that only
-        reads, writes and lists objects does not need them.
+        The import of aiohttp and gcloud-aio takes 0.12 s of CPU time, and most processes do not
+        need them.
         """
         from aioflux._services.gcs.control import GCSControl
 
         return GCSControl(
             self._config,
             self._endpoint_url,
-            self._token,
+            self._sender,
+            uri=self.uri,
             proxy=self._proxy,
             is_closed=self._is_closed,
         )
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
-        uri = self.uri(key)
-        resource = await self._control.head(self._name(key), generation=generation, uri=uri)
-        return self._meta(resource, key)
+        action = "read the metadata of"
+        target = f"{self._json_path}/o/{wire.quote_key(self._name(key))}"
+        if generation:
+            target += f"?generation={quote(generation, safe='')}"
+        kind = RequestKind(generation=generation)
+        response = await self._sender.send(b"GET", target.encode(), action, key, kind=kind)
+        return self._meta(response.body, action, key, generation=generation)
 
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
         generation, start, end = request.generation, request.start, request.end
@@ -175,13 +189,26 @@ class GCSService(XMLService):
             lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
         )
 
-    def _meta(self, resource: ObjectResource, key: str) -> ObjectMeta:
+    def _meta(
+        self, data: Any, action: str, key: str, *, generation: str = "", maybe_done: bool = False
+    ) -> ObjectMeta:
+        """Return the metadata in an object resource, which must have the requested generation."""
         from aioflux._services.gcs import resources
 
+        uri = self.uri(key)
         try:
-            return resources.meta_from_resource(resource, key=key, uri=self.uri(key))
+            resource = resources.decode_resource(data)
+            meta = resources.meta_from_resource(resource, key=key, uri=uri)
         except ValueError as exc:
-            raise self._malformed_response(key, exc) from exc
+            why = f"the response is not an object resource ({exc})"
+            raise malformed_response(action, uri, why, maybe_done=maybe_done) from exc
+        if resource.name != self._prefix + key or generation not in {"", resource.generation}:
+            raise StorageError(
+                f"could not {action} {uri}: the response is for {resource.name!r} in generation "
+                f"{resource.generation}",
+                uri=uri,
+            )
+        return meta
 
     def _written_meta(self, request: WriteRequest, response: Response, size: int) -> ObjectMeta:
         key = request.key
@@ -211,8 +238,6 @@ class GCSService(XMLService):
         return self._written_meta(request, response, sum(map(len, pieces)))
 
     async def delete(self, key: str, *, generation: str = "") -> None:
-        # Not by `GCSControl`: aiohttp itself sends a DELETE again after a lost connection, and the
-        # response to the second DELETE would be "not found".
         headers = wire.precondition_headers(Precondition(if_generation_match=generation or None))
         response = await self._sender.send(
             b"DELETE", self._path(key), "delete", key, headers=headers
@@ -236,8 +261,10 @@ class GCSService(XMLService):
             "pageToken": request.page_token,
         }
         query = {name: value for name, value in query.items() if value}
-        target = f"{self._list_path}?{urlencode(query)}".encode()
-        response = await self._sender.send(b"GET", target, "list", prefix)
+        target = f"{self._json_path}/o?{urlencode(query)}".encode()
+        response = await self._sender.send(
+            b"GET", target, "list", prefix, max_body_bytes=MAX_PAGE_BYTES
+        )
         uri = self.uri(prefix)
         try:
             page = listing.decode_page(response.body, expected=self._listed_kind)
@@ -271,20 +298,14 @@ class GCSService(XMLService):
             self._name(request.key),
             [(self._name(source.key), source) for source in sources],
             request,
-            uri=self.uri(request.key),
         )
-        return self._meta(resource, request.key)
+        return self._meta(resource, "compose", request.key, maybe_done=True)
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         resource = await self._control.copy(
-            source,
-            self._name(source.key),
-            self._name(key),
-            precondition=precondition,
-            uri=self.uri(source.key),
-            target_uri=self.uri(key),
+            source, self._name(source.key), self._name(key), key, precondition
         )
-        return self._meta(resource, key)
+        return self._meta(resource, "copy to", key, maybe_done=True)
 
     def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
         return wire.object_headers(request.content_type, request.metadata)
@@ -316,7 +337,17 @@ class GCSService(XMLService):
         return replace(meta, etag=etag)
 
     async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
-        return await self._control.granted_permissions(permissions, uri=self.uri())
+        from aioflux._services.gcs import resources
+
+        action = "test the permissions of"
+        query = urlencode([("permissions", permission) for permission in permissions])
+        target = f"{self._json_path}/iam/testPermissions?{query}".encode()
+        response = await self._sender.send(b"GET", target, action, "")
+        try:
+            return resources.decode_permissions(response.body)
+        except ValueError as exc:
+            why = f"the response is not a list of permissions ({exc})"
+            raise malformed_response(action, self.uri(), why, maybe_done=False) from exc
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -333,11 +364,11 @@ class GCSService(XMLService):
     def _fields(self, response: Response, name: str, action: str, key: str) -> Mapping[str, str]:
         # Like S3, the service can return status 200 with an error in the body.
         try:
-            fields = multipart.parse_fields(response.body)
+            fields = parse_fields(response.body)
             fields[name]
         except (ValueError, KeyError) as exc:
             response.discard_connection()
-            code, detail = multipart.parse_error(response.body)
+            code, detail = parse_error(response.body)
             uri = self.uri(key)
             why = f" ({code} {detail})" if code else ""
             raise TransientError(

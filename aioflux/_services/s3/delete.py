@@ -11,8 +11,9 @@ import re
 from typing import TYPE_CHECKING
 
 from aioflux._services.http import DELETE_SECONDS
+from aioflux._services.sender import MAX_PAGE_BYTES
 from aioflux._services.status import malformed_response
-from aioflux._services.xml_multipart import local_name, parse_xml, texts_of
+from aioflux._services.xml_reader import read_xml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ async def delete_many(
         "",
         headers=[(b"Content-Type", b"application/xml"), digest_header(body)],
         body=body,
+        max_body_bytes=MAX_PAGE_BYTES,
         head_seconds=DELETE_SECONDS,
     )
     try:
@@ -84,12 +86,12 @@ def parse_deletions(data: bytes | bytearray | memoryview) -> dict[str, tuple[str
     Raises:
         ValueError: The body is not a response of DeleteObjects.
     """
-    root = parse_xml(data)
-    if local_name(root) != "DeleteResult":
-        raise ValueError(f"the root element is <{local_name(root)}>")
     failed: dict[str, tuple[str, str]] = {}
-    for child in root:
-        if local_name(child) == "Error":
-            fields = texts_of(child)
-            failed[fields.get("Key", "")] = fields.get("Code", ""), fields.get("Message", "")
+
+    def add(error: Mapping[str, str]) -> None:
+        failed[error.get("Key", "")] = error.get("Code", ""), error.get("Message", "")
+
+    root, _ = read_xml(data, {"Error": add, "Deleted": lambda _: None})
+    if root != "DeleteResult":
+        raise ValueError(f"the root element is <{root}>")
     return failed

@@ -13,12 +13,17 @@ from array import array
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import lt
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
 
+from aioflux._services.base import MAX_PAGE_ENTRIES
 from aioflux._services.s3.wire import generation_of
-from aioflux._services.xml_multipart import local_name, parse_xml, texts_of
+from aioflux._services.xml_reader import read_xml
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "BucketPage",
@@ -36,6 +41,8 @@ _OBJECT = re.compile(
     r"(?:<Checksum\w+>[^<]*</Checksum\w+>)*<Size>([0-9]+)</Size>(?:<Owner>.*?</Owner>)?"
     r"(?:<StorageClass>([^<]*)</StorageClass>)?</Contents>"
 )
+_MAX_MATCHED_BYTES = 8 * 1024 * 1024
+"""Largest page that the regular expression parses: it takes several times the memory of a page."""
 _FIELDS = ("Key", "LastModified", "ETag", "Size", "StorageClass")
 SORTED_PREFIX = "aioflux:after:"
 """Prefix of page tokens of a listing that is sorted here. The last name of the previous page
@@ -118,28 +125,19 @@ def decode_page(data: bytes | bytearray | memoryview) -> BucketPage:
     """Parse a page of a listing.
 
     Raises:
-        ValueError: The page is malformed.
+        ValueError: The page is malformed, or has too many entries.
     """
-    text = bytes(data).decode()
-    start = text.find("<ListBucketResult", 0, 200)
-    if start < 0 or not text.rstrip().endswith("</ListBucketResult>"):
-        raise ValueError(f"it begins with {text[:60]!r} and ends with {text[-30:]!r}")
-    rows = _OBJECT.findall(text)
-    rest = _OBJECT.sub("", text) if rows else text
-    root = parse_xml(rest)
-    fields: dict[str, str] = {}
-    prefixes: list[str] = []
-    for child in root:
-        tag = local_name(child)
-        if tag == "Contents":
-            # The regular expression does not match all objects.
-            return _decode_by_parser(text)
-        if tag == "CommonPrefixes":
-            prefixes += [element.text or "" for element in child]
-        else:
-            fields[tag] = child.text or ""
-    page = BucketPage(prefixes=prefixes)
-    if rows:
+    rows: list[tuple[str, ...]] = []
+    rest = data
+    if len(data) <= _MAX_MATCHED_BYTES:
+        text = bytes(data).decode()
+        rows = _OBJECT.findall(text)
+        rest = _OBJECT.sub("", text).encode() if rows else data
+    page, fields = _decode_by_parser(rest)
+    if rows and page.names:
+        # The regular expression does not match all objects.
+        page, fields = _decode_by_parser(data)
+    elif rows:
         names, updated, etags, sizes, classes = map(list, zip(*rows, strict=True))
         if any("&" in name for name in names):
             from xml.sax.saxutils import unescape  # takes 8 ms to import
@@ -154,36 +152,49 @@ def decode_page(data: bytes | bytearray | memoryview) -> BucketPage:
     return _finish(page, fields)
 
 
-def _decode_by_parser(text: str) -> BucketPage:
+def _decode_by_parser(data: bytes | bytearray | memoryview) -> tuple[BucketPage, dict[str, str]]:
     page = BucketPage()
-    fields: dict[str, str] = {}
-    for child in parse_xml(text):
-        tag = local_name(child)
-        if tag == "CommonPrefixes":
-            page.prefixes += [element.text or "" for element in child]
-        elif tag != "Contents":
-            fields[tag] = child.text or ""
-        else:
-            values = texts_of(child)
-            name, updated, etag, size, storage_class = (values.get(tag, "") for tag in _FIELDS)
-            page.names.append(name)
-            page.updated.append(updated)
-            page.etags.append(etag.strip('"'))
-            page.sizes.append(int(size))
-            page.classes.append(storage_class)
-    return _finish(page, fields)
+
+    def add(values: Mapping[str, str]) -> None:
+        name, updated, etag, size, storage_class = (values.get(tag, "") for tag in _FIELDS)
+        page.names.append(name)
+        page.updated.append(updated)
+        page.etags.append(etag.strip('"'))
+        page.sizes.append(int(size))
+        page.classes.append(storage_class)
+
+    def add_prefix(texts: Mapping[str, str]) -> None:
+        page.prefixes.append(texts[""])
+
+    root, fields = read_xml(data, {"Contents": add, "CommonPrefixes/Prefix": add_prefix})
+    if root != "ListBucketResult":
+        raise ValueError(f"it is <{root}>")
+    return page, fields
 
 
 def _finish(page: BucketPage, fields: dict[str, str]) -> BucketPage:
-    if page.sizes and max(page.sizes) > MAX_SIZE_BYTES:
-        raise ValueError(f"an object has {max(page.sizes)} bytes, more than {MAX_SIZE_BYTES}")
+    num_objects, num_prefixes = len(page.names), len(page.prefixes)
+    for size in (min(page.sizes, default=0), max(page.sizes, default=0)):
+        if not 0 <= size <= MAX_SIZE_BYTES:
+            raise ValueError(f"an object has {size} bytes, not 0 to {MAX_SIZE_BYTES}")
     if fields.get("EncodingType") == "url":
         page.names = [_decode_name(name) for name in page.names]
         page.prefixes = [_decode_name(name) for name in page.prefixes]
-    if fields.get("IsTruncated", "").lower() == "true":
+    if num_objects + num_prefixes > MAX_PAGE_ENTRIES:
+        raise ValueError(f"it has more than {MAX_PAGE_ENTRIES:,} entries")
+    if len(set(page.names)) < num_objects:
+        raise ValueError("it has a key twice")
+    # Some servers do not count the common prefixes, and some return no count.
+    counts = {str(num_objects), str(num_objects + num_prefixes), ""}
+    if fields.get("KeyCount", "") not in counts:
+        raise ValueError(f"its KeyCount is {fields['KeyCount']!r}, but it has {num_objects} keys")
+    is_truncated = fields.get("IsTruncated", "").lower()
+    if is_truncated == "true":
         page.next_token = fields.get("NextContinuationToken", "")
         if not page.next_token:
             raise ValueError("the page is truncated, but has no token for the next page")
+    elif is_truncated != "false":
+        raise ValueError("it does not say whether it is truncated")
     return page
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._services.base import Page
 from aioflux._services.s3 import list_page as listing
+from aioflux._services.sender import MAX_PAGE_BYTES
 from aioflux._services.status import EmptyPageCounter, malformed_page, unexpected_page
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ class S3Lister:
             token=token,
             size=size,
         )
-        response = await self._sender.send(b"GET", b"?" + query, "list", prefix)
+        response = await self._sender.send(
+            b"GET", b"?" + query, "list", prefix, max_body_bytes=MAX_PAGE_BYTES
+        )
         if response.headers.get(b"server", b"").startswith(_UNSORTED_SERVERS):
             self._is_unsorted = True
         try:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aioflux._auth.aws import NOT_READY, AWSSource, Settings
 from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux._http import FixedHeaders, TransportError, default_context, open_pool
-from aioflux._services import xml_multipart as multipart
 from aioflux._services.s3.endpoint import (
     DEFAULT_REGION,
     endpoint_of,
@@ -31,6 +30,7 @@ from aioflux._services.sender import (
     hash_body,
     resolve_credentials,
 )
+from aioflux._services.xml_reader import parse_fields
 from aioflux._values.uri import check_endpoint
 from aioflux.errors import TransientError
 
@@ -361,7 +361,7 @@ def _context_of(ca_bundle: str) -> ssl.SSLContext | None:
 
 def _fields(response: ErrorResponse) -> Mapping[str, str]:
     try:
-        return multipart.parse_fields(response.body)
+        return parse_fields(response.body)
     except ValueError:
         return {}
 

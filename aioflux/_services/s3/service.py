@@ -25,6 +25,7 @@ from aioflux._services.s3.errors import deletion_error, error_in_success
 from aioflux._services.s3.lister import S3Lister
 from aioflux._services.s3.sender import S3Sender
 from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind
+from aioflux._services.xml_reader import parse_fields
 from aioflux._services.xml_uploads import XMLService
 from aioflux._values.checksums import crc32c as crc32c_of
 from aioflux._values.meta import ObjectMeta
@@ -536,7 +537,7 @@ class S3Service(XMLService):
 
     def _fields(self, response: Response, name: str, action: str, key: str) -> Mapping[str, str]:
         try:
-            fields = multipart.parse_fields(response.body)
+            fields = parse_fields(response.body)
         except ValueError:
             fields = {}
         if fields.get(name):
