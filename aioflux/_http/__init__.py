@@ -4,7 +4,7 @@ Every service sends requests for object bytes through a pool of `open_pool`. One
 attempt. The caller decides on retries, compares checksums, and maps status codes to errors.
 """
 
-from aioflux._http.body import MAX_METADATA_BYTES, HashedMemory, StreamedBody
+from aioflux._http.body import MAX_METADATA_BYTES, HashedMemory
 from aioflux._http.codec import Headers, ResponseHead
 from aioflux._http.connect import SocketTracker, certificate_error_text, default_context
 from aioflux._http.connection import Connection, Response, ResponseFuture
@@ -38,7 +38,6 @@ __all__ = [
     "ResponseHead",
     "SocketTracker",
     "StalledError",
-    "StreamedBody",
     "TransportError",
     "certificate_error_text",
     "default_context",

@@ -1,6 +1,6 @@
 """Google Cloud Storage: the XML API for bytes and deletes, the JSON API for other requests.
 
-`control` sends copies and composes. The XML API has preconditions and checksums in headers, and
+`control` has copies and composes. The XML API has preconditions and checksums in headers, and
 multipart uploads. Reads send `Accept-Encoding: gzip` to receive the stored bytes of a
 compressed object, which have the known checksum; without the header, the service would decompress
 the object.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 from aioflux._auth.google import open_token
-from aioflux._http import FixedHeaders, Origin, open_pool, proxy_for
+from aioflux._http import FixedHeaders, Origin, open_pool
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Page, Precondition
 from aioflux._services.gcs import read as reading
@@ -66,7 +66,7 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9_.~/-]{0,1023}")
 
 
 class GCSSender(TokenSender):
-    """Sender of the requests to one bucket; `GCSControl` sends copies and composes."""
+    """Sender of the requests to one bucket."""
 
     def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
         headers = [USER_AGENT]
@@ -123,31 +123,20 @@ class GCSService(XMLService):
             ssl_context=config.ssl_context,
         )
         self._sender = GCSSender(token, pool, origin, self.uri)
-        self._config = config
-        self._endpoint_url = endpoint_url
-        self._proxy = proxy_for(origin)
-        self._is_closed = False
+        self._bucket = bucket
         self._bucket_path = f"/{quote(bucket, safe='')}/".encode()
-        self._json_path = f"/storage/v1/b/{quote(bucket, safe='')}"
+        self._json_path = wire.json_path(bucket)
         self._listed_kind: Kind | None = None
 
     @cached_property
     def _control(self) -> GCSControl:
-        """The sender of copies and composes, imported on first use.
+        """Copies and composes, imported on first use.
 
-        The import of aiohttp and gcloud-aio takes 0.12 s of CPU time, and most processes do not
-        need them.
+        The import of gcloud-aio takes 0.12 s of CPU time, and most processes do not need it.
         """
         from aioflux._services.gcs.control import GCSControl
 
-        return GCSControl(
-            self._config,
-            self._endpoint_url,
-            self._sender,
-            uri=self.uri,
-            proxy=self._proxy,
-            is_closed=self._is_closed,
-        )
+        return GCSControl(self._bucket, self._sender, uri=self.uri)
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         action = "read the metadata of"
@@ -156,7 +145,11 @@ class GCSService(XMLService):
             target += f"?generation={quote(generation, safe='')}"
         kind = RequestKind(generation=generation)
         response = await self._sender.send(b"GET", target.encode(), action, key, kind=kind)
-        return self._meta(response.body, action, key, generation=generation)
+        try:
+            return self._meta(response.body, action, key, generation=generation)
+        except TransientError:
+            response.discard_connection()
+            raise
 
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
         generation, start, end = request.generation, request.start, request.end
@@ -346,14 +339,9 @@ class GCSService(XMLService):
         try:
             return resources.decode_permissions(response.body)
         except ValueError as exc:
+            response.discard_connection()
             why = f"the response is not a list of permissions ({exc})"
             raise malformed_response(action, self.uri(), why, maybe_done=False) from exc
-
-    async def aclose(self) -> None:
-        self._is_closed = True
-        if "_control" in vars(self):
-            await self._control.aclose()
-        await super().aclose()
 
     def _path(self, key: str) -> bytes:
         name = self._prefix + key
