@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
+from aioflux._auth.redaction import redact
 from aioflux._auth.sigv4 import KeyedHash
 from aioflux.errors import CredentialsError, TransientError
 from aioflux.options import ANONYMOUS
@@ -187,8 +188,11 @@ class AzureToken(RenewedToken):
         except Exception as exc:
             if (error := _map_error(exc)) is None:
                 raise
-            raise error from exc
-        return token.token, float(token.expires_on)
+        else:
+            return token.token, float(token.expires_on)
+        # Not raised in the `except` block: the error of the Azure SDK, which quotes the response of
+        # the token endpoint, would become the `__context__` of this one.
+        raise error
 
     def _get_token_blocking(self) -> Any:
         if self._credential is None:
@@ -218,7 +222,7 @@ def _map_error(error: Exception) -> Exception | None:
     name = type(error).__name__
     if isinstance(error, exceptions.ClientAuthenticationError):
         # Only the first line: each kind of credential explains its failure in further lines.
-        reason = str(error).strip().partition("\n")[0].rstrip(".:")[:200]
+        reason = redact(str(error).strip().partition("\n")[0].rstrip(".:"))[:200]
         return CredentialsError(
             f"Azure returned no access token ({name}: {reason}): {_HOW_TO_SIGN_IN}"
         )

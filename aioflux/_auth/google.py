@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from datetime import UTC
@@ -21,6 +22,7 @@ __all__ = ["AnonymousToken", "GoogleToken", "open_token"]
 
 SCOPES = ("https://www.googleapis.com/auth/devstorage.full_control",)
 
+_OAUTH_CODE = re.compile(r"[a-z_]{1,40}")
 _HOW_TO_SIGN_IN = (
     "run 'gcloud auth application-default login', set GOOGLE_APPLICATION_CREDENTIALS to a key "
     f'file, or pass credentials=; for a public bucket pass credentials="{ANONYMOUS}"'
@@ -47,6 +49,7 @@ class GoogleToken(RenewedToken):
         from google.auth import exceptions
         from google.auth.transport.requests import Request
 
+        error: CredentialsError | TransientError | None = None
         try:
             if self._credentials is None:
                 self._credentials, _ = google.auth.default(scopes=SCOPES)
@@ -61,15 +64,12 @@ class GoogleToken(RenewedToken):
                 f"no Google credentials were found ({_first_sentence(exc)}): {_HOW_TO_SIGN_IN}"
             ) from exc
         except exceptions.GoogleAuthError as exc:
-            if _is_transient(exc):
-                raise TransientError(
-                    f"Google credentials could not be refreshed this time ({type(exc).__name__}): "
-                    "the request to the token endpoint failed"
-                ) from exc
-            raise CredentialsError(
-                f"Google credentials could not be refreshed ({type(exc).__name__}): "
-                f"{_HOW_TO_SIGN_IN}"
-            ) from exc
+            error = _refresh_error(exc)
+        if error is not None:
+            # Not raised in the `except` block: the error of google-auth, which quotes the response
+            # of the token endpoint, would become the `__context__` of this one. The response may
+            # repeat the request, with a signed assertion or a refresh token.
+            raise error
         expiry = self._credentials.expiry
         # google-auth returns naive times in UTC. Credentials without an expiry are read again after
         # one hour.
@@ -81,6 +81,22 @@ def _first_sentence(error: Exception) -> str:
     """Return the first sentence of an error, up to 200 characters: it may name a missing file."""
     text = " ".join(str(error).split())
     return text.partition(". ")[0].rstrip(".")[:200] or type(error).__name__
+
+
+def _refresh_error(exc: Any) -> CredentialsError | TransientError:
+    """Return the error for a failed refresh, with the error code of OAuth (RFC 6749, 5.2)."""
+    kind = type(exc).__name__
+    if _is_transient(exc):
+        return TransientError(
+            f"Google credentials could not be refreshed this time ({kind}): the request to the "
+            "token endpoint failed"
+        )
+    code = next((arg["error"] for arg in exc.args if isinstance(arg, dict) and "error" in arg), "")
+    if _OAUTH_CODE.fullmatch(str(code)):
+        kind = f"{kind}: {code}"
+    return CredentialsError(
+        f"Google credentials could not be refreshed ({kind}): {_HOW_TO_SIGN_IN}"
+    )
 
 
 def _is_transient(exc: BaseException | None) -> bool:

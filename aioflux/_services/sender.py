@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from aioflux._auth.access_token import NOT_READY
+from aioflux._auth.redaction import redact, redact_error
 from aioflux._http import (
     MAX_METADATA_BYTES,
     CertificateError,
@@ -260,22 +261,19 @@ class Sender(ABC):
         """Return the generation in the headers of a response; empty if there is none."""
 
     @abstractmethod
-    def _service_error(
-        self,
-        response: ErrorResponse,
-        kind: RequestKind,
-        *,
-        action: str,
-        uri: str,
-        retry_after: str | None,
-    ) -> StorageError:
-        """Map an error response of the service to an error of this package."""
+    def _parse_error(self, response: ErrorResponse) -> tuple[str, str]:
+        """Return code and message of an error response; empty texts if it has none."""
+
+    @abstractmethod
+    def _service_error(self, status: int, kind: RequestKind, **texts: Any) -> StorageError:
+        """Map an error response to an error of this package; texts as in `error_from_status`."""
 
     def transport_error(self, exc: Exception, action: str, key: str) -> StorageError:
         """Map an error of the connection pool to a StorageError."""
         uri = self._uri(key)
         if not isinstance(exc, TransportError):
             return StorageError(f"could not {action} {uri}: the store was closed", uri=uri)
+        exc.message = redact(redact_error(exc))
         message = f"could not {action} {uri}: {exc}"
         if isinstance(exc, CertificateError):
             return StorageError(message, uri=uri)
@@ -295,13 +293,15 @@ class Sender(ABC):
         self, response: ErrorResponse, action: str, key: str, kind: RequestKind = PLAIN
     ) -> StorageError:
         """Return the error for an error response, with the action and the uri in its text."""
-        retry_after = response.headers.get(b"retry-after")
+        code, detail = self._parse_error(response)
         return self._service_error(
-            response,
+            response.status,
             kind,
             action=action,
             uri=self._uri(key),
-            retry_after=retry_after.decode("latin-1") if retry_after else None,
+            code=code,
+            detail=detail,
+            retry_after=response.headers.get(b"retry-after", b"").decode("latin-1"),
         )
 
     @abstractmethod

@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any, TypeVar
 
+from aioflux._auth.redaction import redact, redact_error
 from aioflux._services.base import MAX_EMPTY_PAGES
 from aioflux.errors import (
     ChecksumError,
@@ -48,6 +49,8 @@ _BY_STATUS: dict[int, tuple[type[StorageError], str, str]] = {
 }
 """Error type of each status, with the texts before and after the text of the response. `s3` and
 `az` replace the texts of some statuses in their `service_error`."""
+_MAX_DETAIL = 4096
+"""Number of characters of a service's message from which the first 300 are shown."""
 _NO_BUCKET = "The specified bucket does not exist"
 """Start of the message of the JSON API of Google Cloud Storage, which has no code for it."""
 _DIGEST_CODES = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
@@ -100,7 +103,9 @@ def response_error(
         advice: Text at the end.
         fields: Further fields of the error.
     """
-    message = " ".join(detail.split())[:300]
+    # Redacted before it is truncated, since a part of a secret is harder to recognize.
+    message = " ".join(redact(detail[:_MAX_DETAIL]).split())[:300]
+    code = redact(code[:100])
     text = f"could not {action} {uri}: {before}HTTP {status}" + (f" {code}" if code else "")
     text += (f" ({message})" if message else "") + (f"; {advice}" if advice else "")
     return error_class(text, uri=uri, status=status, **fields)
@@ -111,11 +116,11 @@ def malformed_response(
 ) -> TransientError:
     """Return the error for a success response that is malformed, or not from the service.
 
-    `why` is the defect of the response. `maybe_done` says whether the request may have changed an
-    object.
+    `why` is the defect of the response: a text, or an error, from which secrets are removed.
+    `maybe_done` says whether the request may have changed an object.
     """
     return TransientError(
-        f"could not {action} {uri}: {why}",
+        f"could not {action} {uri}: {_text_of(why)}",
         uri=uri,
         status=status,
         maybe_done=maybe_done,
@@ -125,13 +130,18 @@ def malformed_response(
 
 def malformed_page(uri: str, exc: ValueError) -> TransientError:
     """Return the error for a page of a listing that cannot be parsed."""
-    why = f"the response is not a listing ({exc})"
+    why = f"the response is not a listing ({_text_of(exc)})"
     return malformed_response("list", uri, why, maybe_done=False)
 
 
 def unexpected_page(uri: str, why: object) -> StorageError:
     """Return the error for a page of a listing that does not match the request."""
-    return StorageError(f"could not list {uri}: the service returned a wrong page: {why}", uri=uri)
+    text = f"could not list {uri}: the service returned a wrong page: {_text_of(why)}"
+    return StorageError(text, uri=uri)
+
+
+def _text_of(why: object) -> str:
+    return redact(redact_error(why) if isinstance(why, Exception) else str(why))
 
 
 class EmptyPageCounter:

@@ -329,6 +329,16 @@ async def test_a_missing_token_is_explained(
     assert "long story" not in str(raised.value)
 
 
+async def test_a_token_endpoint_that_repeats_the_request_reveals_no_secret() -> None:
+    """Neither in the message nor in the traceback, which would have the whole response."""
+    assertion = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJwbGFudGVkIn0.cGxhbnRlZA"
+    failure = ClientAuthenticationError(f"AADSTS1: bad client_assertion={assertion}\n{assertion}")
+    with pytest.raises(CredentialsError, match="AADSTS1: bad client_assertion=") as raised:
+        await AzureToken(Credential(failure)).get()
+    assert raised.value.__context__ is None
+    assert "cGxhbnRlZA" not in str(raised.value)
+
+
 async def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "azure.identity", None)
     with pytest.raises(CredentialsError, match=r"pip install 'aioflux\[azure\]'"):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from google.oauth2 import service_account
+from google.oauth2 import credentials, service_account
 
 import aioflux
 from aioflux import RetryPolicy
@@ -37,19 +37,20 @@ ONCE = RetryPolicy(max_attempts=2, initial_seconds=1e-3, max_seconds=1e-3)
 
 
 class TokenEndpoint(BaseHTTPRequestHandler):
-    """Returns one token for a signed assertion, or rejects it."""
+    """Returns one token for a signed assertion, or rejects it and repeats the request."""
 
     assertions: ClassVar[list[str]] = []
     is_rejecting: ClassVar[bool] = False
+    status: ClassVar[int] = 400
 
     def do_POST(self) -> None:
         asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
         self.assertions.append(asked.partition("assertion=")[2].partition("&")[0])
         answer = {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
         if self.is_rejecting:
-            answer = {"error": "invalid_grant", "error_description": "no such account"}
+            answer = {"error": "invalid_grant", "error_description": f"no such account: {asked}"}
         body = json.dumps(answer).encode()
-        self.send_response(400 if self.is_rejecting else 200)
+        self.send_response(self.status if self.is_rejecting else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -156,35 +157,59 @@ async def test_no_secret_of_a_key_file(
         return None if status == 200 else Response(status=status, body=body)
 
     caplog.set_level(logging.DEBUG)
-    credentials = service_account.Credentials.from_service_account_file(str(key_file))
+    account = service_account.Credentials.from_service_account_file(str(key_file))
     hook = Answering(reject)
     server.app.hooks = (hook, *server.app.hooks)
     async with aioflux.open_store(
-        "gs://bucket/p/", endpoint_url=server.url, credentials=credentials, retry=ONCE
+        "gs://bucket/p/", endpoint_url=server.url, credentials=account, retry=ONCE
     ) as store:
         text = await everything(store)
     assert f"Bearer {TOKEN}" in hook.tokens
     assert_no_secret(caplog.text + text, private_key)
 
 
+@pytest.mark.parametrize("status", [400, 401, 500])
 async def test_no_secret_of_a_key_file_that_is_rejected(
     key_file: Path,
     private_key: str,
     server: GCSServer,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    status: int,
 ) -> None:
+    """Also if the token endpoint repeats the request with the signed assertion."""
     caplog.set_level(logging.DEBUG)
     monkeypatch.setattr(TokenEndpoint, "is_rejecting", True)
-    credentials = service_account.Credentials.from_service_account_file(str(key_file))
+    monkeypatch.setattr(TokenEndpoint, "status", status)
+    account = service_account.Credentials.from_service_account_file(str(key_file))
     async with aioflux.open_store(
-        "gs://bucket/p/", endpoint_url=server.url, credentials=credentials, retry=ONCE
+        "gs://bucket/p/", endpoint_url=server.url, credentials=account, retry=ONCE
     ) as store:
-        with pytest.raises(aioflux.CredentialsError) as raised:
+        with pytest.raises(
+            (aioflux.CredentialsError, aioflux.TransientError), match="credentials could not"
+        ) as raised:
             await store.get("a")
         text = text_of(raised.value) + await everything(store)
     assert TokenEndpoint.assertions
     assert_no_secret(caplog.text + text, private_key)
+
+
+async def test_no_secret_of_a_user_whose_refresh_is_rejected(
+    endpoint: str, server: GCSServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint repeats the refresh token and the secret of the client."""
+    monkeypatch.setattr(TokenEndpoint, "is_rejecting", True)
+    secrets = {"refresh_token": "1//planted-refresh", "client_secret": "GOCSPX-planted-client"}
+    user = credentials.Credentials(None, token_uri=endpoint, client_id="id", **secrets)
+    async with aioflux.open_store(
+        "gs://bucket/p/", endpoint_url=server.url, credentials=user, retry=ONCE
+    ) as store:
+        with pytest.raises(aioflux.CredentialsError, match="RefreshError: invalid_grant") as raised:
+            await store.get("a")
+    error: BaseException | None = raised.value
+    while error is not None:
+        assert "planted" not in text_of(error)
+        error = error.__context__
 
 
 def provide() -> str:
@@ -207,8 +232,8 @@ async def test_no_secret_of_a_token(
 
 
 def test_a_store_with_a_key_does_not_pickle(key_file: Path, private_key: str) -> None:
-    credentials = service_account.Credentials.from_service_account_file(str(key_file))
-    store = aioflux.open_store("gs://bucket/p/", credentials=credentials)
+    account = service_account.Credentials.from_service_account_file(str(key_file))
+    store = aioflux.open_store("gs://bucket/p/", credentials=account)
     with pytest.raises(TypeError, match="holds credentials and cannot be pickled") as raised:
         pickle.dumps(store)
     assert_no_secret(str(raised.value), private_key)
@@ -238,11 +263,11 @@ def test_no_secret_of_a_key_file_is_written_to_disk(
     """Not by a cache, workers, checkpoints or manifests: in no file below home, temp and work."""
     home = tmp_path / "home"
     home.mkdir()
-    credentials = json.loads(key_file.read_text())
+    info = json.loads(key_file.read_text())
     key_file.unlink()
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("disk_task.py"))],
-        input=json.dumps({"endpoint_url": server.url, "credentials": credentials}),
+        input=json.dumps({"endpoint_url": server.url, "credentials": info}),
         capture_output=True,
         text=True,
         timeout=100,

@@ -29,8 +29,8 @@ CHECKPOINT_FILES = (
 )
 # What every service on the data plane is made of.
 SERVICE_PARTS = (
-    "_services.base _services.http _services.sender _services.headers _services.status "
-    "_services.xml_multipart _services.xml_reader _services.xml_uploads"
+    "_auth.redaction _services.base _services.http _services.sender _services.headers "
+    "_services.status _services.xml_multipart _services.xml_reader _services.xml_uploads"
 )
 STORE = "errors options _values.* store"
 BLOCKING = f"{STORE} sync _bridge _files _store_cache"
@@ -44,7 +44,8 @@ MAY_IMPORT: dict[str, str] = {
     "_http": "options _values.checksums",
     "_auth": "errors options _concurrency.fork_safe_lock _concurrency.single_flight",
     "_services": (
-        "errors options _values.* _http _auth.access_token _auth.google _auth.aws _auth.azure "
+        "errors options _values.* _http _auth.access_token _auth.redaction "
+        "_auth.google _auth.aws _auth.azure "
         "_services.gcs.service _services.s3.service _services.azure.service "
         "_services.local.service"
     ),

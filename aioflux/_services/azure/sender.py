@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from aioflux._auth.azure import is_sas
+from aioflux._auth.redaction import add_secret
 from aioflux._http import FixedHeaders
 from aioflux._services.azure import wire
 from aioflux._services.sender import USER_AGENT, ErrorResponse, RequestKind, TokenSender
@@ -38,14 +39,15 @@ class AzureSender(TokenSender):
         uri: Callable[[str], str],
     ) -> None:
         self._access = access
-        self._sas = access.sas.encode()
+        self._sas = _encode_sas(access.sas)
         super().__init__(access.token, pool, origin, uri)
 
     def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
         headers = [USER_AGENT, _VERSION]
         if token is not None and is_sas(token):
-            self._sas = token.removeprefix("?").encode()
+            self._sas = _encode_sas(token.removeprefix("?"))
         elif token is not None:
+            add_secret(token)
             self._sas = b""
             headers.append((b"Authorization", b"Bearer " + token.encode()))
         fixed = FixedHeaders(headers)
@@ -88,30 +90,17 @@ class AzureSender(TokenSender):
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
         return wire.etag_of(headers)
 
-    def _service_error(
-        self,
-        response: ErrorResponse,
-        kind: RequestKind,
-        *,
-        action: str,
-        uri: str,
-        retry_after: str | None,
-    ) -> StorageError:
-        code, detail = wire.parse_error(response.headers, response.body)
-        error = wire.service_error(
-            response.status,
-            action=action,
-            uri=uri,
-            code=code,
-            detail=detail,
-            retry_after=retry_after,
-            is_conditional=kind.is_conditional,
-        )
+    def _parse_error(self, response: ErrorResponse) -> tuple[str, str]:
+        return wire.parse_error(response.headers, response.body)
+
+    def _service_error(self, status: int, kind: RequestKind, **texts: Any) -> StorageError:
+        error = wire.service_error(status, is_conditional=kind.is_conditional, **texts)
         if not (kind.generation and isinstance(error, PreconditionFailedError)):
             return error
         replaced = NotFoundError(
-            f"{uri} no longer has generation {kind.generation}: it was replaced; list it again",
-            uri=uri,
+            f"{error.uri} no longer has generation {kind.generation}: it was replaced; list it "
+            "again",
+            uri=error.uri,
             status=error.status,
         )
         replaced.__cause__ = error
@@ -134,3 +123,12 @@ class AzureSender(TokenSender):
     def url(self, path: bytes) -> bytes:
         """Return the url of a path."""
         return b"%b://%b%b" % (self._origin.scheme.encode(), self._origin.authority, path)
+
+
+def _encode_sas(sas: str) -> bytes:
+    """Encode a SAS token, of which the signature is secret."""
+    for part in sas.split("&"):
+        if part.startswith("sig="):
+            add_secret(part[4:])
+            add_secret(unquote(part[4:]))
+    return sas.encode()

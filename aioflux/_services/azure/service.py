@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from aioflux._auth.azure import open_access
+from aioflux._auth.redaction import redact
 from aioflux._http import Origin, open_pool
 from aioflux._services.azure import batch, wire
 from aioflux._services.azure import read as reading
@@ -140,7 +141,7 @@ class AzureService(HTTPService):
         )
         self._require_blob(response, key)
         length = response.headers.get(b"content-length", b"")
-        if not length.isdigit() or not wire.etag_of(response.headers):
+        if not length.isdigit() or not wire.is_etag(wire.etag_of(response.headers)):
             raise self._not_from_service("read the metadata of", key, response)
         return wire.meta_from_headers(
             response.headers, key=key, uri=self.uri(key), size=int(length)
@@ -374,10 +375,10 @@ class AzureService(HTTPService):
                 f"could not {action} {uri}: another writer replaced the target of the copy", uri=uri
             )
         if state != b"success" or not wire.etag_of(response.headers):
-            detail = response.headers.get(b"x-ms-copy-status-description", b"").decode("latin-1")
-            status = (state or b"missing").decode("latin-1")
+            detail = response.headers.get(b"x-ms-copy-status-description", b"")
+            why = redact(((state or b"missing") + b" " + detail).decode("latin-1")).rstrip()
             raise TransientError(
-                f"could not {action} {uri}: the status of the copy is {status} {detail}".rstrip(),
+                f"could not {action} {uri}: the status of the copy is {why}",
                 uri=uri,
                 maybe_done=True,
             )
@@ -472,8 +473,8 @@ class AzureService(HTTPService):
         try:
             return wire.parse_block_list(response.body)
         except ValueError as exc:
-            uri = self.uri(key)
-            raise TransientError(f"could not list the blocks of {uri}: {exc}", uri=uri) from exc
+            action = "list the blocks of"
+            raise malformed_response(action, self.uri(key), exc, maybe_done=False) from exc
 
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
         """Return open uploads of aioflux to keys that have no blob.

@@ -38,6 +38,7 @@ __all__ = [
     "check_name",
     "etag_of",
     "is_directory",
+    "is_etag",
     "match_header",
     "md5_header",
     "md5_of",
@@ -58,7 +59,7 @@ VERSION = b"2023-11-03"
 """API version of requests."""
 _USER_PREFIX = b"x-ms-meta-"
 _META_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ETAG = re.compile(r"[!#-~]+")
+is_etag = re.compile(r"[!#-~]+").fullmatch
 _MAX_NAME = 1024
 _MAX_BLOCKS = 150_000
 """Largest number of blocks of one key: 50,000 committed and 100,000 uncommitted ones
@@ -186,7 +187,7 @@ def is_directory(headers: Mapping[bytes, bytes]) -> bool:
 
 def match_header(generation: str) -> tuple[bytes, bytes]:
     """Return an If-Match header; ValueError if the generation is not an ETag."""
-    if _ETAG.fullmatch(generation) is None:
+    if not is_etag(generation):
         raise ValueError(f"{generation!r} is not an ETag; pass ObjectMeta.generation")
     return b"If-Match", b'"%b"' % generation.encode()
 

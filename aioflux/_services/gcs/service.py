@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 from aioflux._auth.google import open_token
+from aioflux._auth.redaction import add_secret, redact, redact_error
 from aioflux._http import FixedHeaders, Origin, open_pool
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Page, Precondition
@@ -71,33 +72,21 @@ class GCSSender(TokenSender):
     def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
         headers = [USER_AGENT]
         if token is not None:
+            add_secret(token)
             headers.append((b"Authorization", b"Bearer " + token.encode()))
         return FixedHeaders(headers), FixedHeaders([*headers, _STORED_BYTES])
 
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
         return wire.generation_of(headers)
 
-    def _service_error(
-        self,
-        response: ErrorResponse,
-        kind: RequestKind,
-        *,
-        action: str,
-        uri: str,
-        retry_after: str | None,
-    ) -> StorageError:
+    def _parse_error(self, response: ErrorResponse) -> tuple[str, str]:
         from aioflux._services.gcs import resources
 
         code, detail = parse_error(response.body)
-        return error_from_status(
-            response.status,
-            action=action,
-            uri=uri,
-            code=code,
-            detail=detail or resources.decode_error(response.body),
-            retry_after=retry_after,
-            generation=kind.generation,
-        )
+        return code, detail or resources.decode_error(response.body)
+
+    def _service_error(self, status: int, kind: RequestKind, **texts: Any) -> StorageError:
+        return error_from_status(status, generation=kind.generation, **texts)
 
 
 class GCSService(XMLService):
@@ -193,12 +182,12 @@ class GCSService(XMLService):
             resource = resources.decode_resource(data)
             meta = resources.meta_from_resource(resource, key=key, uri=uri)
         except ValueError as exc:
-            why = f"the response is not an object resource ({exc})"
+            why = f"the response is not an object resource ({redact_error(exc)})"
             raise malformed_response(action, uri, why, maybe_done=maybe_done) from exc
         if resource.name != self._prefix + key or generation not in {"", resource.generation}:
             raise StorageError(
-                f"could not {action} {uri}: the response is for {resource.name!r} in generation "
-                f"{resource.generation}",
+                f"could not {action} {uri}: the response is for "
+                f"{redact(f'{resource.name!r} in generation {resource.generation}')}",
                 uri=uri,
             )
         return meta
@@ -340,7 +329,7 @@ class GCSService(XMLService):
             return resources.decode_permissions(response.body)
         except ValueError as exc:
             response.discard_connection()
-            why = f"the response is not a list of permissions ({exc})"
+            why = f"the response is not a list of permissions ({redact_error(exc)})"
             raise malformed_response(action, self.uri(), why, maybe_done=False) from exc
 
     def _path(self, key: str) -> bytes:
@@ -358,7 +347,7 @@ class GCSService(XMLService):
             response.discard_connection()
             code, detail = parse_error(response.body)
             uri = self.uri(key)
-            why = f" ({code} {detail})" if code else ""
+            why = redact(f" ({code} {detail[:300]})") if code else ""
             raise TransientError(
                 f"could not upload {uri}: the response has no {name}{why}",
                 uri=uri,

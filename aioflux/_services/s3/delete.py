@@ -49,7 +49,7 @@ async def delete_many(
     try:
         return parse_deletions(response.body)
     except ValueError as exc:
-        raise malformed_response(action, uri, f"the response is malformed ({exc})") from exc
+        raise malformed_response(action, uri, exc) from exc
 
 
 def delete_body(objects: Iterable[tuple[str, Pin]]) -> bytes:

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aioflux._auth.aws import NOT_READY, AWSSource, Settings
+from aioflux._auth.redaction import add_secret
 from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux._http import FixedHeaders, TransportError, default_context, open_pool
 from aioflux._services.s3.endpoint import (
@@ -202,26 +203,17 @@ class S3Sender(Sender):
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
         return generation_from_head(headers)
 
-    def _service_error(
-        self,
-        response: ErrorResponse,
-        kind: RequestKind,
-        *,
-        action: str,
-        uri: str,
-        retry_after: str | None,
-    ) -> StorageError:
+    def _parse_error(self, response: ErrorResponse) -> tuple[str, str]:
         fields = _fields(response)
+        return fields.get("Code", ""), fields.get("Message", "")
+
+    def _service_error(self, status: int, kind: RequestKind, **texts: Any) -> StorageError:
         return service_error(
-            response.status,
-            action=action,
-            uri=uri,
-            code=fields.get("Code", ""),
-            detail=fields.get("Message", ""),
-            retry_after=retry_after,
+            status,
             generation=kind.generation,
             is_conditional=kind.is_conditional,
             is_completion=kind.is_completion,
+            **texts,
         )
 
     async def endpoint_url(self) -> str:
@@ -327,6 +319,8 @@ class S3Sender(Sender):
             return None
         signer = self._signer
         if signer is None or signer.keys is not keys:
+            add_secret(keys.secret_key)
+            add_secret(keys.token)
             signer = self.new_signer(keys, endpoint)
             # `_set_region` may have replaced the endpoint during the await.
             if endpoint is self.endpoint:

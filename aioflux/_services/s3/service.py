@@ -11,6 +11,7 @@ import dataclasses
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from aioflux._auth.redaction import redact
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest
 from aioflux._services.headers import DEFAULT_TYPE
@@ -196,7 +197,7 @@ class S3Service(XMLService):
         )
         headers = response.headers
         length = headers.get(b"content-length", b"")
-        if not wire.etag_of(headers) or not length.isdigit():
+        if not wire.is_etag(wire.etag_of(headers)) or not length.isdigit():
             raise self._not_from_service("read the metadata of", key, response)
         if pin.etag and wire.etag_of(headers) != pin.etag:
             # The server ignores `If-Match`.
@@ -374,8 +375,8 @@ class S3Service(XMLService):
                 # The error may belong to one of the requested objects, so none counts as deleted.
                 uri = self.uri()
                 raise TransientError(
-                    f"could not delete objects of {uri}: the service returned {code} for {name!r}, "
-                    "which is not in the request",
+                    f"could not delete objects of {uri}: the service returned "
+                    f"{redact(f'{code} for {name!r}')}, which is not in the request",
                     uri=uri,
                     maybe_done=True,
                 )

@@ -28,6 +28,7 @@ __all__ = [
     "full_crc32c",
     "generation_of",
     "hash_headers",
+    "is_etag",
     "is_same_generation",
     "meta_from_headers",
     "object_headers",
@@ -47,7 +48,7 @@ _DOTS = frozenset({".", ".."})
 _MAX_NAME_BYTES = 1024
 _VERSION = "version:"
 _GENERATION = re.compile(r"([!#-~]+)/([0-9]{1,18})")
-_ETAG = re.compile(r"[!#-~]+")
+is_etag = re.compile(r"[!#-~]+").fullmatch
 _MAX_USER_BYTES = 2048
 """Largest sum of the names and values of user metadata, in bytes
 (docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.html)."""
@@ -93,7 +94,7 @@ def parse_pin(generation: str) -> Pin:
     if match is not None:
         return Pin(match[1], int(match[2]))
     etag = generation.strip('"')
-    if _ETAG.fullmatch(etag) is None:
+    if not is_etag(etag):
         raise ValueError(f"{generation!r} is not a generation of S3; pass ObjectMeta.generation")
     return Pin(etag)
 
