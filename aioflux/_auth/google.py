@@ -30,11 +30,7 @@ _HOW_TO_SIGN_IN = (
 
 
 class GoogleToken(RenewedToken):
-    """Access token of google-auth credentials.
-
-    It has the two methods of gcloud-aio's `Token` that gcloud-aio-storage calls, so that requests
-    of aioflux and of gcloud-aio-storage share one token.
-    """
+    """Access token of google-auth credentials."""
 
     def __init__(self, credentials: Any = None, *, clock: Callable[[], float] = time.time) -> None:
         """Send no request yet. `credentials` of None means Application Default Credentials."""
