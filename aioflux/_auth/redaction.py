@@ -22,8 +22,8 @@ _SHAPES: Final = re.compile(
     r"[0-9a-f]{40,}"  # signature of AWS
     r"|[a-z0-9+/]{43}="  # signature of an account key of Azure
     r"|\beyJ[\w-]{8,}\.[\w.-]*"  # JSON Web Token
-    r"|(?:(?<=bearer )|(?<=sharedkey )|(?<=signature=)|(?<=assertion=)|(?<=refresh_token=)"
-    r"|(?<=client_secret=))[^\s\"'<>&]+",
+    r"|(?:(?<=bearer )|(?<=sharedkey )|(?<=signature=)|(?<=sig=)|(?<=assertion=)"
+    r"|(?<=refresh_token=)|(?<=client_secret=))[^\s\"'<>&]+",
     re.IGNORECASE,
 )
 """Secrets that differ in each request, or that other libraries send."""

@@ -20,7 +20,6 @@ from aioflux import (
 )
 from aioflux._http import Headers, Response
 from aioflux._services.azure import batch, wire
-from aioflux._services.azure import read as reading
 from aioflux._services.base import Precondition, ReadRequest, WriteRequest
 
 WHEN = b"Sun, 22 Nov 2026 07:00:00 GMT"
@@ -315,22 +314,22 @@ def test_a_response_is_what_was_requested_or_refused(
     request = ReadRequest("a", generation, start, end)
     response = Response(status, Headers(headers), b"", num_bytes)
     if isinstance(expected, int):
-        assert reading.object_size(request, response) == expected
+        assert wire.object_size(request, response) == expected
     else:
         with pytest.raises(ValueError, match=expected):
-            reading.object_size(request, response)
+            wire.object_size(request, response)
 
 
 def test_a_range_that_holds_the_whole_object_has_its_size() -> None:
     response = Response(206, Headers({**TOLD, b"content-range": b"bytes 0-4/5"}), b"", 5)
-    assert reading.object_size(ReadRequest("a", end=10), response) == 5
+    assert wire.object_size(ReadRequest("a", end=10), response) == 5
 
 
 @pytest.mark.parametrize("missing", TOLD)
 def test_a_response_of_another_server_is_rejected(missing: bytes) -> None:
     headers = {name: value for name, value in TOLD.items() if name != missing}
     with pytest.raises(ValueError, match="it is not from Azure"):
-        reading.object_size(ReadRequest("a"), Response(200, Headers(headers), b"", 5))
+        wire.object_size(ReadRequest("a"), Response(200, Headers(headers), b"", 5))
 
 
 @pytest.mark.parametrize(
@@ -346,9 +345,9 @@ def test_a_response_of_another_server_is_rejected(missing: bytes) -> None:
 def test_the_size_may_be_reported_past_the_end(
     told: bytes, start: int, expected: int | None
 ) -> None:
-    assert reading.size_past_the_end({b"content-range": told}, start=start) == expected
+    assert wire.size_past_the_end({b"content-range": told}, start=start) == expected
 
 
 def test_ranges_are_written_as_the_service_signs_them() -> None:
-    assert reading.range_header(2, 5) == (b"x-ms-range", b"bytes=2-4")
-    assert reading.range_header(2, None) == (b"x-ms-range", b"bytes=2-")
+    assert wire.range_header(2, 5) == (b"x-ms-range", b"bytes=2-4")
+    assert wire.range_header(2, None) == (b"x-ms-range", b"bytes=2-")

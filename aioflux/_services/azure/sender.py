@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 
 from aioflux._auth.azure import is_sas
 from aioflux._auth.redaction import add_secret
@@ -39,19 +39,23 @@ class AzureSender(TokenSender):
         uri: Callable[[str], str],
     ) -> None:
         self._access = access
-        self._sas = _encode_sas(access.sas)
+        self._set_sas(access.sas)
         super().__init__(access.token, pool, origin, uri)
 
     def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
         headers = [USER_AGENT, _VERSION]
         if token is not None and is_sas(token):
-            self._sas = _encode_sas(token.removeprefix("?"))
+            self._set_sas(token.removeprefix("?"))
         elif token is not None:
             add_secret(token)
             self._sas = b""
             headers.append((b"Authorization", b"Bearer " + token.encode()))
         fixed = FixedHeaders(headers)
         return fixed, fixed
+
+    def _set_sas(self, sas: str) -> None:
+        self._sas = sas.encode()
+        add_secret(dict(parse_qsl(sas)).get("sig"))
 
     async def _authorize(
         self,
@@ -123,12 +127,3 @@ class AzureSender(TokenSender):
     def url(self, path: bytes) -> bytes:
         """Return the url of a path."""
         return b"%b://%b%b" % (self._origin.scheme.encode(), self._origin.authority, path)
-
-
-def _encode_sas(sas: str) -> bytes:
-    """Encode a SAS token, of which the signature is secret."""
-    for part in sas.split("&"):
-        if part.startswith("sig="):
-            add_secret(part[4:])
-            add_secret(unquote(part[4:]))
-    return sas.encode()

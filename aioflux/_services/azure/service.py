@@ -31,7 +31,6 @@ from aioflux._auth.azure import open_access
 from aioflux._auth.redaction import redact
 from aioflux._http import Origin, open_pool
 from aioflux._services.azure import batch, wire
-from aioflux._services.azure import read as reading
 from aioflux._services.azure.lister import AzureLister
 from aioflux._services.azure.sender import AzureSender
 from aioflux._services.base import Body, Capabilities, Precondition
@@ -150,7 +149,7 @@ class AzureService(HTTPService):
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
         key, generation, start, end = request.key, request.generation, request.start, request.end
         has_range = start > 0 or end is not None
-        headers = [reading.range_header(start, end)] if has_range else []
+        headers = [wire.range_header(start, end)] if has_range else []
         if generation:
             headers.append(wire.match_header(generation))
         return self._path(key), headers, has_range, False
@@ -169,11 +168,11 @@ class AzureService(HTTPService):
         self._require_blob(response, key)
         status, headers = response.status, response.headers
         if status == 416 or (status == 206 and not response.num_bytes):
-            size = reading.size_past_the_end(headers, start=request.start)
+            size = wire.size_past_the_end(headers, start=request.start)
             if size is None or not wire.etag_of(headers):
                 return None
             return self._body(key, response, b"", size)
-        size = reading.object_size(request, response)
+        size = wire.object_size(request, response)
         return self._body(key, response, response.body, size)
 
     def _body(self, key: str, response: Response, data: Any, size: int) -> Body:

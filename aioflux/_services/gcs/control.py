@@ -1,6 +1,6 @@
 """Copies and composes of Google Cloud Storage, by gcloud-aio-storage.
 
-    GCSControl -> gcloud-aio-storage -> _Session -> GCSSender
+    GCSControl -> gcloud-aio-storage -> _Exchange -> GCSSender
 
 gcloud-aio-storage encodes the requests, and continues copies that take several. The sender limits
 responses, maps errors and renews tokens, as for all other requests: over an aiohttp session,
@@ -25,7 +25,6 @@ from aioflux.errors import PreconditionFailedError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aioflux._http import Response
     from aioflux._services.base import Precondition, Source, WriteRequest
     from aioflux._services.gcs.service import GCSSender
 
@@ -40,9 +39,12 @@ _decoder = msgspec.json.Decoder(dict[str, Any])
 class GCSControl:
     """Copies and composes within one bucket. Keys are relative to the prefix, names are full."""
 
-    def __init__(self, bucket: str, sender: GCSSender, *, uri: Callable[[str], str]) -> None:
-        """Initialize; `uri` returns the uri of a key, for error messages."""
+    def __init__(
+        self, bucket: str, path: str, sender: GCSSender, *, uri: Callable[[str], str]
+    ) -> None:
+        """Initialize with the path of the bucket; `uri` returns the uri of a key, for errors."""
         self._bucket = bucket
+        self._path = path
         self._sender = sender
         self._uri = uri
 
@@ -92,14 +94,12 @@ class GCSControl:
         ]
         body = json.dumps({"sourceObjects": rows, "destination": destination})
         params = dict(wire.precondition_params(request.precondition))
-        path = f"{wire.json_path(self._bucket)}/o/{wire.quote_key(name)}/compose"
+        url = f"{_ROOT}{self._path}/o/{wire.quote_key(name)}/compose"
         headers = {"Content-Type": "application/json; charset=UTF-8"}
 
         async def compose(storage: Storage) -> dict[str, Any]:
             # `Storage.compose` has no parameters for the generations of sources, and for metadata.
-            response = await storage.session.post(
-                _ROOT + path, data=body, headers=headers, params=params
-            )
+            response = await storage.session.post(url, data=body, headers=headers, params=params)
             resource: dict[str, Any] = await response.json(content_type=None)
             return resource
 
@@ -114,7 +114,7 @@ class GCSControl:
     ) -> bytes:
         """Call gcloud-aio-storage, and return its result, or one field of it, as JSON."""
         storage = Storage(
-            session=_Session(self._sender, action, key),  # type: ignore[arg-type]
+            session=_Exchange(self._sender, action, key),  # type: ignore[arg-type]
             token=AnonymousToken(),  # type: ignore[arg-type]
             api_root=_ROOT,
             api_is_dev=True,  # adds no token to requests
@@ -127,8 +127,10 @@ class GCSControl:
         return json.dumps(result.get(field) if field else result).encode()
 
 
-class _Session:
-    """Replacement for the aiohttp session of gcloud-aio, over the sender."""
+class _Exchange:
+    """Replacement for the aiohttp session of gcloud-aio, and for its response, over the sender."""
+
+    status = 200
 
     def __init__(self, sender: GCSSender, action: str, key: str) -> None:
         self._sender = sender
@@ -143,10 +145,10 @@ class _Session:
         headers: Mapping[str, str],
         params: Mapping[str, str],
         timeout: object,  # noqa: ASYNC109  # not used: the sender has its own
-    ) -> _Response:
+    ) -> _Exchange:
         """Send a request, given its body."""
         query = f"?{urlencode(params)}" if params else ""
-        response = await self._sender.send(
+        self._response = await self._sender.send(
             b"POST",
             f"{url.removeprefix(_ROOT)}{query}".encode(),
             self._action,
@@ -154,16 +156,7 @@ class _Session:
             headers=[(b"Content-Type", headers["Content-Type"].encode())],
             body=data.encode(),
         )
-        return _Response(response)
-
-
-class _Response:
-    """The parts of a response of aiohttp that gcloud-aio uses."""
-
-    status = 200
-
-    def __init__(self, response: Response) -> None:
-        self._response = response
+        return self
 
     async def json(self, *, content_type: None) -> dict[str, Any]:
         """Return the parsed body; ValueError if it is not an object."""

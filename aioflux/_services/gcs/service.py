@@ -114,7 +114,7 @@ class GCSService(XMLService):
         self._sender = GCSSender(token, pool, origin, self.uri)
         self._bucket = bucket
         self._bucket_path = f"/{quote(bucket, safe='')}/".encode()
-        self._json_path = wire.json_path(bucket)
+        self._json_path = f"/storage/v1/b/{quote(bucket, safe='')}"
         self._listed_kind: Kind | None = None
 
     @cached_property
@@ -125,7 +125,7 @@ class GCSService(XMLService):
         """
         from aioflux._services.gcs.control import GCSControl
 
-        return GCSControl(self._bucket, self._sender, uri=self.uri)
+        return GCSControl(self._bucket, self._json_path, self._sender, uri=self.uri)
 
     async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
         action = "read the metadata of"

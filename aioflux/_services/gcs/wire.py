@@ -23,7 +23,6 @@ __all__ = [
     "generation_of",
     "hash_crc32c",
     "hash_headers",
-    "json_path",
     "meta_from_headers",
     "object_headers",
     "precondition_headers",
@@ -94,11 +93,6 @@ def hash_headers(crc32c: int | None) -> list[tuple[bytes, bytes]]:
     if crc32c is None:
         return []
     return [(b"x-goog-hash", f"crc32c={encode_crc32c(crc32c)}".encode())]
-
-
-def json_path(bucket: str) -> str:
-    """Return the path of a bucket in the JSON API."""
-    return f"/storage/v1/b/{quote(bucket, safe='')}"
 
 
 def quote_key(key: str) -> str:

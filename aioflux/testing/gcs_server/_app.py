@@ -139,14 +139,16 @@ class App:
 
     def run(self, request: Request) -> Response:
         """Run the handler of a request whose `match` is set, without the hooks."""
-        route, state = request.match.route, self.state
+        route, is_xml = request.match.route, not request.match.url.is_json
+        denied = self.state.denied_permissions
+        if denied and (names := denied & route.permissions):
+            error = APIError(403, "forbidden", f"Permission '{min(names)}' denied on resource.")
+            return error_response(error, xml=is_xml)
         try:
-            with state.lock:
-                if state.denied_permissions:
-                    state.check_permissions(route.permissions)
-                return route.handler(state, request)
+            with self.state.lock:
+                return route.handler(self.state, request)
         except APIError as exc:
-            return error_response(exc, xml=not request.match.url.is_json)
+            return error_response(exc, xml=is_xml)
         except Exception:
             return _internal_error(request)
 

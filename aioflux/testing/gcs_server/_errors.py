@@ -107,12 +107,6 @@ def invalid(message: str) -> APIError:
     return APIError(400, "invalid", message)
 
 
-def permission_denied(permission: str) -> APIError:
-    """Build the 403 for a caller without a permission."""
-    message = f"Permission '{permission}' denied on resource (or it may not exist)."
-    return APIError(403, "forbidden", f"The caller does not have {permission} access. {message}")
-
-
 def condition_not_met() -> APIError:
     """Build the 412 for a precondition that does not hold."""
     message = "At least one of the pre-conditions you specified did not hold."

@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 
 from aioflux.testing.gcs_server._blobs import Blob, Blobs, MemoryBlobs
 from aioflux.testing.gcs_server._checksums import NO_CHECKSUMS, DeclaredChecksums, hash_pieces
-from aioflux.testing.gcs_server._errors import (
-    APIError,
-    no_such_bucket,
-    no_such_object,
-    permission_denied,
-)
+from aioflux.testing.gcs_server._errors import APIError, no_such_bucket, no_such_object
 from aioflux.testing.gcs_server._preconditions import NO_PRECONDITIONS, Preconditions
 from aioflux.testing.gcs_server._records import (
     Attributes,
@@ -105,11 +100,6 @@ class State:
         """Permissions that no caller has: requests that need one of them are rejected."""
         self._clock = clock
         self._last_generation = 0
-
-    def check_permissions(self, needed: Iterable[str]) -> None:
-        """Raise APIError (403) if a permission is denied."""
-        for permission in sorted(self.denied_permissions.intersection(needed)):
-            raise permission_denied(permission)
 
     def now(self) -> int:
         return self._clock()
