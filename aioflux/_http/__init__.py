@@ -6,7 +6,7 @@ attempt. The caller decides on retries, compares checksums, and maps status code
 
 from aioflux._http.body import MAX_METADATA_BYTES, HashedMemory
 from aioflux._http.codec import Headers, ResponseHead
-from aioflux._http.connect import SocketTracker, certificate_error_text, default_context
+from aioflux._http.connect import certificate_error_text, default_context
 from aioflux._http.connection import Connection, Response, ResponseFuture
 from aioflux._http.errors import (
     CertificateError,
@@ -36,7 +36,6 @@ __all__ = [
     "Response",
     "ResponseFuture",
     "ResponseHead",
-    "SocketTracker",
     "StalledError",
     "TransportError",
     "certificate_error_text",

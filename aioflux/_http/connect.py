@@ -6,21 +6,16 @@ proxy opens a tunnel (CONNECT), and TLS with the origin starts inside of the tun
 asyncio leaks the socket of a TLS handshake that is cancelled: closing the transport has no effect
 before the handshake, and waits for the peer during the handshake. When a caller is cancelled, a
 `Connector` therefore does not cancel the connect task, and closes the connection when it is open.
-
-aiohttp does not keep a reference to a TLS connection that it is closing, and closing a session does
-not wait for it. After a request that was cancelled during the handshake or before its response, the
-socket stays open until the peer closes it. A `SocketTracker` closes such sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import ssl
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from aioflux._http.codec import MAX_HEAD_BYTES, encode_fields, encode_head, parse_head
 from aioflux._http.connection import Connection
@@ -29,19 +24,16 @@ from aioflux._http.errors import CertificateError, ConnectError, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import ClientSession
-
     from aioflux._http.proxy import Proxy
     from aioflux._http.request import Origin
     from aioflux.options import Timeouts
 
-__all__ = ["Connector", "SocketTracker", "certificate_error_text", "default_context"]
+__all__ = ["Connector", "certificate_error_text", "default_context"]
 
 _NO_SUCH_HOST: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 """Answers of a resolver. If the resolver itself does not answer, the error is EAI_AGAIN."""
 _CLOSE_SECONDS: Final = 1.0
-"""Time that closing a pool waits for its connect tasks or sockets, in seconds."""
-_POLL_SECONDS: Final = 0.001
+"""Time that closing a pool waits for its connect tasks, in seconds."""
 
 
 def default_context(ca_file: str = "") -> ssl.SSLContext:
@@ -266,40 +258,3 @@ def _check_connect_response(received: bytes) -> None:
         raise ProtocolError(f"the proxy returned {' '.join(words[1:])[:100]}")
     if rest:
         raise ProtocolError("the proxy sent bytes after its response to CONNECT")
-
-
-class SocketTracker:
-    """Socket factory of one aiohttp session, which can close all sockets that it created."""
-
-    def __init__(self) -> None:
-        self._sockets: list[socket.socket] = []
-
-    def create(self, address: tuple[Any, ...]) -> socket.socket:
-        """Create a socket for an address, which is a tuple of `getaddrinfo`."""
-        family, kind, protocol, *_ = address
-        created = socket.socket(family, kind, protocol)
-        self._sockets = [*self._open(), created]
-        return created
-
-    @property
-    def num_open(self) -> int:
-        """Number of open sockets."""
-        return len(self._open())
-
-    async def aclose(self, session: ClientSession) -> None:
-        """Close a session and all of its sockets, and wait until they are closed.
-
-        The wait takes one second at most. If it is cancelled, the sockets are closed nevertheless.
-        """
-        await session.close()
-        for remaining in self._open():
-            # The transport then reads the end of the stream, and closes.
-            with contextlib.suppress(OSError):
-                remaining.shutdown(socket.SHUT_RDWR)
-        for _ in range(int(_CLOSE_SECONDS / _POLL_SECONDS)):
-            if not self._open():
-                return
-            await asyncio.sleep(_POLL_SECONDS)
-
-    def _open(self) -> list[socket.socket]:
-        return [each for each in self._sockets if each.fileno() >= 0]
