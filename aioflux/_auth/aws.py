@@ -233,8 +233,10 @@ class AWSSource:
             try:
                 import botocore.session  # type: ignore[import-untyped]
             except ImportError as exc:
+                from aioflux._values.distribution import pip_install
+
                 raise CredentialsError(
-                    "s3:// needs botocore to find credentials: pip install 'aioflux[s3]'"
+                    f"s3:// needs botocore to find credentials: {pip_install('s3')}"
                 ) from exc
             self._session = botocore.session.Session(
                 profile=self._access.profile or None,

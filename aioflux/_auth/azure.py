@@ -204,9 +204,11 @@ def _default_credential() -> Any:
     try:
         from azure.identity import DefaultAzureCredential
     except ImportError as exc:
+        from aioflux._values.distribution import pip_install
+
         raise CredentialsError(
-            "azure-identity, which finds the default credentials, is not installed: run pip "
-            "install 'aioflux[azure]', or set AZURE_STORAGE_CONNECTION_STRING, or pass an account "
+            "azure-identity, which finds the default credentials, is not installed: run "
+            f"{pip_install('azure')}, or set AZURE_STORAGE_CONNECTION_STRING, or pass an account "
             "key, a SAS token or a connection string as credentials=; for a public container pass "
             f'credentials="{ANONYMOUS}"'
         ) from exc

@@ -19,6 +19,8 @@ def require_torch(name: str) -> None:
     except ModuleNotFoundError as exc:
         if exc.name != "torch":
             raise
+        from aioflux._values.distribution import pip_install
+
         raise ModuleNotFoundError(
-            f"{name} needs PyTorch: pip install 'aioflux[torch]'", name=exc.name
+            f"{name} needs PyTorch: {pip_install('torch')}", name=exc.name
         ) from exc

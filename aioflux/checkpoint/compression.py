@@ -38,7 +38,8 @@ class ZStandard(StreamTransformExtension):
     independent frames with checksums, so that a load can read and verify a part of the tensor.
 
     Raises:
-        ModuleNotFoundError: zstandard is not installed: `pip install 'aioflux[compression]'`.
+        ModuleNotFoundError: zstandard is not installed:
+            `pip install 'aioflux-storage[compression]'`.
         ValueError: A setting is out of its range.
     """
 

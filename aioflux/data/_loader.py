@@ -189,8 +189,10 @@ def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:
             warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)
             module = import_module("torchdata.stateful_dataloader")
     except ModuleNotFoundError as exc:
+        from aioflux._values.distribution import pip_install
+
         raise ModuleNotFoundError(
-            "a resumable loader needs torchdata: pip install torchdata", name=exc.name
+            f"a resumable loader needs torchdata: {pip_install('torch')}", name=exc.name
         ) from exc
 
     class ResumableLoader(module.StatefulDataLoader):  # type: ignore[misc, name-defined]

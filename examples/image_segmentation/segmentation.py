@@ -258,7 +258,7 @@ def main() -> None:
         "--uri", help="prefix for volumes and checkpoints, such as gs://bucket/run-1"
     )
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=0, help="more than 0 need torchdata")
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--save-every", type=int, default=4, metavar="STEPS")
     options = parser.parse_args()
     if options.uri is None:

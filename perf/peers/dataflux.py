@@ -20,7 +20,7 @@ try:
     )
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        f"{exc.name} is missing (pip install 'aioflux[perf-loading]')", name=exc.name
+        f"{exc.name} is missing (pip install -e '.[perf-loading]')", name=exc.name
     ) from exc
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ try:
     from dataflux_pytorch import dataflux_checkpoint  # type: ignore[import-not-found]
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        f"{exc.name} is missing (pip install 'aioflux[perf-loading]')", name=exc.name
+        f"{exc.name} is missing (pip install -e '.[perf-loading]')", name=exc.name
     ) from exc
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ try:
     from litdata.raw.indexer import BaseIndexer, FileMetadata  # type: ignore[import-not-found]
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        f"{exc.name} is missing (pip install 'aioflux[perf-loading]')", name=exc.name
+        f"{exc.name} is missing (pip install -e '.[perf-loading]')", name=exc.name
     ) from exc
 
 if TYPE_CHECKING:

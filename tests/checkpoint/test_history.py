@@ -218,5 +218,5 @@ def test_a_picture_of_nothing_or_without_matplotlib_says_why(monkeypatch) -> Non
     with pytest.raises(ValueError, match="no records"):
         plot([], io.BytesIO())
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"pip install 'aioflux-storage\[plot\]'"):
         plot([record(1)], io.BytesIO())

@@ -22,27 +22,27 @@ for code, missing in {cases!r}:
 NEEDS = {
     "from aioflux.checkpoint import load; load('gs://bucket/model.pt')": (
         ["torch"],
-        "aioflux.checkpoint.load needs PyTorch: pip install 'aioflux[torch]'",
+        "aioflux.checkpoint.load needs PyTorch: pip install 'aioflux-storage[torch]'",
     ),
     "from aioflux.checkpoint import save; save(1, 'gs://bucket/model.pt')": (
         ["torch"],
-        "aioflux.checkpoint.save needs PyTorch: pip install 'aioflux[torch]'",
+        "aioflux.checkpoint.save needs PyTorch: pip install 'aioflux-storage[torch]'",
     ),
     "from aioflux.checkpoint import Checkpointer": (
         ["torch"],
-        "aioflux.checkpoint.Checkpointer needs PyTorch: pip install 'aioflux[torch]'",
+        "aioflux.checkpoint.Checkpointer needs PyTorch: pip install 'aioflux-storage[torch]'",
     ),
     "from aioflux.checkpoint.dcp import StorageReader": (
         ["torch"],
-        "aioflux.checkpoint.dcp needs PyTorch: pip install 'aioflux[torch]'",
+        "aioflux.checkpoint.dcp needs PyTorch: pip install 'aioflux-storage[torch]'",
     ),
     "from aioflux.integrations.lightning import ModelCheckpoint": (
         ["lightning", "torch"],
-        "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
+        "aioflux.integrations.lightning needs lightning: pip install 'aioflux-storage[lightning]'",
     ),
     "import aioflux.integrations.lightning": (
         ["lightning"],
-        "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
+        "aioflux.integrations.lightning needs lightning: pip install 'aioflux-storage[lightning]'",
     ),
 }
 """What is run, the modules that are missing, and the message."""

@@ -235,7 +235,7 @@ def test_a_picture_without_matplotlib_says_what_to_install(aioflux, saved, monke
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     ended = aioflux("ckpt", "history", saved, "--picture", "x.png")
     assert (ended.status, ended.err.count("\n")) == (1, 1)
-    assert "pip install matplotlib" in ended.err
+    assert "pip install 'aioflux-storage[plot]'" in ended.err
 
 
 def test_copy_of_a_run_to_disk_and_of_a_checkpoint_back(aioflux, run, bucket, tmp_path) -> None:

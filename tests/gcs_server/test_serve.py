@@ -110,5 +110,5 @@ def test_missing_typer_is_one_line_that_names_the_extra():
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 1
-    assert 'pip install "aioflux[cli]"' in ended.stderr
+    assert "pip install 'aioflux-storage[cli]'" in ended.stderr
     assert ended.stderr.count("\n") == 1

@@ -42,7 +42,9 @@ MAY_IMPORT: dict[str, str] = {
     "options": "_values.stats",
     "_concurrency": "",
     "_http": "options _values.checksums",
-    "_auth": "errors options _concurrency.fork_safe_lock _concurrency.single_flight",
+    "_auth": (
+        "errors options _values.distribution _concurrency.fork_safe_lock _concurrency.single_flight"
+    ),
     "_services": (
         "errors options _values.* _http _auth.access_token _auth.redaction "
         "_auth.google _auth.aws _auth.azure "
@@ -61,7 +63,7 @@ MAY_IMPORT: dict[str, str] = {
     "sync": f"{STORE} _bridge _transfer.range_plan",
     # upon the store
     "data": BLOCKING,
-    "checkpoint._format": "errors _values.checksums",
+    "checkpoint._format": "errors _values.checksums _values.distribution",
     "checkpoint._store": f"{STORE} _concurrency.* _transfer.retry checkpoint._format.*",
     "checkpoint._maintain": f"{STORE} _concurrency.* checkpoint._format.* checkpoint._store.*",
     "checkpoint._save": (

@@ -55,8 +55,10 @@ def require_zstandard() -> None:
     try:
         import zstandard  # noqa: F401  check that the import works
     except ModuleNotFoundError as exc:
+        from aioflux._values.distribution import pip_install
+
         raise ModuleNotFoundError(
-            "compressed checkpoints need zstandard: pip install 'aioflux[compression]'",
+            f"compressed checkpoints need zstandard: {pip_install('compression')}",
             name=exc.name,
         ) from exc
 

@@ -297,7 +297,9 @@ def plot(
     try:
         figures = importlib.import_module("matplotlib.figure")
     except ImportError as exc:
-        raise ImportError("a plot needs matplotlib: pip install matplotlib") from exc
+        from aioflux._values.distribution import pip_install
+
+        raise ImportError(f"a plot needs matplotlib: {pip_install('plot')}") from exc
     # pyplot is not used: it would choose a window system, and keep every figure in memory.
     figure = figures.Figure(figsize=(9, 6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)

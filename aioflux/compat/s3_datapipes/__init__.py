@@ -21,8 +21,10 @@ from __future__ import annotations
 try:
     import torch  # noqa: F401  all modules below import torch
 except ModuleNotFoundError as exc:
+    from aioflux._values.distribution import pip_install
+
     raise ModuleNotFoundError(
-        "aioflux.compat.s3_datapipes needs PyTorch: pip install 'aioflux[torch]'", name=exc.name
+        f"aioflux.compat.s3_datapipes needs PyTorch: {pip_install('torch')}", name=exc.name
     ) from exc
 
 from torch.utils.data.datapipes.iter import IterableWrapper

@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, cast, overload
 
+from aioflux._values.distribution import pip_install
 from aioflux.data._records.decompress import record_error
 from aioflux.errors import StorageError
 
@@ -100,7 +101,7 @@ def parquet(
     The decoder reads the footer and the ranges of the requested columns. While one row group is
     used, the next one is read, so that two are in memory.
 
-    Needs pyarrow: `pip install 'aioflux[parquet]'`. If the pages of a file have checksums, as those
+    Needs pyarrow: `pip install 'aioflux-storage[parquet]'`. If the pages of a file have checksums, as those
     that `write_objects` writes, they are compared.
 
     Args:
@@ -118,7 +119,7 @@ def parquet(
     if items not in {"rows", "tables"}:
         raise ValueError(f'items must be "rows" or "tables", not {items!r}')
     if find_spec("pyarrow") is None:
-        message = "records=parquet() needs pyarrow: pip install 'aioflux[parquet]'"
+        message = f"records=parquet() needs pyarrow: {pip_install('parquet')}"
         raise ModuleNotFoundError(message, name="pyarrow")
     return _Parquet(None if columns is None else tuple(columns), items)
 

@@ -9,7 +9,7 @@ pandas.read_parquet("gs://bucket/table.parquet")        # all users of fsspec in
 The protocols are `aiogs`, `aios3`, `aioaz`, `aiofile` and `aiomemory`; docs/fsspec.md shows them
 with pandas, pyarrow, dask, xarray, zarr and datasets.
 
-The package needs fsspec: `pip install "aioflux[fsspec]"`.
+The package needs fsspec: `pip install 'aioflux-storage[fsspec]'`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ try:
 except ModuleNotFoundError as exc:
     if exc.name != "fsspec":
         raise
+    from aioflux._values.distribution import pip_install
+
     raise ModuleNotFoundError(
-        "aioflux.integrations.fsspec needs fsspec: pip install 'aioflux[fsspec]'", name=exc.name
+        f"aioflux.integrations.fsspec needs fsspec: {pip_install('fsspec')}", name=exc.name
     ) from exc
 
 from aioflux.integrations.fsspec._filesystem import AiofluxFileSystem

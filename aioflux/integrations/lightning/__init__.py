@@ -5,7 +5,7 @@
         callbacks=[ModelCheckpoint("gs://bucket/run-7", save_last=True)],
     ).fit(model, ckpt_path="last")
 
-The package needs `lightning`: `pip install "aioflux[lightning]"`.
+The package needs `lightning`: `pip install 'aioflux-storage[lightning]'`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ try:
 except ModuleNotFoundError as exc:
     if exc.name not in {"lightning", "torch"}:
         raise
+    from aioflux._values.distribution import pip_install
+
     raise ModuleNotFoundError(
-        "aioflux.integrations.lightning needs lightning: pip install 'aioflux[lightning]'",
+        f"aioflux.integrations.lightning needs lightning: {pip_install('lightning')}",
         name=exc.name,
     ) from exc
 

@@ -5,7 +5,8 @@
 
     with RayCheckpointer(every=100) as checkpoints: ...  # in the training function
 
-The package needs Ray 2.60 or a later release of Ray 2: `pip install "aioflux[ray]"`.
+The package needs Ray 2.60 or a later release of Ray 2:
+`pip install 'aioflux-storage[ray]'`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Any
 
-_NEEDS = (
-    "aioflux.integrations.ray needs Ray Data 2.60 or later, below 3: pip install 'aioflux[ray]'"
-)
+from aioflux._values.distribution import pip_install as _pip_install
+
+_NEEDS = f"aioflux.integrations.ray needs Ray Data 2.60 or later, below 3: {_pip_install('ray')}"
 try:
     import ray as _ray
     import ray.data

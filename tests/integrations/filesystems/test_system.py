@@ -150,7 +150,7 @@ def test_without_fsspec_it_says_what_to_install() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert "fsspec aioflux.integrations.fsspec needs fsspec" in run.stdout
-    assert "pip install 'aioflux[fsspec]'" in run.stdout
+    assert "pip install 'aioflux-storage[fsspec]'" in run.stdout
 
 
 def test_policies_may_be_mappings(shared: GCSServer, bucket: str) -> None:

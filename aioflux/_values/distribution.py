@@ -1,0 +1,11 @@
+"""Name under which pip installs the package.
+
+The distribution `aioflux` at PyPI is another project, with the same import name.
+"""
+
+from __future__ import annotations
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs an extra, for messages."""
+    return f"pip install 'aioflux-storage[{extra}]'"
