@@ -105,9 +105,15 @@ class CheckpointReader(io.BufferedReader):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the file. A failed read of `torch.load` is raised again: torch hides its error."""
         self.close()
-        # torch then takes `read` for missing: "object has no attribute 'read'".
-        if isinstance(error, AttributeError) and self.raw.error is not None:
-            raise self.raw.error from error
+        # torch calls `read` while the error is set. Then Python may raise any other error, such as
+        # "object has no attribute 'read'" or "read of closed file".
+        failure = self.raw.error
+        if failure is not None and isinstance(error, Exception):
+            cause: BaseException | None = error
+            while cause is not None and cause is not failure:
+                cause = cause.__cause__ or cause.__context__
+            if cause is None:
+                raise failure from error
 
     def __repr__(self) -> str:
         return f"<CheckpointReader {self.uri}>"
