@@ -131,7 +131,7 @@ def resolve(planner: SavePlanner, item: WriteItem) -> memoryview | torch.Tensor:
             f"{name!r} of the state is planned as {item.type.name}, and the planner returns "
             f"a {type(data).__name__}; resolve_data must return a tensor, or io.BytesIO for BYTE_IO"
         )
-    return data.getbuffer()
+    return memoryview(data.getvalue())  # no copy; `getbuffer` would keep `data` from being closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,7 +43,7 @@ from tests.checkpoint.dcp.states import (
     state_of_all_kinds,
     stock_load,
 )
-from tests.patience import PATIENCE_SECONDS, PATIENT
+from tests.patience import PATIENCE_SECONDS, PATIENT, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -431,8 +430,7 @@ def test_an_interrupted_save_leaves_nothing() -> None:
 
     def interrupt() -> None:
         with sync.open_store(uri) as store:
-            while len(store.list_all()) < 4:
-                time.sleep(0.01)
+            wait_until(lambda: len(store.list_all()) >= 4)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -559,7 +557,31 @@ def test_any_error_of_a_planner_becomes_one_that_pickles(
     assert server.keys("bucket") == []
 
 
+class _Reusing(DefaultSavePlanner):
+    """A planner that writes all values to one file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file = io.BytesIO()
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        data = super().resolve_data(write_item)
+        if isinstance(data, torch.Tensor):
+            return data
+        self.file.seek(0)
+        self.file.truncate()
+        self.file.write(data.getvalue())
+        return self.file
+
+
 @pytest.mark.clouds("gs")
+def test_values_do_not_hold_the_file_that_a_planner_returns(server: GCSServer) -> None:
+    """Python 3.13 prints an error if a `BytesIO` is collected while its buffer is exported."""
+    state = {"a": [1] * 100, "b": "two", "c": {3}}
+    save(state, StorageWriter(URI), planner=_Reusing())
+    assert load_state(URI, weights_only=False) == state
+
+
 @pytest.mark.parametrize("result", [io.BytesIO(b"x"), None, b"x"], ids=["bytesio", "none", "bytes"])
 def test_a_planner_that_resolves_to_another_type_is_an_error(
     server: GCSServer, result: object
@@ -749,9 +771,8 @@ def test_saves_of_one_writer_that_overlap_do_not_mix(
             small_state(1), storage_writer=writer, planner=planner, checkpoint_id=URI
         )
         try:
-            while not server.keys("bucket"):
-                assert not first.done(), first.exception()
-                time.sleep(0.01)
+            wait_until(lambda: first.done() or server.keys("bucket"))
+            assert not first.done(), first.exception()
             save(small_state(2), writer, checkpoint_id=uri)
             assert len(data_keys(server)) >= 1
         finally:
