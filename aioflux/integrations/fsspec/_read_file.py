@@ -11,7 +11,7 @@ A read below `block_size` (1 MiB by default) fetches `block_size` bytes, for lat
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from aioflux import _bridge
 from aioflux._files import PositionedFile
@@ -192,7 +192,7 @@ class ReadFile(io.BufferedReader):
     def __repr__(self) -> str:
         return f"<ReadFile {self.raw.meta.uri}>"
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
         raise TypeError(f"{self!r} cannot be pickled; pickle the OpenFile that fsspec.open returns")
 
     def __del__(self) -> None:
