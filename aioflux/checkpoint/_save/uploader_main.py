@@ -10,6 +10,7 @@ staged save is not lost.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import mmap
 import os
@@ -129,7 +130,7 @@ class _UploaderProcess:
                 self._arenas[number] = mmap.mmap(fd, size, prot=mmap.PROT_READ)
                 os.close(fd)
             case ("release", int(number)):
-                self._arenas.pop(number, None)
+                self._unmap(number)
             case ("cancel", int(number)):
                 if (task := self._tasks.get(number)) is not None:
                     # A task that is cancelled before its first step never runs, and would not
@@ -140,6 +141,14 @@ class _UploaderProcess:
                 self._tasks[number] = task
                 task.add_done_callback(lambda task: self._finish_job(number, job, task))
 
+    def _unmap(self, number: int) -> None:
+        """Unmap an arena whose jobs are complete."""
+        if (arena := self._arenas.pop(number, None)) is not None:
+            try:
+                arena.close()
+            except BufferError:  # tracebacks of errors refer to slices of it, often in cycles
+                gc.collect()
+
     async def _run_job(self, number: int, job: Job) -> SaveResult:
         if self._queue is None:
             raise CheckpointError(
@@ -147,8 +156,10 @@ class _UploaderProcess:
                 "example a credentials function that it cannot import"
             )
         arena = self._arenas.get(job.staged.arena)
-        memory = memoryview(arena) if arena is not None else memoryview(b"")
-        return await self._queue.run(job, memory, lambda count: self._post("sent", number, count))
+        with memoryview(b"" if arena is None else arena) as memory:
+            return await self._queue.run(
+                job, memory, lambda count: self._post("sent", number, count)
+            )
 
     def _finish_job(self, number: int, job: Job, task: asyncio.Task[SaveResult]) -> None:
         """Post the outcome of a job."""

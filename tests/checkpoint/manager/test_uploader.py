@@ -240,12 +240,13 @@ def test_every_error_crosses() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for shared memory in /proc")
-def test_arenas_are_shared_once_and_given_back(checkpointer: Checkpointer) -> None:
-    def shared_by(pid: int) -> set[str]:
-        """Return the pieces of shared memory that a process has, by the numbers of their files."""
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        return {line.split()[4] for line in lines if "memfd:aioflux-staging" in line}
+def shared_by(pid: int) -> set[str]:
+    """Return the pieces of shared memory that a process has, by the numbers of their files."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "memfd:aioflux-staging" in line}
 
+
+def test_arenas_are_shared_once_and_given_back(checkpointer: Checkpointer) -> None:
     def num_descriptors() -> int:
         gc.collect()
         targets = []
@@ -271,6 +272,20 @@ def test_arenas_are_shared_once_and_given_back(checkpointer: Checkpointer) -> No
     assert last != first
     wait_until(lambda: shared_by(uploader_of(os.getpid())) == {last})
     assert num_descriptors() == before
+
+
+def test_an_arena_is_given_back_after_a_save_that_failed(
+    checkpointer: Checkpointer, server: GCSServer
+) -> None:
+    """The traceback of the error refers to slices of the arena."""
+    server.faults.add(WRITE, key="*step-00000001/*" + DATA, status=403)
+    others = shared_by(os.getpid())
+    with pytest.raises(PermissionDeniedError):
+        checkpointer.save(1, {"a": torch.ones(600_000)})
+    checkpointer.save(2, {"a": torch.ones(1_200_000)})
+    mapped = shared_by(os.getpid()) - others
+    assert len(mapped) == 1
+    wait_until(lambda: shared_by(uploader_of(os.getpid())) == mapped)
 
 
 def test_an_uploader_that_cannot_be_started_again_fails_what_waits_for_it(
