@@ -1,7 +1,9 @@
-# Each target works alone on a fresh clone: it builds .venv when that is missing or out of date.
+# Each target works alone on a fresh clone: it builds the environment when that is missing or out
+# of date. PYTHON=python3.13 uses an environment of its own, .venv-3.13; VENV names another folder.
 
 PYTHON ?= python3
-VENV := .venv
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(PYTHON_VERSION))
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt
 
@@ -107,7 +109,7 @@ COVERAGE ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-more lint perf perf-loading perf-s3 clean
+.PHONY: help demo test test-more lint perf perf-loading perf-s3 clean check-python
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
@@ -142,11 +144,18 @@ perf-loading: $(VENV)/.installed-perf-loading  ## Measure listings and epochs (a
 perf-s3: $(VENV)-s3/.installed  ## Measure on S3 and Azure, beside what people use there.
 	$(VENV)-s3/bin/python -m perf $(or $(ARGS),clouds)
 
-clean:  ## Remove the environment and everything that was built.
-	rm -rf $(VENV) $(VENV)-s3 tests/servers/azurite/node_modules build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+clean:  ## Remove the environments and everything that was built.
+	rm -rf .venv .venv-3.* .venv-s3 tests/servers/azurite/node_modules build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.created:
+# A folder keeps the Python that it was created with.
+check-python:
+	@test -n '$(PYTHON_VERSION)' || { echo '$(PYTHON) does not run' >&2; exit 1; }
+	@test ! -e $(VENV)/pyvenv.cfg || grep -q '^version = $(PYTHON_VERSION)\.' $(VENV)/pyvenv.cfg || { \
+	    echo '$(VENV) has another Python than $(PYTHON), which is $(PYTHON_VERSION): remove the' \
+	        'folder, or name another one by VENV=' >&2; exit 1; }
+
+$(VENV)/.created: | check-python
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
@@ -184,7 +193,7 @@ $(VENV)/.installed-perf-loading: $(VENV)/.created pyproject.toml constraints.txt
 	@touch $@
 
 # aiobotocore wants another botocore than the one that is pinned.
-$(VENV)-s3/.installed: pyproject.toml constraints.txt
+$(VENV)-s3/.installed: pyproject.toml constraints.txt | check-python
 	$(PYTHON) -m venv $(VENV)-s3
 	grep -vE '^(aiobotocore|boto3|botocore|s3transfer)==' constraints.txt > $(VENV)-s3/constraints.txt
 	PIP_CONSTRAINT=$(CURDIR)/$(VENV)-s3/constraints.txt \

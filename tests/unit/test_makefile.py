@@ -1,0 +1,46 @@
+"""Each Python has an environment of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+VERSION = "{}.{}".format(*sys.version_info)
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "--no-print-directory", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_another_python_uses_another_folder() -> None:
+    printed = make("--dry-run", "lint", f"PYTHON={sys.executable}").stdout
+    assert f".venv-{VERSION}/bin/mypy" in printed
+
+
+def test_the_folder_can_be_chosen(tmp_path: Path) -> None:
+    printed = make("--dry-run", "lint", f"VENV={tmp_path}").stdout
+    assert f"{tmp_path}/bin/mypy" in printed
+
+
+def test_a_folder_with_another_python_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.10.13\n")
+    ended = make("check-python", f"VENV={tmp_path}", f"PYTHON={sys.executable}")
+    assert ended.returncode != 0
+    assert (
+        f"{tmp_path} has another Python than {sys.executable}, which is {VERSION}" in ended.stderr
+    )
+
+
+def test_a_folder_with_the_same_python_is_none(tmp_path: Path) -> None:
+    (tmp_path / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion = {VERSION}.99\n")
+    ended = make("check-python", f"VENV={tmp_path}", f"PYTHON={sys.executable}")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_python_that_does_not_run_is_an_error() -> None:
+    ended = make("check-python", "PYTHON=python9.9")
+    assert ended.returncode != 0
+    assert "python9.9 does not run" in ended.stderr
