@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 1000 if "AIOFLUX_TEST_ROUNDS" in os.environ else 250
 
+IGNORE_FORK_WARNING = "ignore:This process:DeprecationWarning"
+"""Python's option `-W` for a script that forks although it has threads (Python 3.12 and later)."""
+
 PRELUDE = """
 import os, sys, threading, warnings
 warnings.simplefilter("error")

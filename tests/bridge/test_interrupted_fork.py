@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from aioflux.testing import GCSServer
-from tests.bridge.scripts import LIMIT_SECONDS, ROOT
+from tests.bridge.scripts import IGNORE_FORK_WARNING, LIMIT_SECONDS, ROOT
 
 SCRIPT = """
 import _thread, os, sys
@@ -56,7 +56,7 @@ def test_a_child_whose_hook_was_interrupted_starts_over(what: str) -> None:
         server.put("bucket", "p/a", b"1")
         server.put("bucket", "p/large", bytes(12 << 20))
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, server.url, what],
+            [sys.executable, "-W", IGNORE_FORK_WARNING, "-c", SCRIPT, server.url, what],
             capture_output=True,
             text=True,
             timeout=LIMIT_SECONDS,

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from tests.bridge.scripts import LIMIT_SECONDS, ROOT
+from tests.bridge.scripts import IGNORE_FORK_WARNING, LIMIT_SECONDS, ROOT
 
 SCRIPT = """
 import asyncio, os, sys
@@ -34,7 +34,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_child_ends_with_its_own_status() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-W", IGNORE_FORK_WARNING, "-c", SCRIPT],
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,

@@ -179,6 +179,7 @@ def test_auto_reads_directly_if_composing_is_rejected(
 LOADING = """
 import time
 warnings.simplefilter("default")
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 from torch.utils.data import DataLoader, _utils
 _utils.MP_STATUS_CHECK_INTERVAL = 600  # workers that end are not killed before they have
 from aioflux.data import IterableDataset, MapDataset
