@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,6 +62,11 @@ def pytest_collection_finish() -> None:
     """Exempt imported objects from garbage collection; a full collection would take 0.5 s."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """End a process that does not exit after its tests, and print the stack of each thread."""
+    faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
 
 
 SERVERS = {"azurite", "ceph_like_server", "ignoring_server", "moto", "rclone", "seaweedfs"}

@@ -225,7 +225,7 @@ def test_crc32_is_left_out_in_one_context_alone(server: GCSServer) -> None:
 @pytest.mark.parametrize("num_elements", [10, 4_000_000], ids=["small", "parts"])
 def test_a_failed_save_leaves_the_object_before_it(server: GCSServer, num_elements: int) -> None:
     server.put("bucket", KEY, b"good")
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises(Exception, match="lambda"):
         save({"a": torch.ones(num_elements), "b": lambda: None}, URI, transfer=SMALL)
     assert server.get("bucket", KEY) == b"good"
     assert server.keys("bucket") == [KEY]

@@ -86,6 +86,17 @@ def test_a_client_that_leaves_before_its_answer_is_no_warning(server, caplog):
     assert not caplog.records
 
 
+def test_the_certificates_pass_strict_verification(server):
+    """Python 3.13 verifies strictly by default."""
+    context = server.client_ssl_context()
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    with (
+        socket.create_connection((server.host, server.port), timeout=60) as sock,
+        context.wrap_socket(sock, server_hostname="localhost") as wrapped,
+    ):
+        assert wrapped.version() is not None
+
+
 def test_given_certificate(tmp_path):
     made = Authority(tmp_path)
     with GCSServer(tls=(made.leaf_file, made.leaf_file)) as server:

@@ -15,6 +15,18 @@ from cryptography.x509.oid import NameOID
 if TYPE_CHECKING:
     from pathlib import Path
 
+USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+
 
 class Authority:
     """A certificate authority of our own, and a certificate for localhost."""
@@ -58,6 +70,11 @@ class Authority:
     def _issue(subject, issuer, key, issuer_key, *, ca: bool) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        # OpenSSL's strict verification, the default since Python 3.13, needs the identifiers and
+        # the key usage of an authority.
+        issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+        own_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        usage = dict.fromkeys(USAGES, False) | {"key_cert_sign": ca, "digital_signature": not ca}
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -68,5 +85,8 @@ class Authority:
             .not_valid_after(now + datetime.timedelta(hours=1))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.KeyUsage(**usage), critical=True)
+            .add_extension(own_key, critical=False)
+            .add_extension(issued_by, critical=False)
             .sign(issuer_key, hashes.SHA256())
         )

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from perf import _plot
 from perf.__main__ import Run, main, parser, play_match
 from perf.scenarios import SCENARIOS
 from perf.servers._nginx import missing
+from tests.patience import wait_until
 
 if TYPE_CHECKING:
     from perf.servers import Server, ServerSpec
@@ -178,9 +178,13 @@ def test_interrupted_run_keeps_its_samples_and_leaves_no_process(tmp_path: Path)
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         start_new_session=True,
     ) as process:
-        while not any(log.read_text() for log in tmp_path.glob("*.jsonl")):
-            assert process.poll() is None
-            time.sleep(0.05)
+        wait_until(
+            lambda: (
+                process.poll() is not None
+                or any(log.read_text() for log in tmp_path.glob("*.jsonl"))
+            )
+        )
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         assert "# interrupted" in process.stdout.read()
@@ -192,10 +196,7 @@ def test_interrupted_run_keeps_its_samples_and_leaves_no_process(tmp_path: Path)
     assert table.read_text().endswith("* interrupted\n")
     pids = {pid for line in lines for pid in line["work"]["server_pids"]}
     assert pids
-    end = time.monotonic() + 100
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
 def test_scenario_without_a_match_is_noted(

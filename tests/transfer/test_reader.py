@@ -151,9 +151,10 @@ async def test_a_prefetch_during_a_read_stops_no_request(scripted: ScriptedServi
     scripted.service.get = get  # type: ignore[method-assign]
     async with scripted.store.open_reader(meta, read_ahead_bytes=2000) as reader:
         reading = asyncio.create_task(reader.read())
-        while not reading.done():
-            await asyncio.sleep(0)
-            await reader.prefetch()
+        async with asyncio.timeout(100):
+            while not reading.done():
+                await asyncio.sleep(0)
+                await reader.prefetch()
         assert await reading == DATA
 
 

@@ -772,10 +772,11 @@ async def test_the_deadline_of_each_read_is_its_own(fake: FakeService) -> None:
     reading = Reading(store, list(stored))
     loop = asyncio.get_running_loop()
     began = loop.time()
-    while not reading.task.done():
-        await asyncio.sleep(0.1)
-        fake.answer(*fake.under_way)
-        await settle()
+    async with asyncio.timeout(100):
+        while not reading.task.done():
+            await asyncio.sleep(0.1)
+            fake.answer(*fake.under_way)
+            await settle()
     await reading.task
     assert loop.time() - began > 0.6
     assert reading.got == list(stored.items())

@@ -8,7 +8,6 @@ import pickle
 import resource
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -31,6 +30,7 @@ from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._save.staging import Arena, Stager
 from aioflux.checkpoint._save.state_spec import CachingPlanner, describe_state
 from aioflux.errors import CheckpointError
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 leaves = st.one_of(
     st.integers(),
@@ -181,14 +181,13 @@ def test_a_save_stops_the_allocation_of_its_memory(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(staging, "populate", populate)
     arena = Arena(1, 64 << 20, is_shared=False)
     arena.start_populating()
-    has_started.wait()
+    assert has_started.wait(PATIENCE_SECONDS)
     stopping = threading.Thread(target=arena.stop_populating)
     stopping.start()
-    while not arena._is_stopped:
-        time.sleep(0.001)
+    wait_until(lambda: arena._is_stopped)
     assert stopping.is_alive()  # the thread still uses the memory
     may_end.set()
-    stopping.join()
+    stopping.join(PATIENCE_SECONDS)
     assert steps == [0]  # of 16
     arena.close()
 
@@ -273,7 +272,7 @@ def test_an_arena_that_cannot_be_allocated_is_an_error_of_the_checkpoint() -> No
 def test_what_cannot_be_copied_leaves_its_memory() -> None:
     planner, stager = CachingPlanner(Ranks()), Stager(1 << 30)
     plan = resolved(planner, {"a": torch.ones(3), "b": lambda: None})
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises(Exception, match="lambda"):
         stager.stage(plan, stager.lay_out(plan))
     assert stager.used_bytes == 0
 

@@ -243,7 +243,7 @@ def test_a_state_that_cannot_be_copied_on_one_rank(two: Ranks, server: GCSServer
     second.send("save_broken", step=1)
     results = [first.receive(), second.receive()]
     assert not any(each[0] for each in results)
-    assert any("pickle" in each[2] for each in results)
+    assert any("lambda" in each[2] for each in results)
     assert keys(server, uri) == []
     two.call("save", step=2)
     two.call("close")
@@ -314,6 +314,7 @@ def test_a_signal_to_one_rank_is_a_last_save_of_all(two: Ranks, uri: str) -> Non
     os.kill(two.all[1].pid, signal.SIGTERM)
     step, results = 1, [[False, False]] * 2
     while not results[0][0]:
+        assert step < 10_000
         step += 1
         results = two.call("should_save", step=step)
         assert results[0] == results[1]

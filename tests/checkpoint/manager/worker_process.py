@@ -217,11 +217,8 @@ def wait_until(is_so: Callable[[], object], seconds: float = 240) -> None:
 
 def uploader_of(pid: int) -> int:
     """Wait until a process has an uploader process, and return the uploader's id."""
-    found = find_uploaders(pid)
-    while not found:
-        time.sleep(0.02)
-        found = find_uploaders(pid)
-    return found[0]
+    wait_until(lambda: find_uploaders(pid))
+    return find_uploaders(pid)[0]
 
 
 def find_uploaders(pid: int) -> list[int]:

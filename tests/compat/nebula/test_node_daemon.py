@@ -24,6 +24,7 @@ from aioflux.compat.nebula._settings import Settings, parse_settings, socket_pat
 from aioflux.compat.nebula._storage_tier import StorageTier
 from aioflux.errors import CheckpointError, TransientError
 from tests.compat.nebula.test_nebula import commit, is_state_of, latest, state_of
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -258,12 +259,13 @@ async def test_a_connection_that_cannot_be_accepted_at_once_is_accepted_later(
         listening.setblocking(False)
         accepting = asyncio.create_task(accept_trainers(listening, daemon))
         await loop.run_in_executor(None, ours.connect, path)
-        while not daemon.has_served:
-            assert not accepting.done()
-            await asyncio.sleep(0.02)
-        ours.close()
-        while not daemon.is_idle:
-            await daemon.wait_for_change(1)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not daemon.has_served:
+                assert not accepting.done()
+                await asyncio.sleep(0.02)
+            ours.close()
+            while not daemon.is_idle:
+                await daemon.wait_for_change(1)
         accepting.cancel()
 
 
