@@ -341,7 +341,7 @@ async def test_a_token_endpoint_that_repeats_the_request_reveals_no_secret() -> 
 
 async def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "azure.identity", None)
-    with pytest.raises(CredentialsError, match=r"pip install 'aioflux\[azure\]'"):
+    with pytest.raises(CredentialsError, match=r"pip install 'aioflux-storage\[azure\]'"):
         await AzureToken().get()
 
 

@@ -173,7 +173,7 @@ def test_a_missing_zstandard_is_reported_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'aioflux\[compression\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'aioflux-storage\[compression\]'"):
         ZStandard()
 
 

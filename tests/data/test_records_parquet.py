@@ -132,5 +132,5 @@ def test_a_flipped_bit_of_a_page_is_an_error(columns: list[str] | None) -> None:
 
 def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'aioflux\[parquet\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'aioflux-storage\[parquet\]'"):
         parquet()

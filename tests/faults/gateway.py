@@ -79,7 +79,10 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         for writer in self._writers:
-            writer.transport.abort()
+            # The abort of a transport that has closed its socket fails in asyncio if it had to
+            # write first.
+            if writer.get_extra_info("socket").fileno() >= 0:
+                writer.transport.abort()
         await turn()
 
     # --- one connection -----------------------------------------------------------------------

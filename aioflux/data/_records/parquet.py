@@ -101,8 +101,8 @@ def parquet(
     The decoder reads the footer and the ranges of the requested columns. While one row group is
     used, the next one is read, so that two are in memory.
 
-    Needs pyarrow: `pip install 'aioflux-storage[parquet]'`. If the pages of a file have checksums, as those
-    that `write_objects` writes, they are compared.
+    Needs pyarrow: `pip install 'aioflux-storage[parquet]'`. If the pages of a file have checksums,
+    as those that `write_objects` writes, they are compared.
 
     Args:
         columns: Names of the columns to read, with dots for nested fields; by default all columns.
