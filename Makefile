@@ -25,7 +25,6 @@ PURE := $(addprefix aioflux/,\
 	_http/request.py \
 	_services/azure/batch.py \
 	_services/azure/list_page.py \
-	_services/azure/read.py \
 	_services/azure/wire.py \
 	_services/gcs/list_page.py \
 	_services/gcs/read.py \
@@ -129,6 +128,7 @@ endif
 
 test-more: $(VENV)/.installed-azurite $(VENV)/.installed-deepspeed  ## Run storms, rounds, examples and tests against servers of other projects.
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m more
+	@echo 'Python 3.12 is in no target and not in CI: make test PYTHON=python3.12'
 
 lint: $(VENV)/.installed-test  ## Check style, format and types.
 	$(BIN)/ruff check .
