@@ -39,7 +39,7 @@ from aioflux._transfer.arguments import (
     require_many_keys,
 )
 from aioflux._transfer.composite_plan import can_compose
-from aioflux._transfer.get_many import fetch_many, try_many
+from aioflux._transfer.get_many import fetch_many, try_all, try_many
 from aioflux._transfer.get_range import Pin, read_into
 from aioflux._transfer.put import write_request
 from aioflux._transfer.range_plan import MAX_GAP_BYTES
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from aioflux._concurrency.fan_out import Items
     from aioflux._services.base import WriteRequest
-    from aioflux._transfer.get_many import FetchedBatch
+    from aioflux._transfer.get_many import FetchedBatch, TriedMany
     from aioflux._values.listing import Listing
     from aioflux._values.stats import ProgressHook, StoreStats
 
@@ -507,13 +507,18 @@ class Store:
         require_many_keys(keys)
         async with aclosing_inner(try_many(session, keys, ordered=ordered)) as batches:
             async for batch in batches:
-                yield [
-                    (result[1].meta(), result[1].data)
-                    if isinstance(result, tuple)
-                    else (None, result)
-                    for result in batch
-                ]
+                yield _tried_batch(batch)
                 del batch
+
+    async def try_fetch_all(self, keys: Sequence[str | ObjectMeta]) -> TriedBatch:
+        """Return what `try_fetch_batches` yields for all keys, in order, as one list.
+
+        The objects are read in parallel, and all of them are in memory at the end. For few objects
+        this costs less than an iteration.
+        """
+        session = self._sessions.current()
+        require_many_keys(keys)
+        return _tried_batch(await try_all(session, keys))
 
     @rejects_plain_for
     async def fetch_composed(
@@ -1040,6 +1045,13 @@ class Store:
 
 def _restore(location: Location, settings: dict[str, Any]) -> Store:
     return Store(location, **settings)
+
+
+def _tried_batch(results: TriedMany) -> TriedBatch:
+    return [
+        (result[1].meta(), result[1].data) if isinstance(result, tuple) else (None, result)
+        for result in results
+    ]
 
 
 def _source(key: str | ObjectMeta) -> Source:

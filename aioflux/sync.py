@@ -205,6 +205,10 @@ class Store:
         """Yield lists as `fetch_batches` does, with `(None, error)` for each unreadable object."""
         return self._iterate(self._store.try_fetch_batches, keys, ordered=ordered)
 
+    def try_fetch_all(self, keys: Sequence[str | ObjectMeta]) -> TriedBatch:
+        """Return what `try_fetch_batches` yields for all keys, in order, as one list."""
+        return _bridge.run(self._store.try_fetch_all(keys))
+
     def fetch_composed(
         self, metas: Iterable[ObjectMeta], *, max_composite_bytes: int = 100_000_000
     ) -> Iterator[MetaBatch]:

@@ -1,6 +1,7 @@
 """Bounded fan-out: many items through one coroutine function, in order or as they complete.
 
-A fixed number of worker tasks instead of a task for each item saves 15 microseconds per item. The
+Worker tasks that process many items each, instead of a task for each item, save 15 microseconds per
+item. A worker that takes an item starts the next worker, so that few items start few workers. The
 workers are not in a TaskGroup: if a generator yields inside of a TaskGroup, the group can cancel
 the code of the consumer.
 """
@@ -104,6 +105,7 @@ class FanOut(Generic[T, R]):
         items: Items[T],
         *,
         ordered: bool,
+        max_workers: int,
         max_unyielded: int,
         recover: Callable[[BaseException], R | None] | None = None,
         weigh: Callable[[R], float] | None = None,
@@ -122,6 +124,7 @@ class FanOut(Generic[T, R]):
         else:
             self._items = iter(items)
         self.ordered = ordered
+        self.max_workers = max_workers
         self.max_unyielded = max_unyielded
         self._recover = recover
         self._weigh = weigh
@@ -134,6 +137,7 @@ class FanOut(Generic[T, R]):
         self.closing = False
         self.crash: BaseException | None = None
         self.consumer: asyncio.Future[None] | None = None
+        self.workers: list[asyncio.Task[None]] = []
         self.idle_workers: deque[asyncio.Future[None]] = deque()
 
     def next_item(self) -> tuple[int, T] | None:
@@ -263,6 +267,14 @@ async def _run(runner: Runner[T], index: int, item: T) -> tuple[int, Any] | None
         raise
 
 
+def _start_worker(
+    fan_out: FanOut[T, R],
+    function: Callable[[T], Awaitable[R]],
+    new_runner: Callable[[FanOut[T, R]], Runner[T]] | None,
+) -> None:
+    fan_out.workers.append(asyncio.create_task(_work(fan_out, function, new_runner)))
+
+
 async def _work(
     fan_out: FanOut[T, R],
     function: Callable[[T], Awaitable[R]],
@@ -280,12 +292,16 @@ async def _work(
                 indexed = fan_out.next_item()
             else:
                 indexed = fan_out.next_ready_item() or await fan_out.anext_item()
-            if indexed is not None and runner is not None:
-                indexed = await _run(runner, *indexed)
+            if indexed is not None:
+                if fan_out.idle_workers:
+                    if fan_out.may_start:
+                        fan_out.wake_workers(1)
+                elif len(fan_out.workers) < fan_out.max_workers and not fan_out.closing:
+                    _start_worker(fan_out, function, new_runner)
+                if runner is not None:
+                    indexed = await _run(runner, *indexed)
             if indexed is None:
                 continue
-            if fan_out.idle_workers and fan_out.may_start:
-                fan_out.wake_workers(1)
             index, item = indexed
             try:
                 result = await function(item)
@@ -344,16 +360,14 @@ async def bounded_batches(
     fan_out: FanOut[T, R] = FanOut(
         items,
         ordered=ordered,
+        max_workers=min(max_in_flight, max(1, length_hint(items, max_in_flight))),
         max_unyielded=2 * max_in_flight,
         recover=recover,
         weigh=weigh,
         max_weight=max_weight,
         intake=intake,
     )
-    num_workers = min(max_in_flight, max(1, length_hint(items, max_in_flight)))
-    workers = [
-        asyncio.create_task(_work(fan_out, function, new_runner)) for _ in range(num_workers)
-    ]
+    _start_worker(fan_out, function, new_runner)
     pid = os.getpid()
     try:
         while True:
@@ -378,9 +392,9 @@ async def bounded_batches(
     finally:
         fan_out.closing = True
         if os.getpid() == pid:  # a forked child must not cancel the tasks of its parent
-            for worker in workers:
+            for worker in fan_out.workers:
                 worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            await asyncio.gather(*fan_out.workers, return_exceptions=True)
     if fan_out.crash is not None:
         raise fan_out.crash
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from aioflux._concurrency.async_iteration import aclosing_inner
-from aioflux._concurrency.fan_out import bounded_batches
+from aioflux._concurrency.fan_out import bounded_batches, gather_bounded
 from aioflux._http.memory import LEAST_POOLED_BYTES
 from aioflux._transfer.arguments import parse_key
 from aioflux._transfer.get import ExceedsReservationError, fetch, replaced_error
@@ -16,7 +16,7 @@ from aioflux._transfer.small_read_loop import SmallReadLoop
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from aioflux._concurrency.fan_out import Items
     from aioflux._transfer.get_small import PriorAttempt
@@ -54,6 +54,21 @@ def try_many(
 ) -> AsyncGenerator[TriedMany, None]:
     """Yield as `fetch_many`; an object that could not be read is yielded as its error."""
     return _batches(session, keys, ordered=ordered, recover=_storage_error)
+
+
+async def try_all(session: Session, keys: Sequence[str | ObjectMeta]) -> TriedMany:
+    """Return the results of `try_many` for all keys, in order."""
+
+    async def read(item: str | ObjectMeta) -> tuple[str, Fetched] | StorageError:
+        name, meta = parse_key(item)
+        try:
+            return name, await fetch(session, name, meta)
+        except StorageError as exc:
+            return exc
+
+    if len(keys) == 1:
+        return [await read(keys[0])]
+    return await gather_bounded(read, keys, max_in_flight=session.options.max_in_flight)
 
 
 def _storage_error(error: BaseException) -> StorageError | None:

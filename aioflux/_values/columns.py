@@ -99,10 +99,13 @@ class KeyColumn:
             if indexes.step == 1:
                 return list(self.part(indexes.start, indexes.stop))
             return [self[position] for position in indexes]
-        # Converts a negative index, and raises IndexError.
-        position = range(len(self._sizes))[index]
-        start = self._offset(position)
-        return self._text[start : start + self._sizes[position]].decode("utf-8", "surrogatepass")
+        sizes = self._sizes
+        position = range(len(sizes))[index]  # converts a negative index, and raises IndexError
+        block, offsets = position // _STRIDE, self._offsets
+        if block >= len(offsets):
+            offsets = self._stride_offsets()
+        start = offsets[block] + sum(sizes[block * _STRIDE : position])
+        return self._text[start : start + sizes[position]].decode("utf-8", "surrogatepass")
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _BLOCK):

@@ -662,6 +662,7 @@ class Checkpointer:
 
     def history(self) -> list[SaveRecord]:
         """Return one record of each save, failed saves included, oldest first."""
+        self._uploader.wait_for_records()
         return _bridge.run(read_history(self._store))
 
     def prune(self, *, dry_run: bool = False) -> Pruned:

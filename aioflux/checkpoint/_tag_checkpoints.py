@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from aioflux.checkpoint._format.commit import COMMIT_KEY, StoredObject, is_save_id, new_save_id
+from aioflux.checkpoint._maintain.history import HistoryWriter
 from aioflux.checkpoint._maintain.tags import (
     StoredTag,
     is_valid,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMMIT_KEY",
     "Arena",
+    "HistoryWriter",
     "Job",
     "MemoryFile",
     "PartData",

@@ -6,7 +6,6 @@ from collections import deque
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
-from operator import index as as_index
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from torch.utils.data import Dataset, get_worker_info
@@ -228,9 +227,28 @@ class MapDataset(Dataset[Item_co]):
             StorageError: An object cannot be read; if `on_error` is not "raise", only if no object
                 of the batch is left.
         """
-        listing_indices = [self._listing_index(index) for index in indices]
-        with closing(self._results(listing_indices)) as results:
-            return self._batch(results)
+        positions = range(len(self._source))  # converts a negative index, and raises IndexError
+        try:
+            listing_indices = [positions[index] for index in indices]
+        except IndexError:
+            message = f"an index of {list(indices)!r} is out of range for {self!r}"
+            raise IndexError(message) from None
+        if self._is_prefetched:
+            with closing(self._results(listing_indices)) as results:
+                return self._batch(results)
+        counters = self._counters.start_clock()
+        try:
+            samples = self._source.read_batch(listing_indices)
+            transform = partial(transform_sample, self._transform)
+            return self._batch([(each, partial(transform, each)) for each in enumerate(samples)])
+        finally:
+            counters.update_retries(self._source.num_retries)
+
+    @property
+    def _is_prefetched(self) -> bool:
+        # Prefetch only in workers: prefetched objects that are never read stay in memory until the
+        # process exits. Prefetch only pinned objects: others could change before they are yielded.
+        return get_worker_info() is not None and self._source.has_metadata
 
     def __iter__(self) -> Iterator[Item_co]:
         """Read all objects in order, with prefetching.
@@ -272,10 +290,7 @@ class MapDataset(Dataset[Item_co]):
     ) -> Generator[_Result, None, None]:
         """Yield the samples, with functions that return their items or raise errors."""
         counters = self._counters.start_clock()
-        # Prefetch only in workers: prefetched objects that are never read stay in memory until the
-        # process exits. Prefetch only pinned objects: others could change before they are yielded.
-        is_prefetched = get_worker_info() is not None and self._source.has_metadata
-        read = self._prefetched if is_prefetched else self._source.read
+        read = self._prefetched if self._is_prefetched else self._source.read
         try:
             # Close the generator: the traceback of an error would keep it and its requests alive.
             with closing(read(listing_indices)) as samples:
@@ -308,9 +323,3 @@ class MapDataset(Dataset[Item_co]):
             )
         finally:
             self._prefetchers.append(prefetcher)
-
-    def _listing_index(self, index: SupportsIndex) -> int:
-        listing_index, length = as_index(index), len(self._source)
-        if not -length <= listing_index < length:
-            raise IndexError(f"index {listing_index} is out of range for {self!r}")
-        return listing_index % length

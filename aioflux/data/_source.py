@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from aioflux.data._job_listing import Listings, Sharing
+    from aioflux.data._sample import Sample
     from aioflux.data._store_reader import FetchConfig, Samples
+    from aioflux.errors import StorageError
     from aioflux.options import StoreOptions, TransferOptions
 
 __all__ = ["Lister", "Source", "from_keys", "from_manifests", "open_source"]
@@ -156,6 +158,13 @@ class Source:
         return reader.read(
             enumerate(map(items.__getitem__, listing_indices)), is_ordered=is_ordered
         )
+
+    def read_batch(self, listing_indices: Sequence[int]) -> list[Sample | StorageError]:
+        """Read objects in parallel; return their samples in order, or the errors of objects."""
+        if len(self._stores) > 1:
+            return [sample for _, sample in self._read_stores(listing_indices, is_ordered=True)]
+        _, items, reader = self._stores[0]
+        return reader.read_batch([items[index] for index in listing_indices])
 
     def _read_stores(self, listing_indices: Sequence[int], is_ordered: bool) -> Samples:
         """Read objects of several stores; each store prefetches its own objects."""

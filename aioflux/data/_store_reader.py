@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -96,6 +96,27 @@ class StoreReader:
         if self._config.cache is not None:
             return self._read_cached(wanted, self._config.cache)
         return self._read_in_order(wanted) if is_ordered else self._read_as_they_arrive(wanted)
+
+    def read_batch(self, items: Sequence[ObjectMeta | str]) -> list[Sample | StorageError]:
+        """Return the samples of objects, in order, or their errors."""
+        config, counters = self._config, self._config.counters
+        if config.cache is not None or config.compose != "off":
+            return [sample for _, sample in self.read(enumerate(items))]
+        since = time.monotonic()
+        batch = self.store.try_fetch_all(items)
+        counters.count_wait(since)
+        samples: list[Sample | StorageError] = []
+        num_bytes = num_errors = 0
+        for meta, data in batch:
+            if isinstance(data, StorageError):
+                num_errors += 1
+                samples.append(data)
+            else:
+                assert meta is not None
+                num_bytes += len(data)
+                samples.append(make_sample(meta, data))
+        counters.count(len(samples) - num_errors, num_bytes)
+        return samples
 
     def _read_in_order(self, wanted: Wanted) -> Samples:
         requested: deque[int] = deque()

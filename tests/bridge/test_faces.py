@@ -25,6 +25,7 @@ METHODS = {
     "get_batches",
     "fetch_batches",
     "fetch_composed",
+    "try_fetch_all",
     "try_fetch_batches",
     "try_fetch_composed",
     "list",

@@ -16,6 +16,7 @@ from aioflux import open_store
 from aioflux.checkpoint._maintain.history import (
     COLUMNS,
     HISTORY_PREFIX,
+    HistoryWriter,
     SaveRecord,
     append,
     compact,
@@ -79,6 +80,7 @@ async def test_a_record_of_the_same_id_is_left_as_it_is(store) -> None:
 async def test_json_and_csv_lie_beside_the_steps(store) -> None:
     await append(store, record(1))
     await append(store, record(2, outcome="failed", error='it said: "no"\nand ended'))
+    await compact(store)
     rows = json.loads(await store.get(f"{HISTORY_PREFIX}history.json"))
     assert [list(row) for row in rows] == [list(COLUMNS)] * 2
     assert rows[0]["time"] == "2026-01-31T12:00:01Z"
@@ -95,14 +97,72 @@ async def test_json_and_csv_lie_beside_the_steps(store) -> None:
     assert left == ["history.csv", "history.json"]
 
 
-async def test_a_long_history_is_not_written_again_for_each_record(server) -> None:
+async def new_records(store) -> int:
+    return len(await store.list_all(f"{HISTORY_PREFIX}record-"))
+
+
+@pytest.mark.clouds("gs")
+async def test_a_record_costs_one_request_and_the_first_one_a_listing(server) -> None:
     async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
-        many = to_json([record(number) for number in range(1000)])
-        await store.put(f"{HISTORY_PREFIX}history.json", many)
+        writer = HistoryWriter(store)
+        for num_requests in (2, 1, 1):
+            before = store.stats.num_requests
+            writer.add(record(before))
+            await writer.write()
+            assert store.stats.num_requests - before == num_requests
+
+
+@pytest.mark.clouds("gs")
+async def test_more_than_64_new_records_are_compacted_by_the_next_save(server) -> None:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
+        writer = HistoryWriter(store)
+        for number in range(65):
+            assert await new_records(store) == number
+            writer.add(record(number))
+            await writer.write()
+        assert await new_records(store) == 0
+        assert len(await read_history(store)) == 65
+
+
+@pytest.mark.clouds("gs")
+async def test_writers_that_are_killed_after_one_save_leave_at_most_128_records(server) -> None:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
+        for number in range(200):
+            writer = HistoryWriter(store)
+            writer.add(record(number))
+            await writer.write()
+            assert await new_records(store) <= 128
+        assert await read_history(store) == [record(number) for number in range(200)]
+
+
+@pytest.mark.clouds("gs")
+async def test_a_writer_that_is_closed_compacts(server) -> None:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
+        writer = HistoryWriter(store)
+        writer.add(record(1))
+        await writer.close()
+        assert await new_records(store) == 0
         before = store.stats.num_requests
-        await append(store, record(1000))
-        assert store.stats.num_requests - before <= 2
-        assert (await read_history(store))[-1] == record(1000)
+        await writer.close()
+        assert store.stats.num_requests == before
+        assert await read_history(store) == [record(1)]
+
+
+@pytest.mark.clouds("gs")
+async def test_reading_the_history_compacts_it(server) -> None:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
+        await append(store, record(1))
+        assert await read_history(store) == [record(1)]
+        assert await new_records(store) == 0
+
+
+@pytest.mark.clouds("gs")
+async def test_the_history_can_be_read_without_the_permission_to_write(server) -> None:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
+        await append(store, record(1))
+        server.faults.add("*insert*", status=403)
+        assert await read_history(store) == [record(1)]
+        assert await new_records(store) == 1
 
 
 @pytest.mark.clouds("gs", "s3")
@@ -112,6 +172,7 @@ async def test_writers_at_the_same_time_lose_nothing(server) -> None:
         await asyncio.gather(*(append(store, each) for each in records))
         assert await read_history(store) == records
         await append(store, record(12))
+        await compact(store)
         text = (await store.get(f"{HISTORY_PREFIX}history.csv")).decode()
         assert text == to_csv(await read_history(store))
         assert text.count("\n") == 14
@@ -126,10 +187,12 @@ async def test_who_gathers_second_leaves_it_to_the_other(server) -> None:
             if key.endswith(".json") and "record-" not in key:
                 del store.put
                 await append(other, record(3))
+                await compact(other)
             return await type(store).put(store, key, data, **options)
 
-        store.put = put
         await append(store, record(2))
+        store.put = put
+        await compact(store)
         assert await read_history(store) == [record(1), record(2), record(3)]
 
 
@@ -152,18 +215,21 @@ async def test_a_writer_killed_at_any_request_loses_nothing_that_was_durable() -
             for each in before:
                 await append(store, each)
             budget[0] = at
+            is_done = is_compact = False
             try:
                 await append(store, record(3))
                 is_done = True
+                await compact(store)
+                is_compact = True
             except TransientError:
-                is_done = False
+                pass
             budget[0] = 10**9
             found = await read_history(store)
             assert found in (before, [*before, record(3)])
             assert not is_done or len(found) == 3
             await append(store, record(4))
             assert await read_history(store) == [*found, record(4)]
-            if is_done and not await store.list_all(f"{HISTORY_PREFIX}record-"):
+            if is_compact:
                 assert at > 5
                 return
     pytest.fail("a record was never appended")

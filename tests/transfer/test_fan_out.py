@@ -99,6 +99,34 @@ async def test_results_come_as_they_arrive() -> None:
         assert await take(batches) == []
 
 
+@pytest.mark.parametrize("items", [[0], iter([0])], ids=["list", "iterator"])
+async def test_one_item_starts_at_most_two_workers(items) -> None:
+    """Workers are started when items are taken, and not all at once."""
+    gate = Gate()
+    before = asyncio.all_tasks()
+    batches = bounded_batches(gate, items, max_in_flight=256)
+    async with aclosing(batches):
+        first = asyncio.create_task(take(batches))
+        await settle()
+        assert len(asyncio.all_tasks() - before - {first}) <= 2
+        gate.end(0)
+        assert await first == [0]
+
+
+@pytest.mark.parametrize("num_settled", range(6))
+async def test_an_iteration_that_ends_while_a_worker_starts_leaves_no_task(num_settled) -> None:
+    gate = Gate()
+    before = asyncio.all_tasks()
+    batches = bounded_batches(gate, range(99), max_in_flight=8)
+    first = asyncio.create_task(take(batches))
+    for _ in range(num_settled):
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    await batches.aclose()
+    assert asyncio.all_tasks() == before
+
+
 async def test_no_more_than_the_bound_is_under_way() -> None:
     gate = Gate()
     batches = bounded_batches(gate, range(10), max_in_flight=3)

@@ -6,21 +6,26 @@
 Each new record is an object of its own, so that concurrent or killed writers cannot lose the
 records of others. A compaction adds the new records to `history.json`, under the precondition that
 no other process replaced it, and deletes their objects. If a compaction is killed before the
-delete, some records are stored twice; readers drop duplicates.
+delete, some records are stored twice; readers drop duplicates. A process compacts when it closes
+its Checkpointer, when it reads the history, and when there are more than 64 new records.
 """
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import importlib
 import io
+import logging
 import os
+from collections import deque
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from aioflux.errors import (
+    AiofluxError,
     AlreadyExistsError,
     CheckpointCorruptError,
     NotFoundError,
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HISTORY_PREFIX",
+    "HistoryWriter",
     "SaveRecord",
     "append",
     "compact",
@@ -46,6 +52,8 @@ __all__ = [
     "to_json",
 ]
 
+_log = logging.getLogger("aioflux")
+
 HISTORY_PREFIX: Final = ".checkpoint-history/"
 """Prefix of the history, below the root of the checkpoints."""
 
@@ -53,9 +61,8 @@ _JSON_KEY = f"{HISTORY_PREFIX}history.json"
 _CSV_KEY = f"{HISTORY_PREFIX}history.csv"
 _RECORD = f"{HISTORY_PREFIX}record-"
 
-_GROWTH = 32
-"""New records are compacted once they have a 32nd of the bytes of `history.json`. So a byte of a
-record is written about 33 times on average, and a reader reads a bounded share of new records."""
+_MAX_NEW_RECORDS: Final = 64
+"""Number of new records above which a save compacts them."""
 _MAX_ATTEMPTS = 8
 
 T = TypeVar("T")
@@ -142,21 +149,63 @@ def to_json(records: Iterable[SaveRecord]) -> bytes:
     return msgspec.json.format(msgspec.json.encode([_row(record) for record in records]), indent=1)
 
 
-async def append(store: Store, record: SaveRecord) -> None:
-    """Store a record, unless a record with the same id exists.
+class HistoryWriter:
+    """Writer of the records of one process; all errors are only logged.
 
-    Costs two requests. If the records are compacted, it costs six more, and about two for each new
-    record.
+    `add` only queues a record, and `write` stores what is queued, so that a caller who waits for a
+    save need not wait for its record. A record costs one request; the first one costs a listing
+    more, which counts the records that other processes left.
     """
-    await _create(store, record)
-    listing = await store.list_all(HISTORY_PREFIX)
-    num_compacted = sum(meta.size for meta in listing if meta.key == _JSON_KEY)
-    num_new = sum(meta.size for meta in listing if meta.key.startswith(_RECORD))
-    if num_new * _GROWTH >= num_compacted:
-        await compact(store)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._queued: deque[SaveRecord] = deque()
+        self._num_new: int | None = None
+        """Number of new records in the bucket; None if they were not counted."""
+        self._lock = asyncio.Lock()
+
+    def add(self, record: SaveRecord) -> None:
+        """Queue a record."""
+        self._queued.append(record)
+
+    async def write(self) -> None:
+        """Store the queued records, unless records with the same ids exist."""
+        async with self._lock:
+            while self._queued:
+                record = self._queued.popleft()
+                try:
+                    await self._write(record)
+                except AiofluxError as exc:
+                    _log.warning(
+                        "step %d could not be added to the history of %s: %s",
+                        record.step,
+                        self._store.uri,
+                        exc,
+                    )
+
+    async def _write(self, record: SaveRecord) -> None:
+        await append(self._store, record)
+        if self._num_new is None:
+            self._num_new = len(await self._store.list_all(_RECORD))
+        else:
+            self._num_new += 1
+        if self._num_new > _MAX_NEW_RECORDS:
+            await compact(self._store)
+            self._num_new = 0
+
+    async def close(self) -> None:
+        """Store the queued records, and compact the history if this process wrote any."""
+        await self.write()
+        if self._num_new:
+            self._num_new = 0
+            try:
+                await compact(self._store)
+            except AiofluxError as exc:
+                _log.warning("the history of %s could not be compacted: %s", self._store.uri, exc)
 
 
-async def _create(store: Store, record: SaveRecord) -> None:
+async def append(store: Store, record: SaveRecord) -> None:
+    """Store a record by one request, unless a record with the same id exists."""
     try:
         await store.put(
             record_key(record),
@@ -169,15 +218,21 @@ async def _create(store: Store, record: SaveRecord) -> None:
 
 
 async def read_history(store: Store) -> list[SaveRecord]:
-    """Return the records of all saves, oldest first.
+    """Return the records of all saves, oldest first, and compact them if that is permitted.
 
     Raises:
         CheckpointCorruptError: An object of the history is damaged.
     """
-    _, records = await _read_records(store)
+    metas, records = await _read_records(store)
     # Read `history.json` last, so that records compacted in the meantime are not missed.
-    _, compacted = await _read_compacted(store)
-    return merge(compacted, records)
+    meta, compacted = await _read_compacted(store)
+    history = merge(compacted, records)
+    if metas:
+        try:
+            await _compact(store, metas, history, meta)
+        except AiofluxError as exc:  # for example without the permission to write
+            _log.debug("the history of %s could not be compacted: %s", store.uri, exc)
+    return history
 
 
 async def compact(store: Store) -> None:
@@ -193,9 +248,15 @@ async def compact(store: Store) -> None:
     if not metas:
         return
     meta, compacted = await _read_compacted(store)
-    data = to_json(merge(compacted, records))
+    await _compact(store, metas, merge(compacted, records), meta)
+
+
+async def _compact(
+    store: Store, metas: list[ObjectMeta], history: list[SaveRecord], old: ObjectMeta | None
+) -> None:
+    """Store a history in place of `old`, and delete the objects of its new records."""
     try:
-        await _replace(store, _JSON_KEY, data, meta, "application/json")
+        await _replace(store, _JSON_KEY, to_json(history), old, "application/json")
         await _publish_csv(store)
     except (AlreadyExistsError, PreconditionFailedError):
         return

@@ -46,8 +46,8 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-    from aioflux.checkpoint._format.commit import StoredObject
-    from aioflux.checkpoint._maintain.history import Outcome
+    from aioflux.checkpoint._format.commit import Commit, StoredObject
+    from aioflux.checkpoint._maintain.history import Outcome, SaveRecord
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
@@ -82,6 +82,8 @@ class RankSave:
         self._coordinator = Coordinator(self._manifests) if job.rank == 0 else None
         self._prefix = self._manifests.prefix
         self._uri = self._manifests.uri
+        self.record: SaveRecord | None = None
+        """Record for the history, when the save of the coordinator has ended."""
         self._upload_seconds = 0.0
         self._num_bytes = 0
         self._is_reported = False
@@ -97,7 +99,9 @@ class RankSave:
         """
         job = self._job
         try:
-            if job.attempt and await self._was_committed():
+            if job.attempt and (commit := await self._earlier_commit()) is not None:
+                if self._coordinator is not None:
+                    await self._record("committed", num_bytes=commit.num_bytes)
                 return self._result()
             uploaded = await self._read_own_manifest() if job.attempt else None
             if job.failure:
@@ -139,9 +143,9 @@ class RankSave:
         await self._record("committed", num_bytes=num_bytes)
 
     async def _record(self, outcome: Outcome, *, num_bytes: int = 0, error: str = "") -> None:
-        """Add the outcome to the history, on the coordinator; Nebula overrides this."""
+        """Set the record of the save, on the coordinator; Nebula overrides this."""
         assert self._coordinator is not None
-        await self._coordinator.record(outcome, num_bytes=num_bytes, error=error)
+        self.record = self._coordinator.record(outcome, num_bytes=num_bytes, error=error)
 
     async def _participate(self, uploaded: tuple[StoredObject, ...] | None) -> None:
         if uploaded is None:
@@ -180,20 +184,21 @@ class RankSave:
             seconds=time.time() - job.started,
         )
 
-    async def _was_committed(self) -> bool:
-        """Return whether an earlier attempt, whose process died, had committed the save.
+    async def _earlier_commit(self) -> Commit | None:
+        """Return the commit of an earlier attempt, whose process died, or None.
 
         Raises:
             UnknownOutcomeError: The commit object could not be read.
         """
         try:
-            self._may_be_committed = await self._manifests.is_committed()
+            commit = await self._manifests.own_commit()
         except AiofluxError as exc:
             raise UnknownOutcomeError(
                 f"{self._uri}: the uploader process died, and it is unknown whether it had "
                 f"committed the step ({exc}); load the latest step to see"
             ) from exc
-        return self._may_be_committed
+        self._may_be_committed = commit is not None
+        return commit
 
     async def _read_own_manifest(self) -> tuple[StoredObject, ...] | None:
         """Return the objects that an earlier attempt reported, or None if it reported nothing.
@@ -346,7 +351,7 @@ class RankSave:
                 is_written = is_written or exists
                 # A coordinator without the permission to delete objects does not delete manifests.
                 is_read = is_last or not is_written or num_polls % _POLLS_PER_COMMIT_READ == 0
-                if is_read and await manifests.is_committed():
+                if is_read and await manifests.own_commit() is not None:
                     return
             except OutcomeError:
                 raise

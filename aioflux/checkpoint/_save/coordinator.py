@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from aioflux.checkpoint._format.commit import COMMIT_KEY, Commit, encode_commit
 from aioflux.checkpoint._format.dcp_metadata import ItemLocation, add_storage_data
-from aioflux.checkpoint._maintain import history
 from aioflux.checkpoint._maintain.history import SaveRecord
 from aioflux.checkpoint._maintain.retention import prune
 from aioflux.checkpoint._save.manifests import UnknownOutcomeError
@@ -192,10 +191,10 @@ class Coordinator:
                 exc,
             )
 
-    async def record(self, outcome: Outcome, *, num_bytes: int, error: str) -> None:
-        """Add the save to the history; an error is only logged."""
+    def record(self, outcome: Outcome, *, num_bytes: int, error: str) -> SaveRecord:
+        """Return the record of the save for the history."""
         job = self._job
-        record = SaveRecord(
+        return SaveRecord(
             record_id=job.save_id,
             time=datetime.now(UTC),
             step=job.step,
@@ -207,15 +206,6 @@ class Coordinator:
             world_size=job.world_size,
             error=error,
         )
-        try:
-            await history.append(self._store, record)
-        except AiofluxError as exc:
-            _log.warning(
-                "step %d could not be added to the history of %s: %s",
-                job.step,
-                self._store.uri,
-                exc,
-            )
 
 
 def _generations(commits: Sequence[CommitObject]) -> set[tuple[str, str]]:

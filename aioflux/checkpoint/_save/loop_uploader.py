@@ -40,6 +40,9 @@ class Uploader(Protocol):
     def wait_at_exit(self, handles: Sequence[SaveHandle]) -> None:
         """Wait for the saves that the exit of this process would stop."""
 
+    def wait_for_records(self) -> None:
+        """Wait until the completed saves are in the history."""
+
     def close(self) -> None:
         """Release the resources of the uploader; call this after all saves are complete."""
 
@@ -76,8 +79,11 @@ class LoopUploader:
         for handle in handles:
             handle.wait()
 
+    def wait_for_records(self) -> None:
+        _bridge.run(self._queue.write_records())
+
     def close(self) -> None:
-        _bridge.run(self._queue.heartbeat_store.aclose())
+        _bridge.run(self._queue.close())
 
 
 class _QueuedSave:
@@ -106,6 +112,8 @@ class _QueuedSave:
             self._handle.set_outcome(exc)
             if not isinstance(exc, Exception):
                 raise
+        finally:
+            await self._queue.write_records()  # the caller of `run` does not wait for this
 
     async def fail_if_not_started(self, error: BaseException) -> None:
         """Set the error as the outcome, unless `run` has started."""

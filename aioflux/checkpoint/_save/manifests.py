@@ -24,6 +24,7 @@ from aioflux.errors import CheckpointError, NotFoundError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 
+    from aioflux.checkpoint._format.commit import Commit
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.store import Store
 
@@ -134,8 +135,8 @@ class Manifests:
             "there was killed, cannot reach the bucket, or is suspended, for example by a debugger"
         )
 
-    async def is_committed(self) -> bool:
-        """Return whether this save has committed the step.
+    async def own_commit(self) -> Commit | None:
+        """Return the commit of this save, or None if it has not committed the step.
 
         The commit of another save does not count, even if its save id is later: save ids contain
         the time of a clock that may be wrong.
@@ -143,8 +144,9 @@ class Manifests:
         try:
             current = await read_commit(self.store, self.prefix)
         except CheckpointError:
-            return False
-        return current.commit is not None and current.commit.save_id == self.job.save_id
+            return None
+        is_own = current.commit is not None and current.commit.save_id == self.job.save_id
+        return current.commit if is_own else None
 
     async def polls(self, seconds: float) -> AsyncIterator[float]:
         """Yield the remaining seconds at each time to poll, at growing intervals; 0 at the end."""

@@ -7,6 +7,7 @@ process dies, another one is started and receives the jobs that are not complete
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import os
 import pickle
@@ -39,6 +40,9 @@ _MAX_ATTEMPTS: Final = 4
 
 _SEND_SECONDS: Final = 60.0
 """Timeout of sending a message to the uploader process."""
+
+_RECORD_SECONDS: Final = 10.0
+"""Timeout of a reader of the history that waits for the records of completed saves."""
 
 _EXIT_SECONDS: Final = 30.0
 """Timeout of the exit of the uploader process, after its last job."""
@@ -77,6 +81,8 @@ class ProcessUploader:
         self._pickled_setup = pickle.dumps((store, settings))
         self._lock = _bridge.ForkSafeLock()
         self._pending: dict[int, _Pending] = {}
+        self._unrecorded: dict[int, concurrent.futures.Future[None]] = {}
+        """Completed jobs whose saves may not be in the history yet."""
         self._num_jobs = 0
         self._is_closed = False
         self._pid = os.getpid()
@@ -134,6 +140,9 @@ class ProcessUploader:
 
     def wait_at_exit(self, handles: Sequence[SaveHandle]) -> None:
         """Return at once: the uploader process completes the saves after this process exits."""
+
+    def wait_for_records(self) -> None:
+        concurrent.futures.wait(list(self._unrecorded.values()), _RECORD_SECONDS)
 
     def close(self) -> None:
         with self._lock.current:
@@ -217,12 +226,16 @@ class ProcessUploader:
 
     def _handle_result(self, kind: str, number: int, content: Any) -> None:
         pending = self._pending.get(number)
-        if pending is None:
+        if kind == "recorded":
+            if (recorded := self._unrecorded.pop(number, None)) is not None:
+                recorded.set_result(None)
+        elif pending is None:
             return
-        if kind == "sent":
+        elif kind == "sent":
             pending.handle.advance(content)
         else:
             del self._pending[number]
+            self._unrecorded[number] = concurrent.futures.Future()
             pending.handle.set_outcome(content)
 
     def _restart(self) -> _Child | None:
@@ -243,6 +256,8 @@ class ProcessUploader:
 
     def _replace_dead(self, child: _Child) -> None:
         """Start another process for the pending jobs of a process that died."""
+        while self._unrecorded:
+            self._unrecorded.popitem()[1].set_result(None)
         with self._lock.current:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(_EXIT_SECONDS)

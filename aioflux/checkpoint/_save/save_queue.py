@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from aioflux.checkpoint._maintain.history import HistoryWriter
 from aioflux.checkpoint._save.commit_protocol import RankSave, run_to_end
 from aioflux.checkpoint._save.heartbeat import Heartbeat
 
@@ -30,6 +31,7 @@ class SaveQueue:
         # slots of their store for minutes.
         self.heartbeat_store = store.reopened()
         self._settings = settings
+        self._history = HistoryWriter(store)
         self._lock = asyncio.Lock()
         self._early_heartbeats: dict[str, Heartbeat] = {}
         """Heartbeats of saves that `run` was not called for yet, by save id."""
@@ -73,14 +75,23 @@ class SaveQueue:
         if heartbeat is None and job.world_size > 1:
             prefix, is_late = job.checkpoint_prefix, job.attempt > 0
             heartbeat = self._new_heartbeat(job.save_id, prefix, job.rank, is_late=is_late)
+        save = RankSave(self._store, self._settings, job, memory, progress)
         try:
-            return await self._run(
-                RankSave(self._store, self._settings, job, memory, progress),
-                is_urgent=job.is_urgent,
-            )
+            return await self._run(save, is_urgent=job.is_urgent)
         finally:
+            if save.record is not None:
+                self._history.add(save.record)
             if heartbeat is not None:
                 await run_to_end(heartbeat.stop())
+
+    async def write_records(self) -> None:
+        """Add the saves that have ended to the history; call this after each `run`."""
+        await run_to_end(self._history.write())
+
+    async def close(self) -> None:
+        """Compact the history, and close the store of the heartbeats."""
+        await self._history.close()
+        await self.heartbeat_store.aclose()
 
     async def _run(self, save: RankSave, *, is_urgent: bool) -> SaveResult:
         if is_urgent:

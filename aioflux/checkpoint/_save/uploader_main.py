@@ -62,6 +62,8 @@ class _UploaderProcess:
         self._queue: SaveQueue | None = None
         self._arenas: dict[int, mmap.mmap] = {}
         self._tasks: dict[int, asyncio.Task[SaveResult]] = {}
+        self._recording: set[asyncio.Task[None]] = set()
+        """Tasks that add saves to the history."""
 
     async def run(self) -> None:
         """Run jobs until the trainer has closed the socket or exited, and all jobs are complete."""
@@ -78,12 +80,12 @@ class _UploaderProcess:
         loop.remove_reader(self._jobs.fileno())
         if self._queue is not None:
             self._queue.stop_heartbeats()  # of saves that the trainer did not submit
-        while self._tasks:
-            await asyncio.wait(self._tasks.values())
+        while tasks := {*self._tasks.values(), *self._recording}:
+            await asyncio.wait(tasks)
+        if self._queue is not None:
+            await self._queue.close()
         if self._store is not None:
             await self._store.aclose()
-        if self._queue is not None:
-            await self._queue.heartbeat_store.aclose()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._outbox.join(), _CHECK_SECONDS)
         sending.cancel()
@@ -161,9 +163,18 @@ class _UploaderProcess:
                 job, memory, lambda count: self._post("sent", number, count)
             )
 
+    async def _record(self, number: int, queue: SaveQueue) -> None:
+        """Add the save of a job to the history."""
+        await queue.write_records()
+        self._post("recorded", number, None)
+
     def _finish_job(self, number: int, job: Job, task: asyncio.Task[SaveResult]) -> None:
         """Post the outcome of a job."""
         del self._tasks[number]
+        if self._queue is not None:
+            recording = asyncio.get_running_loop().create_task(self._record(number, self._queue))
+            self._recording.add(recording)
+            recording.add_done_callback(self._recording.discard)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             self._post("done", number, task.result())

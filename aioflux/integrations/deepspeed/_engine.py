@@ -25,6 +25,7 @@ from aioflux._store_cache import StoreCache
 from aioflux.checkpoint import save as save_object
 from aioflux.checkpoint._tag_checkpoints import (
     Arena,
+    HistoryWriter,
     PartData,
     TagSave,
     UploadSettings,
@@ -306,7 +307,13 @@ class AiofluxCheckpointEngine:
         store = self.store(current.uri)
         settings = UploadSettings(commit_seconds=self._commit_seconds)
         save = TagSave(store, settings, replace(job, failure=failure), current.stored)
-        await save.run()
+        try:
+            await save.run()
+        finally:
+            if save.record is not None:
+                history = HistoryWriter(store)
+                history.add(save.record)
+                await history.write()
         if current.info.save_latest and job.rank == 0:
             await store.put(LATEST, current.info.tag.encode(), content_type="text/plain")
 

@@ -73,6 +73,35 @@ class ManyContract(SuiteBase):
             _ = [batch async for batch in store.fetch_composed(metas)]
         assert [meta async for meta in store.list("aioflux-composed-objects/")] == []
 
+    @pytest.mark.parametrize("count", [0, 1, 40])
+    async def test_try_fetch_all_returns_every_object_in_order(
+        self, store: Store, *, count: int
+    ) -> None:
+        objects = make_objects(count)
+        self.write_all(objects)
+        tried = await store.try_fetch_all([*objects])
+        assert [(meta.key, data) for meta, data in tried if meta is not None] == [*objects.items()]
+
+    @pytest.mark.parametrize("count", [0, 10])
+    async def test_try_fetch_all_returns_an_error_in_place_of_a_missing_object(
+        self, store: Store, *, count: int
+    ) -> None:
+        objects = make_objects(count)
+        self.write_all(objects)
+        *found, (meta, error) = await store.try_fetch_all([*objects, "n/missing"])
+        assert [data for _, data in found] == [*objects.values()]
+        assert meta is None
+        assert isinstance(error, NotFoundError)
+        assert error.uri.endswith("/n/missing")
+
+    async def test_try_fetch_all_reads_only_the_listed_generation(self, store: Store) -> None:
+        self.write_all({"n/1": b"old", "n/2": b"old"})
+        metas = await store.list_all("n/")
+        self.write_back_door("n/1", b"new")
+        replaced, kept = await store.try_fetch_all([*metas])
+        assert isinstance(replaced[1], NotFoundError)
+        assert kept == (metas[1], b"old")
+
     async def test_get_many_of_nothing_yields_nothing(self, store: Store) -> None:
         assert [pair async for pair in store.get_many([])] == []
         assert [pair async for pair in store.get_many(iter(()))] == []

@@ -79,7 +79,7 @@ def test_a_step_whose_clock_was_ahead_is_replaced(
 
 
 def test_a_commit_that_was_made_is_found(checkpointer: Checkpointer, server: GCSServer) -> None:
-    save_killed_at(checkpointer, server, "*.checkpoint-history/record-*", 1).result()
+    save_killed_at(checkpointer, server, "*step-00000001/.metadata", 1).result()
     assert [each.outcome for each in checkpointer.history()] == ["committed"]
     assert checkpointer.load(1)["number"] == 1
 
@@ -89,7 +89,7 @@ def test_nothing_is_removed_if_it_is_unknown_what_was_committed(
 ) -> None:
     checkpointer.save(2, state_of(2))
     server.faults.add("*objects.get", key="*step-00000001/.metadata", status=403, skip=1, times=1)
-    handle = save_killed_at(checkpointer, server, "*.checkpoint-history/record-*", 1)
+    handle = save_killed_at(checkpointer, server, "*step-00000001/.metadata", 1)
     with pytest.raises(CheckpointError, match="unknown whether it had committed the step"):
         handle.result()
     assert checkpointer.verify(1, deep=True).is_valid
