@@ -29,7 +29,13 @@ from aioflux._transfer.put import compare_stored, put_once
 from aioflux._transfer.range_plan import plan_part_size
 from aioflux._transfer.temp_keys import new_temporary_key
 from aioflux._values.checksums import combine_crc32c, crc32c_of_pieces
-from aioflux.errors import AiofluxError, ChecksumError, NotFoundError, StorageError
+from aioflux.errors import (
+    AiofluxError,
+    ChecksumError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +109,8 @@ class ObjectWriter:
         self._offset = 0
         self._failure: BaseException | None = None
         self._completing = False
+        self._generation = ""
+        """Generation of the temporary object; empty if it is unknown."""
         self._closed = False
         self._store_closed: StorageError | None = None
         self._warned = False
@@ -413,6 +421,7 @@ class ObjectWriter:
             checksum = combine_crc32c(checksum, part_checksum, part.size)
         self._completing = True
         meta = await self._complete_upload([part for part, _ in stored], checksum)
+        self._generation = meta.generation
         await compare_stored(self._session, meta, checksum)
         return await self._publish(meta) if self._is_temporary else meta
 
@@ -462,8 +471,8 @@ class ObjectWriter:
         )
 
     async def _delete_temporary(self) -> None:
-        with suppress(NotFoundError):
-            await delete(self._session, self._key)
+        with suppress(NotFoundError, PreconditionFailedError):
+            await delete(self._session, self._key, generation=self._generation)
 
     async def _remove_temporary(self) -> None:
         """Delete the temporary object. A failure is only logged, because the object is written."""

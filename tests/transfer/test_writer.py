@@ -266,6 +266,15 @@ async def test_a_conditional_upload_grows_under_another_key(scripted: ScriptedSe
     assert list(scripted.bucket.objects) == ["a"]
 
 
+async def test_a_temporary_object_is_deleted_by_the_generation_of_its_upload(
+    scripted: ScriptedService,
+) -> None:
+    await write(scripted, LARGE, mode="create")
+    names = [name for name, _ in scripted.service.calls]
+    assert "head" not in names
+    assert names.count("delete") == 1
+
+
 @SIZES
 async def test_stored_bytes_that_differ_are_removed(scripted: ScriptedService, data: bytes) -> None:
     corrupt(scripted)
