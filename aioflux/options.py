@@ -98,12 +98,11 @@ class TransferOptions:
     each loop; asynchronous ones belong to one loop, and are rejected."""
     verify: bool = True
     """Compute and compare the checksums of received and sent bytes; True by default."""
-    verify_ranges: Literal["auto", "always", "never"] = "auto"
-    """Verification of a range that is not a whole object; "auto" by default. Services return no
-    checksum of such a range, so that it can only be verified by reading it twice at the same time,
-    and a third time if the two results differ. "auto" does so only over plain http: TLS detects
-    changed bytes itself, and ranges of files are read once. "always" reads every range twice,
-    "never" reads every range once. Without effect if `verify` is False."""
+    verify_ranges: bool = False
+    """Read each range that is not a whole object twice at the same time, and a third time if the
+    two results differ; False by default. Services return no checksum of a range. TLS detects bytes
+    that change on the way; over plain http, only a second read does. Without effect if `verify` is
+    False."""
 
     def __post_init__(self) -> None:
         _require_counts(
@@ -120,10 +119,10 @@ class TransferOptions:
         _require_type(self, bool, "verify")
         if self.max_requests_per_second is not None:
             _require_positive(self, "max_requests_per_second")
-        if self.verify_ranges not in {"auto", "always", "never"}:
-            raise ValueError(
-                'TransferOptions.verify_ranges must be "auto", "always" or "never", not '
-                f"{self.verify_ranges!r}"
+        if not isinstance(self.verify_ranges, bool):
+            raise ValueError(  # noqa: TRY004  also for the words of earlier versions
+                "TransferOptions.verify_ranges must be True or False (read each range twice, or "
+                f"once), not {self.verify_ranges!r}"
             )
         if not 5 * MIB <= self.part_size_bytes <= 5 * 1024 * MIB:
             raise ValueError(

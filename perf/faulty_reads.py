@@ -93,6 +93,7 @@ def _awaited(body: Callable[[aioflux.Store, Read], Awaitable[Any]]) -> Callable[
 
         async def run() -> Any:
             uri = f"gs://{read.bucket}/{read.prefix}"
+            options.setdefault("transfer", aioflux.TransferOptions(verify_ranges=True))
             async with aioflux.open_store(uri, endpoint_url=read.url, **options) as store:
                 return await body(store, read)
 

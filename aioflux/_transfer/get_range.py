@@ -1,9 +1,9 @@
 """Reads of one range: resumed if the response breaks off, read twice if no checksum covers it.
 
-Services return checksums of whole objects only. So a range over plain http, or every range with
-`TransferOptions.verify_ranges="always"`, is read twice at the same time; if the two copies differ,
-a third read decides. The second copy begins one byte before the range and the third two bytes (if
-the object has these), so that a fault at a fixed offset of the response changes different bytes.
+Services return checksums of whole objects only. So with `TransferOptions.verify_ranges`, a range is
+read twice at the same time; if the two copies differ, a third read decides. The second copy begins
+one byte before the range and the third two bytes (if the object has these), so that a fault at a
+fixed offset of the response changes different bytes.
 
 `read_first` is over 60 lines because its attempts share memory, generation and progress.
 """
@@ -61,10 +61,7 @@ class ReplacedError(Exception):
 
 def reads_twice(session: Session) -> bool:
     """Return whether bytes that no checksum covers are read twice."""
-    options = session.options
-    if not options.verify or options.verify_ranges == "never":
-        return False
-    return options.verify_ranges == "always" or not session.service.capabilities.guarded_transport
+    return session.options.verify and session.options.verify_ranges
 
 
 async def read_range(session: Session, key: str, view: memoryview, *, start: int, pin: Pin) -> None:

@@ -60,14 +60,12 @@ class ObjectReader:
     returned. After a mismatch, the ranges that were not returned yet are read again, up to two
     times; if the crc32c still differs, ChecksumError is raised and no more bytes are returned.
 
-    If the reader is closed early, the crc32c is never compared. Then
-    `TransferOptions.verify_ranges` applies. If it requires second reads, a range that follows the
-    returned bytes in order is read once, and any other range twice in parallel. Before such another
-    range is returned, and at the exit, the returned ranges that were read once are read again.
-    "always", or an object without a crc32c: every range is read twice from the start.
-
-    So by default a stream reads each byte once, even if a directory at the end of the object is
-    read first, as by `torch.load`. Other reads take up to twice the time over plain http.
+    If the reader is closed early, the crc32c is never compared. With
+    `TransferOptions.verify_ranges`, a range that follows the returned bytes in order is read once,
+    and any other range twice in parallel. Before such another range is returned, and at the exit,
+    the returned ranges that were read once are read again. So a stream reads each byte once, even
+    if a directory at the end of the object is read first, as by `torch.load`. If the object has no
+    crc32c, every range is read twice from the start.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class ObjectReader:
         self._confirmed: set[int] = set()
         self._confirming = ByteBudget(self._max_bytes)
         self._twice = reads_twice(session)
-        self._has_checksum = meta.crc32c is not None and options.verify_ranges != "always"
+        self._has_checksum = meta.crc32c is not None
         self._verified = False
         self._closed = False
 

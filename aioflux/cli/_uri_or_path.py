@@ -20,7 +20,6 @@ from aioflux.options import ANONYMOUS, RetryPolicy
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from aioflux.options import TransferOptions
     from aioflux.store import Store
 
 __all__ = [
@@ -193,15 +192,14 @@ class UriOrPath:
                     raise NotFoundError(text, uri=exc.uri) from exc
                 raise
 
-    def open_root(self, root: str, *, transfer: TransferOptions | None = None) -> Store:
+    def open_root(self, root: str) -> Store:
         """Open the store `root` with the endpoint and credentials of this argument."""
         from aioflux.store import open_store
 
         if self.location.scheme not in _SERVICES:
-            return open_store(root, transfer=transfer)
+            return open_store(root)
         return open_store(
             root,
-            transfer=transfer,
             retry=RetryPolicy(connect_deadline_seconds=float(os.environ[CONNECT_DEADLINE])),
             endpoint_url=self.endpoint_url,
             credentials=ANONYMOUS if self.anonymous else None,

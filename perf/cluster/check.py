@@ -91,7 +91,7 @@ SCENARIOS: Final[dict[str, Callable[[Store, int, Check], Awaitable[None]]]] = {
 
 
 def _transfer(check: Check) -> TransferOptions:
-    return TransferOptions(max_in_flight=check.max_in_flight, verify_ranges="never")
+    return TransferOptions(max_in_flight=check.max_in_flight, verify_ranges=False)
 
 
 def _keys(check: Check) -> list[str]:

@@ -45,9 +45,6 @@ def _open(work: Work) -> aioflux.Store:
             max_buffered_bytes=4 * part_size,
             num_loops=work.num_threads or 1,
             verify=work.peer != "aioflux_unverified",
-            # Azure has no checksum of whole blobs. Read ranges once, as over TLS, which Azurite
-            # does not use here.
-            verify_ranges="never" if work.scheme == "az" else "auto",
         ),
     )
 

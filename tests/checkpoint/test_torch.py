@@ -135,7 +135,7 @@ def test_loading_crosses_to_the_service_once_a_range(server: GCSServer) -> None:
     with open_writer(URI, transfer=SMALL) as file:
         torch.save(saved, file)
     server.stats.reset()
-    once = replace(SMALL, verify_ranges="never")
+    once = replace(SMALL, verify_ranges=False)
     with open_reader(URI, transfer=once, timeouts=PATIENT) as file:
         assert_equal(saved, torch.load(file))
     assert server.stats.total.requests <= 1 + 2 * 5
@@ -182,7 +182,7 @@ def test_an_error_inside_torch_load_names_its_cause(server: GCSServer) -> None:
         server.put("bucket", "run/model.pt", b"another object")
         return storage
 
-    options = replace(SMALL, verify_ranges="never")  # or the exit would read again, and fail itself
+    options = replace(SMALL, verify_ranges=False)  # or the exit would read again, and fail itself
     with (
         pytest.raises(aioflux.NotFoundError, match="was replaced"),
         open_reader(URI, transfer=options) as file,

@@ -27,7 +27,7 @@ def read(records: Any, data: bytes) -> list[Any]:
 
 def stream(bucket: Bucket, columns: list[str]) -> Iterator[Any]:
     """Iterate over the rows of an object that is not read whole."""
-    options = aioflux.TransferOptions(range_size_bytes=1000, verify_ranges="never")
+    options = aioflux.TransferOptions(range_size_bytes=1000, verify_ranges=False)
     return iter(IterableDataset(bucket.uri, records=parquet(columns), transfer=options))
 
 

@@ -28,7 +28,7 @@ TRANSFER = aioflux.TransferOptions(
     part_size_bytes=5 * MIB,
     max_buffered_bytes=15 * MIB,
     # The server flips bytes before they are encrypted, so that TLS does not notice.
-    verify_ranges="always",
+    verify_ranges=True,
 )
 KINDS: tuple[tuple[str, float, dict[str, Any]], ...] = (
     # operation, weight, fault

@@ -368,7 +368,7 @@ async def test_a_body_that_breaks_off_is_resumed_in_its_generation() -> None:
             await peer.send(answer)
 
     retry = RetryPolicy(initial_seconds=1e-4, max_seconds=1e-3)
-    never = TransferOptions(verify_ranges="never")
+    never = TransferOptions(verify_ranges=False)
     async with serving(script) as (_, origin):
         url = f"http://127.0.0.1:{origin.port}"
         settings = {"credentials": KEY, "retry": retry, "transfer": never}

@@ -116,7 +116,7 @@ def server() -> Iterator[GCSServer]:
 
 @asynccontextmanager
 async def relayed(relay: Relay) -> AsyncIterator[aioflux.Store]:
-    transfer = TransferOptions(part_size_bytes=5 << 20, verify_ranges="never")
+    transfer = TransferOptions(part_size_bytes=5 << 20, verify_ranges=False)
     async with serving(relay.script) as (_, origin):
         url = f"http://127.0.0.1:{origin.port}"
         store = aioflux.open_store("gs://bucket", endpoint_url=url, retry=QUICK, transfer=transfer)

@@ -68,7 +68,13 @@ class ServiceStore(aioflux.Store):
 
 
 class ScriptedService:
-    """A flaky memory service, its bucket, and a store."""
+    """A flaky memory service, its bucket, and a store.
+
+    Attributes:
+        verify_ranges: The option of new stores, by default.
+    """
+
+    verify_ranges = False
 
     def __init__(self, name: str, *, service: Service | None = None) -> None:
         self.bucket = memory_bucket(name)
@@ -83,7 +89,7 @@ class ScriptedService:
         self, *, retry: aioflux.RetryPolicy = RETRY, progress: Any = None, **options: Any
     ) -> ServiceStore:
         """Return a store with other options."""
-        transfer = replace(OPTIONS, **options)
+        transfer = replace(OPTIONS, **({"verify_ranges": self.verify_ranges} | options))
         return ServiceStore(self.service, transfer=transfer, retry=retry, progress=progress)
 
     def put(self, key: str, data: bytes) -> aioflux.ObjectMeta:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -52,8 +52,9 @@ is_known = pytest.mark.parametrize("is_known", [True, False], ids=["listed", "by
 
 @pytest.fixture
 def plain(scripted: ScriptedService) -> ScriptedService:
-    """A service whose transport does not notice changed bytes."""
+    """A service whose transport does not detect changed bytes; ranges are read twice."""
     scripted.service.capabilities = replace(scripted.service.capabilities, guarded_transport=False)
+    scripted.verify_ranges = True
     return scripted
 
 
@@ -107,12 +108,12 @@ async def test_a_guarded_transport_is_trusted(
 
 @pytest.mark.parametrize(
     ("option", "start", "expected"),
-    [("auto", 0, True), ("auto", 100, False), ("never", 100, False), ("always", 100, True)],
+    [(False, 0, True), (False, 100, False), (True, 100, True)],
 )
 async def test_only_bytes_that_are_compared_are_hashed(
     scripted: ScriptedService,
     monkeypatch: pytest.MonkeyPatch,
-    option: Literal["auto", "always", "never"],
+    option: bool,
     start: int,
     *,
     expected: bool,
@@ -133,30 +134,17 @@ async def test_only_bytes_that_are_compared_are_hashed(
 async def test_a_hashed_range_comes_with_its_checksum(scripted: ScriptedService) -> None:
     meta, view = scripted.put("a", DATA), memoryview(bytearray(2500))
     for verify in (True, False):
-        store = scripted.new_store(verify=verify, verify_ranges="never")
+        store = scripted.new_store(verify=verify, verify_ranges=False)
         checksum = await read_hashed(store, meta, view, start=700)
         assert view == DATA[700:3200]
         assert checksum == (crc32c(view) if verify else 0)
 
 
-@pytest.mark.parametrize(
-    ("option", "guarded", "expected"),
-    [
-        ("auto", True, False),
-        ("auto", False, True),
-        ("always", True, True),
-        ("always", False, True),
-        ("never", False, False),
-    ],
-)
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("option", [True, False])
 @pytest.mark.parametrize("verify", [True, False])
 async def test_the_option_decides(
-    scripted: ScriptedService,
-    option: Literal["auto", "always", "never"],
-    *,
-    guarded: bool,
-    expected: bool,
-    verify: bool,
+    scripted: ScriptedService, *, option: bool, guarded: bool, verify: bool
 ) -> None:
     scripted.service.capabilities = replace(
         scripted.service.capabilities, guarded_transport=guarded
@@ -165,12 +153,17 @@ async def test_the_option_decides(
     meta = scripted.put("a", DATA)
     scripted.service.fail("get", FLIP)
     got = await store.get_range(meta, start=0, end=500)
-    assert (got == DATA[:500]) == (expected and verify)
+    assert (got == DATA[:500]) == (option and verify)
 
 
-def test_only_three_words_are_options() -> None:
-    with pytest.raises(ValueError, match="'sometimes'"):
-        aioflux.TransferOptions(verify_ranges="sometimes")  # type: ignore[arg-type]
+@pytest.mark.parametrize("word", ["auto", "always", "never", None, 1])
+def test_only_a_bool_is_an_option(word: Any) -> None:
+    with pytest.raises(ValueError, match=f"must be True or False .* not {word!r}"):
+        aioflux.TransferOptions(verify_ranges=word)
+
+
+def test_ranges_are_read_once_by_default() -> None:
+    assert not aioflux.TransferOptions().verify_ranges
 
 
 @pytest.mark.parametrize("call", ["get", "get_range", "get_into"])
@@ -495,7 +488,7 @@ async def opened(
     server: GCSServer, *, progress_seconds: float = 100, **options: Any
 ) -> AsyncIterator[aioflux.Store]:
     transfer = aioflux.TransferOptions(
-        **{"range_size_bytes": 8 * MIB, "verify_ranges": "never", **options}
+        **{"range_size_bytes": 8 * MIB, "verify_ranges": False, **options}
     )
     retry = aioflux.RetryPolicy(initial_seconds=0.01)
     timeouts = aioflux.Timeouts(progress_seconds=progress_seconds)
@@ -570,7 +563,7 @@ async def test_an_overwrite_behind_a_break_gives_one_generation(
 @pytest.mark.parametrize("call", ["get_range", "get_into"])
 async def test_a_flipped_byte_over_plain_http_is_mended(server: GCSServer, call: str) -> None:
     start, end = MIB, 2 * MIB
-    async with opened(server, verify_ranges="auto") as store:
+    async with opened(server, verify_ranges=True) as store:
         server.faults.add("objects.media", times=1, flip_at=77)
         if call == "get_range":
             got = await store.get_range("a", start=start, end=end)
@@ -613,7 +606,7 @@ async def test_an_idle_reader_fetches_no_more_than_its_window(
 ) -> None:
     server.put("bucket", "large", bytes(64 * MIB))
     options = {"range_size_bytes": 4 * MIB, "max_buffered_bytes": 16 * MIB, "part_size_bytes": PART}
-    async with opened(server, verify_ranges="auto", **options) as store:
+    async with opened(server, verify_ranges=True, **options) as store:
         server.stats.reset()
         async with store.open_reader("large") as reader:
             await reader.read(1)

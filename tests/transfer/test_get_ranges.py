@@ -141,7 +141,7 @@ async def test_a_pinned_read_does_not_begin_again(scripted: ScriptedService) -> 
 async def test_flipped_bits_of_a_range_are_seen(scripted: ScriptedService) -> None:
     """As of `get_range`: ranges over an unguarded transport are read twice."""
     scripted.put("a", DATA)
-    store = scripted.new_store(verify_ranges="always")
+    store = scripted.new_store(verify_ranges=True)
     ranges = [(0, 900), (5000, 5900)]
     scripted.service.fail("get", Fault(kind="flip", num_bytes=2))
     found = await store.get_ranges("a", ranges, max_gap_bytes=0)

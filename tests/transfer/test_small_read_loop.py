@@ -452,9 +452,8 @@ async def test_bytes_that_do_not_match_are_read_three_times_in_all(
 async def test_an_object_without_a_checksum_is_read_with_more_care(
     fake: FakeService, told_by: str, num_gets: int
 ) -> None:
-    """Unless the listing or `head` tells one, it is read twice where nothing guards the way."""
+    """Unless the listing or `head` tells one, it is read twice if `verify_ranges` asks for it."""
     stored = filled(fake, "a")
-    fake.capabilities = replace(fake.capabilities, guarded_transport=False)
     fake.spoil = lambda body: replace(body, crc32c=None)
     meta, unknown = (
         fake.bucket.objects["a"].meta,
@@ -463,7 +462,7 @@ async def test_an_object_without_a_checksum_is_read_with_more_care(
     if not told_by:
         kept = fake.bucket.objects["a"]
         fake.bucket.objects["a"] = replace(kept, meta=unknown)
-    reading = Reading(fake.open(), [meta if told_by == "listing" else unknown])
+    reading = Reading(fake.open(verify_ranges=True), [meta if told_by == "listing" else unknown])
     await settle()
     fake.answer("a", change=fake.spoil)
     await reading.task

@@ -10,8 +10,8 @@ deletes uncommitted blocks; see `abort_upload`.
 
 Unless `verify` is False, writes of blobs and of blocks send the MD5 of their body, which the
 service compares with the bytes, and the bytes of a whole blob are compared with its MD5. Blobs made
-of blocks have no MD5, and ranges have no checksum: over TLS they are trusted, otherwise they are
-read twice, depending on `TransferOptions.verify_ranges`.
+of blocks have no MD5, and ranges have no checksum: with `TransferOptions.verify_ranges` they are
+read twice.
 
 Over 500 lines because it is one class with a method for each operation of the contract.
 """

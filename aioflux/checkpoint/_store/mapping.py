@@ -197,7 +197,7 @@ async def read_into_memory(
     """
     # Ranges need not be read twice: the checksum of the whole object is compared here.
     transfer = options.get("transfer") or TransferOptions()
-    read_once: StoreOptions = {**options, "transfer": replace(transfer, verify_ranges="never")}
+    read_once: StoreOptions = {**options, "transfer": replace(transfer, verify_ranges=False)}
     async with open_store(root, **read_once) as store:
         backoff = Backoff(store.retry)
         while True:

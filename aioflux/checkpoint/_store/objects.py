@@ -44,7 +44,7 @@ the bytes."""
 def open_checkpoint(uri: str, **options: Unpack[StoreOptions]) -> Store:
     """Open a store that does not verify ranges, because `read_range` verifies blocks."""
     transfer = options.get("transfer") or TransferOptions()
-    options["transfer"] = replace(transfer, verify_ranges="never")
+    options["transfer"] = replace(transfer, verify_ranges=False)
     return open_store(uri, **options)
 
 
@@ -185,7 +185,7 @@ async def _read_blocks(
 ) -> None:
     damaged_block = 0
     transfer, num_read = store.transfer, into.nbytes
-    is_hashed = meta.generation and transfer.verify and transfer.verify_ranges == "never"
+    is_hashed = meta.generation and transfer.verify and not transfer.verify_ranges
     for number in range(_MAX_READS):
         if number:
             count_mismatch(store, meta, "they do not match the checksums of the commit")

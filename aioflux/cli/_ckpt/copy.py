@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux.cli._ckpt.root import VERIFIED_BY_BLOCKS, Steps
+from aioflux.cli._ckpt.root import Steps  # noqa: TC001  typer reads it
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._progress import CommandProgress
@@ -91,7 +91,7 @@ async def _locate(
 
     root, prefix = argument.split()
     if root not in stores:
-        store = argument.open_root(root, transfer=VERIFIED_BY_BLOCKS)
+        store = argument.open_root(root)
         stores[root] = await stack.enter_async_context(store)
     return CheckpointLocation(stores[root], prefix)
 

@@ -14,7 +14,6 @@ import typer
 
 from aioflux.cli._text import format_timestamp
 from aioflux.errors import CheckpointNotFoundError
-from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 __all__ = [
-    "VERIFIED_BY_BLOCKS",
     "CheckpointRoot",
     "Root",
     "Steps",
@@ -43,10 +41,6 @@ Steps = Annotated[
     list[int] | None,
     typer.Option("--step", metavar="STEP", min=0, help="Only this step; repeatable."),
 ]
-
-VERIFIED_BY_BLOCKS = TransferOptions(verify_ranges="never")
-"""Options for reads that are verified with the checksums in the commit object: the check by the
-store is turned off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +86,7 @@ async def open_checkpoints(argument: UriOrPath) -> AsyncIterator[CheckpointRoot]
     from aioflux.checkpoint._store.commits import read_commits
 
     root = str(argument.location)
-    async with argument.open_root(root, transfer=VERIFIED_BY_BLOCKS) as store:
+    async with argument.open_root(root) as store:
         yield CheckpointRoot(store, not await read_commits(store, ""))
 
 

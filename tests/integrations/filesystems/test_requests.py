@@ -23,7 +23,7 @@ DATA = bytes(range(256)) * 20_000
 @pytest.fixture
 def fs(shared: GCSServer) -> GSFileSystem:
     # Over http ranges are read twice by default.
-    return GSFileSystem(endpoint_url=shared.url, transfer={"verify_ranges": "never"})
+    return GSFileSystem(endpoint_url=shared.url, transfer={"verify_ranges": False})
 
 
 @pytest.fixture
