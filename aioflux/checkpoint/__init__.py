@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from aioflux.checkpoint._format.commit import StepInfo
 from aioflux.checkpoint._load.load import load
 from aioflux.checkpoint._load.reader import CheckpointReader, MappedReader, open_reader
 from aioflux.checkpoint._maintenance import clean, copy, verify
@@ -35,6 +36,7 @@ __all__ = [
     "MappedReader",
     "SaveHandle",
     "SaveResult",
+    "StepInfo",
     "TrainingState",
     "clean",
     "copy",

@@ -30,7 +30,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from aioflux import _bridge
 from aioflux._values.uri import PROBED_SCHEMES, parse_uri
-from aioflux.checkpoint._format.commit import new_save_id, step_prefix
+from aioflux.checkpoint._format.commit import SaveFacts, StepInfo, new_save_id, step_prefix
+from aioflux.checkpoint._load.state import load_below
+from aioflux.checkpoint._load.stored_checkpoint import commit_bytes
 from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.history import SaveRecord, read_history
 from aioflux.checkpoint._maintain.retention import Pruned, prune
@@ -55,9 +57,9 @@ from aioflux.checkpoint._save.state_spec import (
     describe_state,
 )
 from aioflux.checkpoint._schedule import Schedule, StopSignals
-from aioflux.checkpoint._store.commits import list_steps, uri_below
+from aioflux.checkpoint._store.commits import describe_steps, list_steps, uri_below
+from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp import _load_step as _step
-from aioflux.checkpoint.dcp import load_state
 from aioflux.errors import (
     AiofluxError,
     CheckpointCorruptError,
@@ -65,13 +67,14 @@ from aioflux.errors import (
     CheckpointNotFoundError,
     UnsupportedError,
 )
-from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Unpack
 
+    from aioflux.checkpoint._load.stored_checkpoint import CommitBytes
     from aioflux.checkpoint._maintain.verify import Verification
+    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.checkpoint.compression import ZStandard
     from aioflux.options import StoreOptions
     from aioflux.store import Store
@@ -194,8 +197,7 @@ class Checkpointer:
             options["transfer"] = plan_transfer(self._ranks.world_size)
         self._schedule = Schedule(every)
         self._signals = StopSignals()
-        self._options = options
-        self._store = open_store(uri, **options)
+        self._store = open_checkpoint(uri, **options)
         _bridge.close_when_dropped(self._store)
         kind = ProcessUploader if staging == "process" else LoopUploader
         self._uploader: Uploader = kind(self._store, self._settings)
@@ -404,13 +406,15 @@ class Checkpointer:
                 # Submitted as a failure, because the other ranks wait for the outcome of this rank.
                 failure, numbers = exc, {}
             job = Job(
-                step=step,
-                save_id=save_id,
+                facts=SaveFacts(
+                    step=step,
+                    save_id=save_id,
+                    world_size=self._ranks.world_size,
+                    metrics=numbers,
+                ),
                 rank=self._ranks.rank,
-                world_size=self._ranks.world_size,
                 staged=staged,
                 global_plan=plan.global_plan,
-                metrics=numbers,
                 protected=tuple(self._protected),
                 started=started,
                 is_urgent=is_urgent,
@@ -574,13 +578,13 @@ class Checkpointer:
         failure: BaseException | None = None
         failed_step: int | None = None
         with self._lock.current:
-            for candidate in self._candidates(step):
+            for candidate, known in self._candidates(step):
                 uri = uri_below(self._store, step_prefix(candidate))
                 if failed_step is not None and candidate < failed_step:
                     _warn(f"{uri} is loaded, because a newer step cannot be loaded: {failure}")
                 failure, failed_step = None, candidate
                 try:
-                    loaded = self._load_from(uri, into, map_location, weights_only)
+                    loaded = self._load_from(candidate, known, into, map_location, weights_only)
                 except Exception as exc:  # raised after the all-reduce, which other ranks wait for
                     failure = exc
                 is_damaged = isinstance(failure, CheckpointCorruptError | CheckpointNotFoundError)
@@ -602,22 +606,43 @@ class Checkpointer:
             "shows the problems of each step"
         )
 
-    def _load_from(self, uri: str, into: Any, map_location: Any, weights_only: bool) -> Any:
+    def _load_from(
+        self,
+        step: int,
+        known: CommitBytes | None,
+        into: Any,
+        map_location: Any,
+        weights_only: bool,
+    ) -> Any:
+        store, prefix = self._store, step_prefix(step)
         if into is None:
-            return load_state(
-                uri, map_location=map_location, weights_only=weights_only, **self._options
+            return load_below(
+                store, prefix, known=known, map_location=map_location, weights_only=weights_only
             )
-        _step.load_into(uri, into, self._ranks, weights_only=weights_only, options=self._options)
+        _step.load_into(store, prefix, into, self._ranks, known=known, weights_only=weights_only)
         return into
 
-    def _candidates(self, step: int | None) -> Iterator[int]:
-        """Yield the steps to load, the same on all ranks: the coordinator verifies the steps."""
-        valid = self._valid_steps(step) if self._ranks.is_coordinator else iter(())
-        while (candidate := self._ranks.on_coordinator(lambda: next(valid, None))) is not None:
-            yield candidate
+    def _candidates(self, step: int | None) -> Iterator[tuple[int, CommitBytes | None]]:
+        """Yield the steps to load, the same on all ranks: the coordinator verifies the steps.
 
-    def _valid_steps(self, step: int | None) -> Iterator[int]:
-        """Yield the steps that pass verification, newest first.
+        On the coordinator, each has the commit object that was verified.
+        """
+        valid = self._valid_steps(step) if self._ranks.is_coordinator else iter(())
+        known: CommitBytes | None = None
+
+        def following() -> int | None:
+            nonlocal known
+            candidate, found = next(valid, (None, None))
+            if candidate is not None and found is not None:
+                known = commit_bytes(found, step_prefix(candidate))
+            return candidate
+
+        while (candidate := self._ranks.on_coordinator(following)) is not None:
+            yield candidate, known
+            known = None
+
+    def _valid_steps(self, step: int | None) -> Iterator[tuple[int, CommitObject | None]]:
+        """Yield the steps that pass verification with their commit objects, newest first.
 
         A step is yielded once more if it was replaced after it was yielded.
         """
@@ -628,7 +653,7 @@ class Checkpointer:
         for first in results:
             result = first if step is None else replace(first, step=step)
             while result.step is not None and (result.is_valid or step is not None):
-                yield result.step
+                yield result.step, result.found
                 newer = self.verify(result.step)
                 if newer.generation in {"", result.generation}:
                     break
@@ -664,6 +689,14 @@ class Checkpointer:
         """Return one record of each save, failed saves included, oldest first."""
         self._uploader.wait_for_records()
         return _bridge.run(read_history(self._store))
+
+    def list(self) -> list[StepInfo]:
+        """Return the facts of the committed steps, ascending, without verifying them.
+
+        Costs one listing, and one or two requests for each step. A step whose commit object is
+        damaged has a `problem`.
+        """
+        return _bridge.run(describe_steps(self._store))
 
     def prune(self, *, dry_run: bool = False) -> Pruned:
         """Remove the steps that no retention rule keeps, as each save does after its commit.

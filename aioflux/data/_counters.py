@@ -54,7 +54,7 @@ class LoadStats:
     num_cache_hits: int = 0
     """Objects that were read from the cache."""
     num_retries: int = 0
-    """Requests that were retries."""
+    """Requests that were repeated, after an error or because their bytes were wrong."""
     num_skipped: int = 0
     """Samples that were skipped after an error, with `on_error`."""
 
@@ -151,7 +151,8 @@ class LoadCounters:
         """Count the retries since the last call.
 
         Args:
-            num_retries: Sum of `StoreStats.num_retries` over all stores of this process.
+            num_retries: Sum of `StoreStats.num_retries` and `num_checksum_mismatches` over all
+                stores of this process.
         """
         if self._pid != os.getpid():
             # The stores of a forked child count from zero.

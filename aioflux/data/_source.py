@@ -133,8 +133,9 @@ class Source:
 
     @property
     def num_retries(self) -> int:
-        """Number of retries in this process."""
-        return sum(objects.reader.store.stats.num_retries for objects in self._stores)
+        """Number of requests that were repeated, in this process."""
+        stats = [objects.reader.store.stats for objects in self._stores]
+        return sum(each.num_retries + each.num_checksum_mismatches for each in stats)
 
     @property
     def transfer(self) -> TransferOptions:

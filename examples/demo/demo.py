@@ -45,7 +45,7 @@ NUM_CORNERS = {"circle": 60, "triangle": 3, "square": 4}
 BATCH_SIZE = 32
 FAULTS: dict[int, tuple[str, dict[str, Any]]] = {
     1: ("response 503", {"status": 503, "times": 100}),
-    2: ("flipped byte", {"flip_at": "random", "times": 8}),
+    2: ("flipped byte", {"flip_at": "random", "times": 2}),
     3: ("stalled body", {"stall_at": 40_000, "times": 2}),
 }
 """Name of the faults, and arguments of `server.faults.add`, by the epoch after which they occur."""

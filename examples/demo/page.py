@@ -83,9 +83,8 @@ class FaultResult:
         self.num_skipped = after["skipped"]
 
     def __str__(self) -> str:
-        # The counters of a dataset do not contain reads of wrong bytes, which are repeated.
-        reads = "read again" if self.kind == "flip" else f"{self.num_retries} requests retried"
-        return f"{self.num_injected} x {self.name}; {reads}, {self.num_skipped} samples skipped"
+        counts = f"{self.num_retries} requests retried, {self.num_skipped} samples skipped"
+        return f"{self.num_injected} x {self.name}; {counts}"
 
 
 @dataclass

@@ -9,10 +9,10 @@ import pytest
 from aioflux import open_store
 from aioflux.checkpoint._format.commit import COMMIT_KEY, step_prefix
 from aioflux.checkpoint._store.commits import (
+    describe_steps,
     is_original,
     list_steps,
     read_commit,
-    summarize,
     uri_below,
 )
 from aioflux.errors import CheckpointNotFoundError
@@ -40,7 +40,7 @@ async def test_steps_are_those_with_a_commit_object(store) -> None:
 
 async def test_no_root_has_no_steps(store) -> None:
     assert await list_steps(store) == []
-    assert await summarize(store) == []
+    assert await describe_steps(store) == []
 
 
 async def test_a_step_reads_as_it_was_saved(store) -> None:
@@ -100,7 +100,7 @@ async def test_a_summary_lists_broken_steps_too(store) -> None:
     data = bytearray(await store.get(broken.meta.key))
     data[-30] ^= 1
     await store.put(broken.meta.key, data)
-    first, second = await summarize(store)
+    first, second = await describe_steps(store)
     assert (first.step, first.num_bytes, first.num_objects) == (1, 200_000, 2)
     assert (first.metrics, first.created, first.problem) == ({"loss": 2.0}, 5.0, "")
     assert first.save_id == saved.commit.save_id

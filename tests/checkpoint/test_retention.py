@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from aioflux import RetryPolicy, checkpoint, open_store
 from aioflux.checkpoint import Checkpointer
-from aioflux.checkpoint._format.commit import step_prefix
-from aioflux.checkpoint._maintain.retention_rules import Retention, StepRecord, plan_prune
+from aioflux.checkpoint._format.commit import StepInfo, step_prefix
+from aioflux.checkpoint._maintain.retention_rules import Retention, plan_prune
 from aioflux.errors import AiofluxError, PermissionDeniedError, PreconditionFailedError
 from aioflux.testing.gcs_server import Hook
 from tests.checkpoint.saves import METADATA, save_id, save_step
@@ -25,11 +25,11 @@ NOW = 1000.0
 
 def records(steps, *, broken=(), losses=None):
     return [
-        StepRecord(
+        StepInfo(
             step=step,
             created=NOW - 100 + step,
             metrics={} if losses is None else {"loss": losses[step]},
-            is_valid=step not in broken,
+            problem="damaged" if step in broken else "",
         )
         for step in steps
     ]
@@ -90,11 +90,11 @@ def test_protected_steps_stay() -> None:
 @given(
     steps=st.lists(
         st.builds(
-            StepRecord,
+            StepInfo,
             step=st.integers(0, 50),
             created=st.floats(0, 2000),
             metrics=st.dictionaries(st.just("loss"), st.floats(), max_size=1),
-            is_valid=st.booleans(),
+            problem=st.sampled_from(["", "damaged"]),
         ),
         max_size=12,
         unique_by=lambda each: each.step,
@@ -114,7 +114,7 @@ def test_a_valid_step_always_stays_the_newest_and_the_protected_too(
     removed = plan_prune(steps, retention, now=NOW, protected=protected)
     assert removed == sorted(set(removed))
     assert not protected & set(removed)
-    valid = [each.step for each in steps if each.is_valid]
+    valid = [each.step for each in steps if not each.problem]
     left = sorted(set(valid) - set(removed))
     if not valid:
         assert removed == []

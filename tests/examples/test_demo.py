@@ -57,16 +57,14 @@ def output_of(demo: subprocess.Popen[str]) -> str:
 def check(output: str, num_steps: int) -> None:
     """Check that all losses are equal, and that every fault was injected, counted and survived."""
     assert f"All {num_steps} losses are bit-equal" in output
-    counts = re.findall(
-        r"survived: (\d+) x (.*?)(?:; (\d+) requests retried|; read again),", output
-    )
+    counts = re.findall(r"survived: (\d+) x (.*?); (\d+) requests retried,", output)
     assert [(name, int(injected)) for injected, name, _ in counts] == [
         ("response 503", 100),
-        ("flipped byte", 8),
+        ("flipped byte", 2),
         ("stalled body", 2),
     ]
-    assert int(counts[0][2]) >= 100
-    assert int(counts[2][2]) >= 2
+    # A request may still pause before its retry when its fault is over.
+    assert sum(int(retried) for _, _, retried in counts) >= 100
     assert output.count(", 0 samples skipped") == 3
     (killed,) = re.findall(r"step +(\d+)  SIGKILL", output)
     (resumed,) = re.findall(r"step +(\d+)  a new process resumes", output)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIZE = 8 * MIB
-TRANSFER = aioflux.TransferOptions(range_size_bytes=2 * MIB)
+TRANSFER = aioflux.TransferOptions(range_size_bytes=2 * MIB, verify_ranges=True)
 """As many ranges as an object of 64 MiB has by default."""
 OLD, NEW = contents(SIZE)
 PROGRESS_SECONDS = 0.3

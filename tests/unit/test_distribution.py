@@ -113,10 +113,10 @@ def test_a_resumable_loader_needs_no_other_extra_than_torch() -> None:
 
 
 def test_the_classifiers_name_the_tested_pythons() -> None:
-    """CI, the page for contributors and README name the same Pythons as the classifiers."""
+    """README and the page for contributors name the same Pythons as the classifiers."""
     prefix = "Programming Language :: Python :: 3."
     named = [each for each in PROJECT["classifiers"] if each.startswith(prefix)]
     assert [each.rpartition(" ")[2] for each in named] == ["3.11", "3.12", "3.13"]
-    for name in ("README.md", "docs/contributing.md", ".ci/run"):
+    for name in ("README.md", "docs/contributing.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert all(each.rpartition(" ")[2] in text for each in named), name

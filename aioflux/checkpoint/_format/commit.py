@@ -30,6 +30,8 @@ __all__ = [
     "COMMIT_KEY",
     "INDEX_KEY",
     "Commit",
+    "SaveFacts",
+    "StepInfo",
     "StoredItem",
     "StoredObject",
     "data_key",
@@ -111,15 +113,19 @@ class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
     """Items in the object, in the order of their offsets."""
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """The data objects of one save, and facts about the save."""
+class SaveFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a save that its commit stores, and that lists of steps show.
 
-    save_id: str
+    A new fact needs a default, because older commits lack it. `Checkpointer.save_async` sets it;
+    `Checkpointer.list` and `aioflux ckpt list --json` then show it.
+    """
+
+    save_id: str = ""
     """Name of the save; part of the keys of its data objects."""
-    uri: str
+    uri: str = ""
     """Uri that the checkpoint was saved to. A copy made by another program has another uri and
     other generations; it is verified by sizes and checksums alone."""
-    created: float
+    created: float = 0.0
     """Time of the commit, in seconds since 1970, UTC."""
     world_size: int = 1
     """Number of ranks that wrote the checkpoint."""
@@ -127,9 +133,37 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """Training step; None if the checkpoint has none."""
     layout: str = "dcp"
     """Layout of the data objects: `dcp` or `safetensors`."""
-    objects: tuple[StoredObject, ...] = ()
     metrics: dict[str, float] = {}
     """Metrics for retention. NaN and infinity are not stored."""
+
+
+class StepInfo(SaveFacts, frozen=True, kw_only=True):
+    """A step of a run: the facts of its save, without the list of its objects.
+
+    If its commit object cannot be decoded, `problem` is set, and only step and uri are known.
+    """
+
+    step: int
+    """Number of the training step."""
+    num_bytes: int = 0
+    """Size of all data objects in bytes, without the commit object."""
+    num_objects: int = 0
+    """Number of data objects."""
+    generation: str = ""
+    """Generation of the commit object."""
+    problem: str = ""
+    """Error message if the commit object cannot be decoded."""
+    is_ours: bool = True
+    """False if another program wrote the checkpoint; `problem` is set then."""
+
+
+class Commit(SaveFacts, frozen=True, kw_only=True):
+    """The data objects of one save, and facts about the save."""
+
+    save_id: str
+    uri: str
+    created: float
+    objects: tuple[StoredObject, ...] = ()
     extra: dict[str, str] = {}
     """Further data, such as the containers of the state and the tag."""
     format: int = FORMAT
@@ -139,6 +173,16 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     def num_bytes(self) -> int:
         """Bytes of all data objects, without the commit object."""
         return sum(stored.size for stored in self.objects)
+
+    def step_info(self, step: int, uri: str, generation: str) -> StepInfo:
+        """Return the facts of the step at a uri, where its commit object has a generation."""
+        facts = {name: getattr(self, name) for name in SaveFacts.__struct_fields__}
+        return StepInfo(
+            **facts | {"step": step, "uri": uri},
+            num_bytes=self.num_bytes,
+            num_objects=len(self.objects),
+            generation=generation,
+        )
 
 
 _encoder = msgspec.json.Encoder()

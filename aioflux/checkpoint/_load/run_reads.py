@@ -65,11 +65,15 @@ class DataObjects:
     async def _find_meta(self, key: str) -> ObjectMeta:
         stored = self.checkpoint.objects.get(key)
         if stored is not None:
-            return meta_of(self._store, stored, is_pinned=self.checkpoint.is_pinned)
+            pinned = self.checkpoint.is_pinned
+            return meta_of(self._store, stored, key=self._full_key(key), is_pinned=pinned)
         try:
-            return await self._store.head(key)
+            return await self._store.head(self._full_key(key))
         except NotFoundError as exc:
-            raise _missing_error(uri_below(self._store, key)) from exc
+            raise _missing_error(uri_below(self._store, self._full_key(key))) from exc
+
+    def _full_key(self, key: str) -> str:
+        return self.checkpoint.prefix + key
 
     def uri_of(self, key: str) -> str:
         return self._metas[key].uri
@@ -91,10 +95,12 @@ class DataObjects:
         meta, stored = self._metas[key], self.checkpoint.objects.get(key)
         if stored is not None and self._is_verified:
             pinned = self.checkpoint.is_pinned
-            await read_range(self._store, stored, start=start, into=into, is_pinned=pinned)
+            await read_range(
+                self._store, stored, start=start, into=into, key=meta.key, is_pinned=pinned
+            )
             return
         try:
-            pin = meta if meta.generation else key
+            pin = meta if meta.generation else meta.key
             num_read = await self._store.get_into(pin, into, start=start)
         except (NotFoundError, PreconditionFailedError) as exc:
             raise _missing_error(meta.uri) from exc

@@ -13,6 +13,7 @@ from aioflux.checkpoint._load.copies import TensorTarget, ValueTarget, narrow
 from aioflux.checkpoint._load.decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint._load.fetch import fetch
 from aioflux.checkpoint._load.stored_checkpoint import (
+    CommitBytes,
     StoredCheckpoint,
     StoredShape,
     decode_checkpoint,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["as_parameter", "load_state", "storage_identity"]
+__all__ = ["as_parameter", "load_below", "load_state", "storage_identity"]
 
 
 def load_state(
@@ -73,22 +74,48 @@ def load_state(
     """
     store = open_checkpoint(uri, **options)
     _bridge.close_when_dropped(store)
-    replacements = Replacements(store)
-    device = torch.device("cpu" if map_location is None else map_location)
-    registry = extension_registry or default_registry()
     try:
-        while True:
-            read = _bridge.run(read_commit_object(store))
-            try:
-                checkpoint = decode_checkpoint(store, read)
-                return _read(
-                    store, checkpoint, device, registry, weights_only=weights_only, verify=verify
-                )
-            except CheckpointCorruptError:
-                if not _bridge.run(replacements.has_newer(read.data)):
-                    raise
+        return load_below(
+            store,
+            map_location=map_location,
+            weights_only=weights_only,
+            verify=verify,
+            extension_registry=extension_registry,
+        )
     finally:
         _bridge.run(store.aclose())
+
+
+def load_below(
+    store: Store,
+    prefix: str = "",
+    *,
+    known: CommitBytes | None = None,
+    map_location: str | torch.device | None = None,
+    weights_only: bool = True,
+    verify: bool = True,
+    extension_registry: ExtensionRegistry | None = None,
+) -> dict[Any, Any]:
+    """Load the checkpoint below a prefix of a store that `open_checkpoint` opened.
+
+    `known` is its commit object, if the caller has read it. For the other arguments and the errors
+    see `load_state`.
+    """
+    replacements = Replacements(store, prefix)
+    device = torch.device("cpu" if map_location is None else map_location)
+    registry = extension_registry or default_registry()
+    read = known
+    while True:
+        read = read or _bridge.run(read_commit_object(store, prefix=prefix))
+        try:
+            checkpoint = decode_checkpoint(store, read, prefix=prefix)
+            return _read(
+                store, checkpoint, device, registry, weights_only=weights_only, verify=verify
+            )
+        except CheckpointCorruptError:
+            if not _bridge.run(replacements.has_newer(read.data)):
+                raise
+            read = None
 
 
 def _read(
@@ -122,7 +149,7 @@ def _read(
         else:
             values[name] = None  # reserves its place in the order; `load` sets the value
             item = checkpoint.locate(MetadataIndex(name))
-            uri = uri_below(store, item.key)
+            uri = uri_below(store, checkpoint.prefix + item.key)
             targets.append(ValueTarget(name, item, partial(load, name=name, uri=uri)))
     with torch.no_grad():
         fetch(

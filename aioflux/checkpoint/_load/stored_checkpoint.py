@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 
     from aioflux.checkpoint._format.commit import Commit, StoredItem, StoredObject
+    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "LocatedItem",
     "StoredCheckpoint",
     "StoredShape",
+    "commit_bytes",
     "decode_checkpoint",
     "read_commit_object",
 ]
@@ -79,6 +81,8 @@ class StoredCheckpoint:
     is_pinned: bool
     """Reads require the generations in the commit. False for a copy that another program made:
     its objects have other generations."""
+    prefix: str = ""
+    """Prefix of the checkpoint in its store, with a slash at the end."""
 
     @cached_property
     def objects(self) -> Mapping[str, StoredObject]:
@@ -146,8 +150,10 @@ class CommitBytes(NamedTuple):
     data: bytes
 
 
-async def read_commit_object(store: Store, rank: int | None = None) -> CommitBytes:
-    """Read the commit object of a checkpoint.
+async def read_commit_object(
+    store: Store, rank: int | None = None, *, prefix: str = ""
+) -> CommitBytes:
+    """Read the commit object of the checkpoint below a prefix.
 
     With `rank`, read the commit object that this rank wrote in a save without collectives.
 
@@ -157,27 +163,31 @@ async def read_commit_object(store: Store, rank: int | None = None) -> CommitByt
         StorageError: The commit object cannot be read.
     """
     if rank is None:
-        commit_object = await read_commit(store, "")
-        return CommitBytes(commit_object.meta.key, commit_object.data)
+        return commit_bytes(await read_commit(store, prefix), prefix)
     key = f"__{rank}{COMMIT_KEY}"
     try:
-        return CommitBytes(key, await store.get(key))
+        return CommitBytes(key, await store.get(prefix + key))
     except NotFoundError as exc:
         raise CheckpointNotFoundError(
-            f"there is no checkpoint {store.uri}: it has neither a commit object nor the object "
-            f"{key!r}, which rank {rank} writes in a save without collectives; list the "
-            "checkpoints with `aioflux ckpt list`"
+            f"there is no checkpoint {uri_below(store, prefix)}: it has neither a commit object "
+            f"nor the object {key!r}, which rank {rank} writes in a save without collectives; "
+            "list the checkpoints with `aioflux ckpt list`"
         ) from exc
 
 
-def decode_checkpoint(store: Store, read: CommitBytes) -> StoredCheckpoint:
-    """Decode a commit object.
+def commit_bytes(found: CommitObject, prefix: str) -> CommitBytes:
+    """Return key and bytes of the commit object of the checkpoint below a prefix."""
+    return CommitBytes(found.meta.key.removeprefix(prefix), found.data)
+
+
+def decode_checkpoint(store: Store, read: CommitBytes, *, prefix: str = "") -> StoredCheckpoint:
+    """Decode the commit object of the checkpoint below a prefix.
 
     Raises:
         CheckpointCorruptError: The commit object is damaged, forged or truncated.
         CheckpointError: Neither aioflux nor DCP wrote the commit object.
     """
-    uri = uri_below(store, read.key)
+    uri = uri_below(store, prefix + read.key)
     if read.key == INDEX_KEY:
         _, commit = decode_index(read.data, uri=uri)
         if commit is None:
@@ -197,5 +207,6 @@ def decode_checkpoint(store: Store, read: CommitBytes) -> StoredCheckpoint:
             f"{uri} is truncated: aioflux wrote it, and its commit is missing; load an earlier "
             "checkpoint"
         )
-    is_pinned = commit is not None and is_original(store, "", commit)
-    return StoredCheckpoint(store.uri.rstrip("/"), metadata, commit, is_pinned)
+    is_pinned = commit is not None and is_original(store, prefix, commit)
+    checkpoint_uri = uri_below(store, prefix).rstrip("/")
+    return StoredCheckpoint(checkpoint_uri, metadata, commit, is_pinned, prefix)

@@ -11,11 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from aioflux.checkpoint._format.commit import step_prefix
 from aioflux.checkpoint._maintain.orphans import save_of
-from aioflux.checkpoint._maintain.retention_rules import StepRecord, plan_prune, steps_to_verify
+from aioflux.checkpoint._maintain.retention_rules import plan_prune, steps_to_verify
 from aioflux.checkpoint._maintain.verify import verify_steps
-from aioflux.checkpoint._store.commits import read_commits, summarize, uri_below
+from aioflux.checkpoint._store.commits import describe_steps, read_commits, uri_below
 from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
@@ -138,16 +140,7 @@ async def prune(
     Steps that another program wrote, and `protected` steps, are kept. `now` is the time in seconds
     since 1970, UTC.
     """
-    summaries = {summary.step: summary for summary in await summarize(store) if summary.is_ours}
-    records = {
-        step: StepRecord(
-            step=step,
-            created=summary.created,
-            metrics=summary.metrics,
-            is_valid=not summary.problem,
-        )
-        for step, summary in summaries.items()
-    }
+    records = {each.step: each for each in await describe_steps(store) if each.is_ours}
     verified: set[int] = set()
     while plan := plan_prune(records.values(), retention, now=now, protected=protected):
         unverified = steps_to_verify(records.values(), retention) - verified
@@ -156,20 +149,21 @@ async def prune(
         results = await verify_steps(store, sorted(unverified))
         valid = {result.step for result in results if result.is_valid}
         for step in unverified:
-            records[step] = replace(records[step], is_valid=step in valid)
+            if step not in valid:
+                records[step] = structs.replace(records[step], problem="verification failed")
         verified |= unverified
     errors: dict[str, AiofluxError] = {}
     removed = []
     for step in plan:
         try:
             if not dry_run:
-                result = await remove_step(store, step, summaries[step].generation)
+                result = await remove_step(store, step, records[step].generation)
                 errors |= {uri_below(store, key): exc for key, exc in result.errors.items()}
         except (CheckpointCorruptError, StorageError) as exc:
-            errors[summaries[step].uri] = exc
+            errors[records[step].uri] = exc
         except CheckpointNotFoundError:
             continue  # another process removed it
         else:
             removed.append(step)
-    kept = tuple(step for step in summaries if step not in removed)
+    kept = tuple(step for step in records if step not in removed)
     return Pruned(removed=tuple(removed), kept=kept, errors=errors)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["Retention", "StepRecord", "plan_prune", "steps_to_verify"]
+    from aioflux.checkpoint._format.commit import StepInfo
+
+__all__ = ["Retention", "plan_prune", "steps_to_verify"]
 
 Best: TypeAlias = tuple[str, str] | tuple[str, str, int]
 
@@ -63,21 +65,8 @@ def _check_best(best: object) -> None:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepRecord:
-    """The facts about one step that the rules use."""
-
-    step: int
-    created: float
-    """Time of the commit, in seconds since 1970, UTC."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    is_valid: bool = True
-    """Whether the step passed verification. An invalid step never counts as one of the `keep_last`
-    or best."""
-
-
 def plan_prune(
-    steps: Iterable[StepRecord],
+    steps: Iterable[StepInfo],
     retention: Retention,
     *,
     now: float,
@@ -85,9 +74,9 @@ def plan_prune(
 ) -> list[int]:
     """Return the steps to remove, in ascending order.
 
-    Without a valid step, all steps are kept. Steps newer than the newest valid step are kept, so
-    that someone can find out why they failed verification. An invalid step that is older is kept
-    only by `keep_every`, `ttl_seconds` or `protected`.
+    A step with a `problem` is invalid. Without a valid step, all steps are kept. Steps newer than
+    the newest valid step are kept, so that someone can find out why they failed verification. An
+    invalid step that is older is kept only by `keep_every`, `ttl_seconds` or `protected`.
 
     Args:
         steps: All committed steps.
@@ -96,7 +85,7 @@ def plan_prune(
         protected: Steps to keep in any case, such as the step that was loaded.
     """
     records = sorted(steps, key=lambda record: record.step)
-    valid = [record for record in records if record.is_valid]
+    valid = [record for record in records if not record.problem]
     if not retention.has_rules or not valid:
         return []
     kept = {record.step for record in records if record.step >= valid[-1].step}
@@ -113,16 +102,18 @@ def plan_prune(
     return [record.step for record in records if record.step not in kept]
 
 
-def steps_to_verify(steps: Iterable[StepRecord], retention: Retention) -> set[int]:
+def steps_to_verify(steps: Iterable[StepInfo], retention: Retention) -> set[int]:
     """Return the steps to verify before a removal: others are removed because these are valid."""
-    valid = sorted((record for record in steps if record.is_valid), key=lambda record: record.step)
+    valid = sorted(
+        (record for record in steps if not record.problem), key=lambda record: record.step
+    )
     unverified = {record.step for record in valid[-(retention.keep_last or 1) :]}
     if retention.keep_best is not None:
         unverified.update(_best(valid, retention.keep_best))
     return unverified
 
 
-def _best(valid: Sequence[StepRecord], best: Best) -> list[int]:
+def _best(valid: Sequence[StepInfo], best: Best) -> list[int]:
     """Return the steps with the best metric. Steps without the metric are ignored."""
     metric, mode, *count = best
     sign = 1.0 if mode == "max" else -1.0

@@ -1,6 +1,7 @@
 """verify: a check that every object of a checkpoint exists, with the bytes that were saved.
 
-    commit object -> consistent? (pure) -> agrees with one listing? (pure) -> deep: read all bytes
+    one listing -> commit object -> consistent? (pure) -> agrees with the listing? (pure)
+    -> deep: read all bytes
 
 Listings have the size and generation of objects, and on most services their crc32c. So only a deep
 check reads data objects.
@@ -18,6 +19,7 @@ from aioflux._values.checksums import join_crc32c
 from aioflux.checkpoint._format.commit import parse_step, step_prefix
 from aioflux.checkpoint._maintain.orphans import save_of
 from aioflux.checkpoint._store.commits import (
+    COMMIT_KEYS,
     Replacements,
     as_prefix,
     is_original,
@@ -198,8 +200,9 @@ async def verify(
 ) -> Verification:
     """Check that a checkpoint is complete.
 
-    Reads the commit object and one listing. A deep check also reads every byte, with a bounded part
-    in memory. If another save replaces the checkpoint meanwhile, the new one is checked.
+    Sends one listing, and reads the commit object. A deep check also reads every byte, with a
+    bounded part in memory. If another save replaces the checkpoint meanwhile, the new one is
+    checked.
 
     Args:
         store: The store of the checkpoint.
@@ -230,8 +233,10 @@ async def _verify_commit(
     """Check the checkpoint below a prefix as it is now."""
     uri = uri_below(store, below)
     step = parse_step(below.rstrip("/").rpartition("/")[2] or uri.rstrip("/").rpartition("/")[2])
+    listed = await _list(store, below)
     try:
-        existing = await read_commit(store, below)
+        names = [name for name in COMMIT_KEYS if below + name in listed]
+        existing = await read_commit(store, below, names)
     except CheckpointNotFoundError as exc:
         return _unreadable(uri, step, "no_commit", str(exc))
     except (CheckpointCorruptError, ChecksumError) as exc:
@@ -245,7 +250,13 @@ async def _verify_commit(
         text = f"{existing.meta.uri} was saved as step {commit.step}, not as step {step}"
         problems.append(Problem("commit", existing.meta.uri, text))
     if not problems:
-        problems = await _check_objects(store, below, commit, deep=deep, progress=progress)
+        problems, intact = _check_objects(store, below, commit, listed, deep=deep)
+        if problems:  # or the commit is newer than the listing
+            listed = await _list(store, below)
+            problems, intact = _check_objects(store, below, commit, listed, deep=deep)
+        if deep:
+            is_pinned = is_original(store, below, commit)
+            problems += await _read(store, below, intact, is_pinned=is_pinned, progress=progress)
     return Verification(
         uri=uri,
         step=commit.step if step is None else step,
@@ -263,21 +274,17 @@ def _unreadable(uri: str, step: int | None, kind: ProblemKind, text: str) -> Ver
     return Verification(uri=uri, step=step, problems=(Problem(kind, uri, text),))
 
 
-async def _check_objects(
-    store: Store,
-    below: str,
-    commit: Commit,
-    *,
-    deep: bool,
-    progress: Callable[[int], None] | None,
-) -> list[Problem]:
-    """Return the problems of the objects that a commit lists."""
-    listed: Mapping[str, ObjectMeta] = {}
-    if commit.objects:
-        listed = {meta.key: meta for meta in await store.list_all(below)}
+async def _list(store: Store, below: str) -> Mapping[str, ObjectMeta]:
+    return {meta.key: meta for meta in await store.list_all(below)}
+
+
+def _check_objects(
+    store: Store, below: str, commit: Commit, listed: Mapping[str, ObjectMeta], *, deep: bool
+) -> tuple[list[Problem], list[StoredObject]]:
+    """Return the problems of the objects of a commit in a listing, and the other objects."""
     is_pinned = is_original(store, below, commit)
     problems: list[Problem] = []
-    to_read: list[StoredObject] = []
+    intact: list[StoredObject] = []
     for stored in commit.objects:
         meta = listed.get(below + stored.key)
         uri = uri_below(store, below + stored.key)
@@ -286,10 +293,8 @@ async def _check_objects(
             defects = check_blocks(stored, uri)
         problems += defects
         if not defects:
-            to_read.append(stored)
-    if deep:
-        problems += await _read(store, below, to_read, is_pinned=is_pinned, progress=progress)
-    return problems
+            intact.append(stored)
+    return problems, intact
 
 
 async def _read(

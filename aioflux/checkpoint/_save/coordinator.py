@@ -7,6 +7,8 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from aioflux.checkpoint._format.commit import COMMIT_KEY, Commit, encode_commit
 from aioflux.checkpoint._format.dcp_metadata import ItemLocation, add_storage_data
 from aioflux.checkpoint._maintain.history import SaveRecord
@@ -110,14 +112,10 @@ class Coordinator:
         """Commit the objects of all ranks with DCP's pickled metadata; return their total size."""
         job = self._job
         assert job.global_plan is not None
+        facts = {**msgspec.structs.asdict(job.facts), "uri": self._manifests.uri}
         new = Commit(
-            save_id=job.save_id,
-            uri=self._manifests.uri,
-            created=time.time(),
-            world_size=job.world_size,
-            step=job.step,
+            **facts | {"created": time.time()},
             objects=tuple(objects),
-            metrics=dict(job.metrics),
             extra=dict(job.global_plan.extra),
         )
         data = encode_commit(metadata, new)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aioflux.checkpoint._format.commit import StoredItem, StoredObject, step_prefix
+from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, StoredObject, step_prefix
 from aioflux.checkpoint._maintain.retention_rules import Retention
 
 if TYPE_CHECKING:
@@ -99,16 +99,12 @@ class StagedState:
 class Job:
     """One save of one rank, staged."""
 
-    step: int
-    save_id: str
-    """Unique name of the save, the same on all ranks."""
+    facts: SaveFacts
+    """The facts of the save; the commit sets `uri` and `created`."""
     rank: int
-    world_size: int
     staged: StagedState = StagedState()
     global_plan: GlobalSavePlan | None = None
     """The plan of all ranks; None except on the coordinator."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the step, for retention."""
     protected: tuple[int, ...] = ()
     """Steps that retention must keep, besides its rules."""
     started: float
@@ -123,6 +119,22 @@ class Job:
     """Number of earlier attempts whose uploader process died."""
     prefix: str = ""
     """Prefix of the checkpoint; if empty, the prefix of its step."""
+
+    @property
+    def step(self) -> int:
+        """The training step."""
+        assert self.facts.step is not None
+        return self.facts.step
+
+    @property
+    def save_id(self) -> str:
+        """Unique name of the save, the same on all ranks."""
+        return self.facts.save_id
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.facts.world_size
 
     @property
     def checkpoint_prefix(self) -> str:

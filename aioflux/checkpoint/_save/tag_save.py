@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from aioflux._concurrency.fan_out import gather_bounded
-from aioflux.checkpoint._format.commit import StoredItem, StoredObject, part_key
+from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, StoredObject, part_key
 from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
 from aioflux.checkpoint._save.commit_protocol import RankSave
 from aioflux.checkpoint._save.job import GlobalSavePlan, Job, UploadSettings
@@ -54,10 +54,8 @@ def tag_job(
 ) -> Job:
     """Return the job of a save under a tag."""
     return Job(
-        step=step_of(tag),
-        save_id=save_id,
+        facts=SaveFacts(step=step_of(tag), save_id=save_id, world_size=world_size),
         rank=rank,
-        world_size=world_size,
         global_plan=GlobalSavePlan(b"", (), {"tag": tag}) if rank == 0 else None,
         started=started,
         staged_seconds=staged_seconds,

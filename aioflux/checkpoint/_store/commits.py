@@ -10,7 +10,6 @@ follows as JSON. Only the JSON is decoded here; nothing is unpickled.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._concurrency.fan_out import gather_bounded
@@ -19,6 +18,7 @@ from aioflux._values.uri import join_uri, parse_uri
 from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
     INDEX_KEY,
+    StepInfo,
     decode_commit,
     decode_index,
     parse_step,
@@ -27,7 +27,7 @@ from aioflux.checkpoint._format.commit import (
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit
@@ -38,14 +38,13 @@ __all__ = [
     "MAX_IN_FLIGHT",
     "CommitObject",
     "Replacements",
-    "StepSummary",
     "as_prefix",
+    "describe_steps",
     "is_original",
     "list_prefixes",
     "list_steps",
     "read_commit",
     "read_commits",
-    "summarize",
     "uri_below",
 ]
 
@@ -67,36 +66,6 @@ class CommitObject(NamedTuple):
     """The decoded commit; None if another program wrote the object, or if it is damaged."""
     problem: CheckpointCorruptError | None = None
     """The error of a damaged object."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepSummary:
-    """The commit of a step, without the list of its objects."""
-
-    step: int
-    """The training step."""
-    uri: str
-    """Uri of the checkpoint."""
-    created: float = 0.0
-    """Time of the commit, in seconds since 1970, UTC."""
-    num_bytes: int = 0
-    """Size of all data objects in bytes, without the commit object."""
-    num_objects: int = 0
-    """Number of data objects."""
-    world_size: int = 0
-    """Number of ranks that wrote the checkpoint."""
-    layout: str = ""
-    """`dcp` or `safetensors`."""
-    save_id: str = ""
-    """Name of the save."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics for retention."""
-    generation: str = ""
-    """Generation of the commit object."""
-    problem: str = ""
-    """Error message if the commit object cannot be decoded. Then only step and uri are set."""
-    is_ours: bool = True
-    """False if another program wrote the checkpoint; `problem` is set then."""
 
 
 def as_prefix(prefix: str) -> str:
@@ -179,14 +148,21 @@ async def read_commits(
     return sorted(commit_objects, key=lambda each: each.commit.save_id if each.commit else "")
 
 
-async def read_commit(store: Store, prefix: str) -> CommitObject:
+async def read_commit(
+    store: Store, prefix: str, listed: Sequence[str] = COMMIT_KEYS
+) -> CommitObject:
     """Read the commit object of a checkpoint; the newer one if both layouts were saved.
+
+    `listed` are the commit keys below the prefix, if they are known from a listing: the others are
+    read only if these were deleted since.
 
     Raises:
         CheckpointNotFoundError: No save of the checkpoint was committed.
         CheckpointCorruptError: A commit object is damaged.
     """
-    commit_objects = await read_commits(store, prefix)
+    commit_objects = await read_commits(store, prefix, listed)
+    if not commit_objects and 0 < len(listed) < len(COMMIT_KEYS):
+        commit_objects = await read_commits(store, prefix)
     for commit_object in commit_objects:
         if commit_object.problem is not None:
             raise commit_object.problem
@@ -220,37 +196,26 @@ class Replacements:
         return newer != data and await self._backoff.pause()
 
 
-async def summarize(store: Store, steps: Sequence[int] | None = None) -> list[StepSummary]:
-    """Return the summaries of many steps, ascending, without verifying the steps.
+async def describe_steps(store: Store, steps: Sequence[int] | None = None) -> list[StepInfo]:
+    """Return the facts of many steps, ascending, without verifying the steps.
 
-    Costs one or two requests for each step. Steps without a commit have no summary.
+    Costs one or two requests for each step. Steps without a commit are omitted.
     """
 
-    async def summarize_step(step: int) -> StepSummary | None:
+    async def describe_step(step: int) -> StepInfo | None:
         uri = uri_below(store, step_prefix(step))
         try:
             commit_object = await read_commit(store, step_prefix(step))
         except CheckpointNotFoundError:
             return None
         except CheckpointCorruptError as exc:
-            return StepSummary(step=step, uri=uri, problem=str(exc))
+            return StepInfo(step=step, uri=uri, problem=str(exc))
         commit = commit_object.commit
         if commit is None:
             problem = f"{commit_object.meta.uri} has no commit of aioflux: another program wrote it"
-            return StepSummary(step=step, uri=uri, problem=problem, is_ours=False)
-        return StepSummary(
-            step=step,
-            uri=uri,
-            created=commit.created,
-            num_bytes=commit.num_bytes,
-            num_objects=len(commit.objects),
-            world_size=commit.world_size,
-            layout=commit.layout,
-            save_id=commit.save_id,
-            metrics=commit.metrics,
-            generation=commit_object.meta.generation,
-        )
+            return StepInfo(step=step, uri=uri, problem=problem, is_ours=False)
+        return commit.step_info(step, uri, commit_object.meta.generation)
 
     selected = sorted(set(steps)) if steps is not None else await list_prefixes(store)
-    summaries = await gather_bounded(summarize_step, selected, max_in_flight=MAX_IN_FLIGHT)
-    return [each for each in summaries if each is not None]
+    found = await gather_bounded(describe_step, selected, max_in_flight=MAX_IN_FLIGHT)
+    return [each for each in found if each is not None]

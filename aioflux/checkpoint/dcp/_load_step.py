@@ -15,8 +15,9 @@ from aioflux.errors import CheckpointCorruptError, CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aioflux.checkpoint._load.stored_checkpoint import CommitBytes
     from aioflux.checkpoint._save.ranks import Ranks
-    from aioflux.options import StoreOptions
+    from aioflux.store import Store
 
 __all__ = ["AdaptiveState", "load_into"]
 
@@ -37,10 +38,32 @@ class AdaptiveState(Protocol):
         """Apply the loaded state."""
 
 
+class _StepReader(StorageReader):
+    """A reader of the checkpoint below a prefix of an open store."""
+
+    def __init__(
+        self, store: Store, prefix: str, known: CommitBytes | None, **settings: Any
+    ) -> None:
+        self._opened = store
+        super().__init__(store.uri, **settings)
+        self._prefix, self._known = prefix, known
+
+    def _open(self, uri: str) -> Store:
+        return self._opened
+
+
 def load_into(
-    uri: str, into: Any, ranks: Ranks, *, weights_only: bool, options: StoreOptions
+    store: Store,
+    prefix: str,
+    into: Any,
+    ranks: Ranks,
+    *,
+    known: CommitBytes | None = None,
+    weights_only: bool,
 ) -> None:
-    """Load a checkpoint into a state. Each rank loads its part.
+    """Load the checkpoint below a prefix of a store into a state. Each rank loads its part.
+
+    `known` is its commit object, if the coordinator has read it.
 
     The state is an `AdaptiveState`, a `Stateful`, or a dictionary that may contain `Stateful`
     values.
@@ -49,8 +72,7 @@ def load_into(
         CheckpointCorruptError: The bytes that a rank read are damaged.
         CheckpointError: A rank could not load its part.
     """
-    group = ranks.group
-    reader = StorageReader(uri, weights_only=weights_only, process_group=group, **options)
+    reader = _StepReader(store, prefix, known, weights_only=weights_only, process_group=ranks.group)
     if isinstance(into, AdaptiveState):
         template = into.template_for(reader.read_metadata().state_dict_metadata)
     elif isinstance(into, Stateful):

@@ -130,6 +130,8 @@ class StorageReader(dcp_storage.StorageReader):
         self._group = process_group
         self._options = options
         self._store = self._open(uri)
+        self._prefix = ""
+        self._known: CommitBytes | None = None
         self._checkpoint: StoredCheckpoint | None = None
         self._commit_bytes: CommitBytes | None = None
         self._is_alone = False
@@ -155,7 +157,7 @@ class StorageReader(dcp_storage.StorageReader):
     @property
     def checkpoint_id(self) -> str:
         """Uri of the checkpoint that is read."""
-        return self._store.uri.rstrip("/")
+        return uri_below(self._store, self._prefix).rstrip("/")
 
     @property
     def containers(self) -> str:
@@ -222,13 +224,14 @@ class StorageReader(dcp_storage.StorageReader):
 
     def _read_checkpoint(self, rank: int | None) -> StoredCheckpoint:
         def read() -> CommitBytes:
-            return _bridge.run(read_commit_object(self._store, rank))
+            known = self._known if rank is None else None
+            return known or _bridge.run(read_commit_object(self._store, rank, prefix=self._prefix))
 
         if rank is not None:
             self._commit_bytes = None
-            return decode_checkpoint(self._store, read())
+            return decode_checkpoint(self._store, read(), prefix=self._prefix)
         self._commit_bytes = Ranks(self._group).on_coordinator(read)
-        return decode_checkpoint(self._store, self._commit_bytes)
+        return decode_checkpoint(self._store, self._commit_bytes, prefix=self._prefix)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -239,6 +242,7 @@ class StorageReader(dcp_storage.StorageReader):
             CheckpointError: `read_metadata` failed, or the metadata is from another reader.
         """
         self._is_alone = False  # `prepare_global_plan` is called on the coordinator only
+        self._known = None  # a second read of the metadata is for a checkpoint that was replaced
         if isinstance(metadata, _Unreadable):
             raise metadata.error
         if self._checkpoint is None or self._checkpoint.metadata is not metadata:
@@ -282,7 +286,7 @@ class StorageReader(dcp_storage.StorageReader):
         checkpoint = self._checkpoint
         if checkpoint is None:
             raise CheckpointError(f"{self!r} has no metadata; call read_metadata() first")
-        ranks, replacements = Ranks(self._group), Replacements(self._store)
+        ranks, replacements = Ranks(self._group), Replacements(self._store, self._prefix)
         while True:
             failure: Exception | None = None
             try:
@@ -344,7 +348,7 @@ class StorageReader(dcp_storage.StorageReader):
         def load(data: torch.Tensor) -> None:
             if self.weights_only:
                 # The planner unpickles without `weights_only`, so reject the value before.
-                load_value(as_bytes(data), name, uri_below(self._store, stored.key))
+                load_value(as_bytes(data), name, uri_below(self._store, self._prefix + stored.key))
             planner.load_bytes(item, io.BytesIO(as_bytes(data)))
 
         return ValueTarget(name, stored, load)

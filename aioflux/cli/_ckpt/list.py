@@ -19,7 +19,7 @@ from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argum
 from aioflux.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._store.commits import StepSummary
+    from aioflux.checkpoint._format.commit import StepInfo
 
 __all__ = ["list_command"]
 
@@ -39,7 +39,7 @@ def list_command(
     world_size, layout ("dcp" or "safetensors"), save_id, metrics and problem; unknown values are
     null or empty.
     """
-    from aioflux.checkpoint._store.commits import summarize
+    from aioflux.checkpoint._store.commits import describe_steps
 
     argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
     report = Report()
@@ -48,7 +48,7 @@ def list_command(
         async with open_checkpoints(argument) as root:
             if not root.is_root:
                 raise ValueError(f"{root.store.uri} is one checkpoint; use `aioflux ckpt show`")
-            found = await summarize(root.store)
+            found = await describe_steps(root.store)
             if not found:
                 raise CheckpointNotFoundError(
                     f"there is no checkpoint below {root.store.uri}; check the spelling"
@@ -68,21 +68,21 @@ def list_command(
     return run(work)
 
 
-def _cells(summary: StepSummary) -> tuple[str, ...]:
-    if summary.problem:
-        return (str(summary.step), "-", "-", "-", "-", "-", "cannot be read")
+def _cells(info: StepInfo) -> tuple[str, ...]:
+    if info.problem:
+        return (str(info.step), "-", "-", "-", "-", "-", "cannot be read")
     return (
-        str(summary.step),
-        format_timestamp(summary.created) or "-",
-        format_size(summary.num_bytes),
-        f"{summary.num_objects:,}",
-        str(summary.world_size),
-        summary.layout,
-        format_metrics(summary.metrics),
+        str(info.step),
+        format_timestamp(info.created) or "-",
+        format_size(info.num_bytes),
+        f"{info.num_objects:,}",
+        str(info.world_size),
+        info.layout,
+        format_metrics(info.metrics),
     )
 
 
-def _row(summary: StepSummary) -> dict[str, Any]:
-    row = checkpoint_row(summary.uri, summary, summary.num_objects)
-    unknown = ("created", "size", "num_objects", "world_size") if summary.problem else ()
-    return row | dict.fromkeys(unknown) | {"problem": summary.problem}
+def _row(info: StepInfo) -> dict[str, Any]:
+    row = checkpoint_row(info.uri, info, info.num_objects)
+    unknown = ("created", "size", "num_objects", "world_size") if info.problem else ()
+    return row | dict.fromkeys(unknown) | {"problem": info.problem}

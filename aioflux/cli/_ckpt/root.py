@@ -18,8 +18,7 @@ from aioflux.errors import CheckpointNotFoundError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from aioflux.checkpoint._format.commit import Commit
-    from aioflux.checkpoint._store.commits import StepSummary
+    from aioflux.checkpoint._format.commit import Commit, StepInfo
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
@@ -90,17 +89,11 @@ async def open_checkpoints(argument: UriOrPath) -> AsyncIterator[CheckpointRoot]
         yield CheckpointRoot(store, not await read_commits(store, ""))
 
 
-def checkpoint_row(uri: str, saved: Commit | StepSummary, num_objects: int) -> dict[str, Any]:
-    """Return the JSON fields of a checkpoint."""
-    return {
-        "type": "checkpoint",
-        "uri": uri,
-        "step": saved.step,
-        "created": format_timestamp(saved.created),
-        "size": saved.num_bytes,
-        "num_objects": num_objects,
-        "world_size": saved.world_size,
-        "layout": saved.layout,
-        "save_id": saved.save_id,
-        "metrics": dict(saved.metrics),
-    }
+def checkpoint_row(uri: str, saved: Commit | StepInfo, num_objects: int) -> dict[str, Any]:
+    """Return the JSON fields of a checkpoint: all facts of its save, and its size."""
+    from aioflux.checkpoint._format.commit import SaveFacts
+
+    facts = {name: getattr(saved, name) for name in SaveFacts.__struct_fields__}
+    created = format_timestamp(saved.created)
+    known = {"uri": uri, "created": created, "size": saved.num_bytes, "num_objects": num_objects}
+    return {"type": "checkpoint"} | facts | known
