@@ -124,6 +124,14 @@ class AlreadyExistsError(StorageError, FileExistsError):
 class PreconditionFailedError(StorageError):
     """The object was changed by another writer: its generation is not the expected one."""
 
+    @classmethod
+    def of(
+        cls, action: str, uri: str, why: str = "", *, status: int | None = None
+    ) -> PreconditionFailedError:
+        """Return the error of an action on an object: "could not {action} {uri}: {why}"."""
+        reason = why or "its generation is not the expected one"
+        return cls(f"could not {action} {uri}: {reason}", uri=uri, status=status)
+
 
 class ChecksumError(StorageError):
     """Bytes that were received or sent do not match their checksum."""

@@ -129,14 +129,10 @@ class MemoryService(Service):
         actual = stored.meta.generation if stored else None
         expected = precondition.if_generation_match
         if (precondition.if_absent and stored) or (expected is not None and expected != actual):
-            uri = self.uri(key)
-            found = f"has generation {actual}" if stored else "does not exist"
+            found = f"it has generation {actual}" if stored else "it does not exist"
             wanted = f"generation {expected}" if expected is not None else "no object"
-            raise PreconditionFailedError(
-                f"{uri} {found}; the precondition expects {wanted}",
-                uri=uri,
-                status=412,
-            )
+            why = f"{found}; the precondition expects {wanted}"
+            raise PreconditionFailedError.of("write", self.uri(key), why, status=412)
 
     def _relative_meta(self, meta: ObjectMeta) -> ObjectMeta:
         """Return metadata with the key relative to the store's prefix."""
@@ -188,12 +184,8 @@ class MemoryService(Service):
     async def delete(self, key: str, *, generation: str = "") -> None:
         stored = self._find(key)
         if generation not in {"", stored.meta.generation}:
-            uri = self.uri(key)
-            raise PreconditionFailedError(
-                f"{uri} has generation {stored.meta.generation}, not {generation}",
-                uri=uri,
-                status=412,
-            )
+            why = f"it has generation {stored.meta.generation}, not {generation}"
+            raise PreconditionFailedError.of("delete", self.uri(key), why, status=412)
         self._bucket.remove(self._prefix + key)
 
     async def list_page(self, request: ListRequest) -> Page:

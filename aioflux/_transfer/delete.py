@@ -29,6 +29,7 @@ _MIN_PAGE: Final = 8
 listing first, so that fewer objects are deleted faster one by one."""
 _MAX_PAGES: Final = 8
 """Maximum number of page deletes in flight."""
+_REPLACED: Final = "it was replaced since its generation was read"
 _NUM_PINNED_TRIES: Final = 3
 """Maximum number of tries to read the current generation of an object and to delete this
 generation."""
@@ -136,11 +137,7 @@ async def _require_generation(session: Session, key: str, generation: str) -> No
     except NotFoundError as exc:
         if exc.status != 412:
             raise
-        raise PreconditionFailedError(
-            f"could not delete {exc.uri}: it was replaced since its generation was read",
-            uri=exc.uri,
-            status=exc.status,
-        ) from exc
+        raise PreconditionFailedError.of("delete", exc.uri, _REPLACED, status=412) from exc
 
 
 @dataclass(slots=True)
@@ -224,9 +221,7 @@ async def _delete_page(
         if current is None:
             outcome.missing.append(source.key)
         elif source.generation and source.generation != current:
-            outcome.errors[source.key] = PreconditionFailedError(
-                f"could not delete {uri}: it was replaced since its generation was read", uri=uri
-            )
+            outcome.errors[source.key] = PreconditionFailedError.of("delete", uri, _REPLACED)
         else:
             existing.append(Source(key=source.key, generation=current))
     if not existing:

@@ -178,12 +178,11 @@ async def _verify(
 
 def replaced_error(session: Session, key: str, num_tries: int) -> PreconditionFailedError:
     """Return the error of an object that was replaced during each of several reads."""
-    uri = session.service.uri(key)
-    return PreconditionFailedError(
-        f"could not read {uri}: it was replaced while it was read, {num_tries} times in a row; "
-        "list it, and read the generation that you mean",
-        uri=uri,
+    why = (
+        f"it was replaced while it was read, {num_tries} times in a row; list it, and read the "
+        "generation that you mean"
     )
+    return PreconditionFailedError.of("read", session.service.uri(key), why)
 
 
 async def _head_of(session: Session, key: str, meta: ObjectMeta) -> ObjectMeta:

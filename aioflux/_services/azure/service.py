@@ -370,9 +370,8 @@ class AzureService(HTTPService):
             seconds = min(2 * seconds, max_seconds)
             response = await self._sender.send(b"HEAD", path, action, key)
         if response.headers.get(b"x-ms-copy-id") != copy_id:
-            raise PreconditionFailedError(
-                f"could not {action} {uri}: another writer replaced the target of the copy", uri=uri
-            )
+            why = "another writer replaced the target of the copy"
+            raise PreconditionFailedError.of(action, uri, why)
         if state != b"success" or not wire.etag_of(response.headers):
             detail = response.headers.get(b"x-ms-copy-status-description", b"")
             why = redact(((state or b"missing") + b" " + detail).decode("latin-1")).rstrip()

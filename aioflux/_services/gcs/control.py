@@ -68,13 +68,8 @@ class GCSControl:
                 "resource",
             )
         except PreconditionFailedError as exc:
-            uri = self._uri(key)
-            raise PreconditionFailedError(
-                f"could not copy {self._uri(source.key)} to {uri}: the generation of the target is "
-                "not the expected one",
-                uri=uri,
-                status=exc.status,
-            ) from exc
+            why = f"the target of the copy of {self._uri(source.key)} has another generation"
+            raise PreconditionFailedError.of("write", self._uri(key), why, status=412) from exc
 
     async def compose(
         self, name: str, sources: Sequence[tuple[str, Source]], request: WriteRequest

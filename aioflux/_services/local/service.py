@@ -197,7 +197,7 @@ class LocalService(Service):
                 with locked(path, stop):
                     _, status = self._status(key)
                     if generation and generation_of(status) != generation:
-                        raise self._replaced_error(key, generation_of(status), generation)
+                        raise self._replaced_error("delete", key, generation_of(status), generation)
                     stop.check()
                     # The file exists, but NFS may send a delete twice, after a lost response.
                     path.unlink(missing_ok=True)
@@ -415,13 +415,11 @@ class LocalService(Service):
         )
 
     def _replaced_error(
-        self, key: str, actual: str | None, expected: str
+        self, action: str, key: str, actual: str | None, expected: str
     ) -> PreconditionFailedError:
-        uri = self.uri(key)
-        state = "does not exist" if actual is None else f"has generation {actual}"
-        return PreconditionFailedError(
-            f"{uri} {state}, but the request requires generation {expected}", uri=uri
-        )
+        state = "it does not exist" if actual is None else f"it has generation {actual}"
+        why = f"{state}, but the request requires generation {expected}"
+        return PreconditionFailedError.of(action, self.uri(key), why)
 
     def _reject_metadata(self, request: WriteRequest) -> None:
         if request.metadata:
@@ -452,12 +450,11 @@ class LocalService(Service):
                 try:
                     link_new(temporary, path)
                 except FileExistsError as exc:
-                    uri = self.uri(key)
-                    why = f"{uri} exists already, but the write may only create it"
-                    raise PreconditionFailedError(why, uri=uri) from exc
+                    why = "it exists already, but the write may only create it"
+                    raise PreconditionFailedError.of("write", self.uri(key), why) from exc
             else:
                 if expected is not None and (actual := self._current_generation(key)) != expected:
-                    raise self._replaced_error(key, actual, expected)
+                    raise self._replaced_error("write", key, actual, expected)
                 replace_file(temporary, path)
         return meta
 

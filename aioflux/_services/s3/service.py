@@ -459,12 +459,7 @@ class S3Service(XMLService):
                 return
         expected = precondition.if_generation_match
         if precondition.if_absent or not wire.is_same_generation(expected or "", current):
-            uri = self.uri(key)
-            raise PreconditionFailedError(
-                f"could not write {uri}: its generation is not the expected one",
-                uri=uri,
-                status=412,
-            )
+            raise PreconditionFailedError.of("write", self.uri(key), status=412)
 
     def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
         return [

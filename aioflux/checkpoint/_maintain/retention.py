@@ -72,9 +72,8 @@ async def remove_step(store: Store, step: int, generation: str) -> DeleteResult:
         try:
             await store.delete(meta)
         except NotFoundError as exc:
-            raise PreconditionFailedError(
-                f"{meta.uri} was removed or saved again by another process", uri=meta.uri
-            ) from exc
+            why = "it was removed or saved again by another process"
+            raise PreconditionFailedError.of("remove", meta.uri, why) from exc
         removed.append(meta.key)
     result = await store.delete_many(data_objects)
     return replace(result, deleted=(*removed, *result.deleted))

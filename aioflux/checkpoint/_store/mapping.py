@@ -209,12 +209,11 @@ async def read_into_memory(
                 if (newer.generation, newer.etag) == (meta.generation, meta.etag):
                     raise
             if not await backoff.pause():
-                raise PreconditionFailedError(
-                    f"could not read {meta.uri}: it was replaced while it was read, "
-                    f"{backoff.num_tries} times in a row; load an object that is replaced less "
-                    "often",
-                    uri=meta.uri,
+                why = (
+                    f"it was replaced while it was read, {backoff.num_tries} times in a row; load "
+                    "an object that is replaced less often"
                 )
+                raise PreconditionFailedError.of("read", meta.uri, why)
 
 
 async def _read_generation(

@@ -215,10 +215,8 @@ async def cat_slices(
             return await _cat_ranges(store, meta, ranges, max_gap)
         except NotFoundError:  # This generation is replaced or deleted; `head` finds out which.
             await asyncio.sleep(random.uniform(0, _PAUSE_SECONDS * 2**attempt))  # noqa: S311
-    raise PreconditionFailedError(
-        f"could not read {meta.uri}: it was replaced during each of {_MAX_READS} attempts",
-        uri=meta.uri,
-    )
+    why = f"it was replaced during each of {_MAX_READS} attempts"
+    raise PreconditionFailedError.of("read", meta.uri, why)
 
 
 async def _cat_ranges(
