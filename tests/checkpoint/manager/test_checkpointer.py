@@ -118,6 +118,46 @@ def test_what_is_saved_is_loaded(checkpointer: Checkpointer) -> None:
     assert checkpointer.verify(7, deep=True).metrics == {"loss": 0.25}
 
 
+@pytest.mark.clouds("gs")
+def test_a_small_state_is_saved_by_five_requests_and_loaded_by_four(
+    checkpointer: Checkpointer, server: GCSServer
+) -> None:
+    """A load lists the run and the step, and reads its commit and its data object."""
+    state = {"weights": torch.arange(8.0), "epoch": 3}
+    checkpointer.save(1, state)
+    checkpointer.history()  # the first record lists once
+    server.stats.reset()
+    checkpointer.save(2, state)
+    checkpointer.history()
+    num_for_records = 4  # of the save, and of the read of the history
+    assert server.stats.total.requests - num_for_records <= 5
+    for load in (
+        checkpointer.load,
+        partial(checkpointer.load, into={"weights": torch.zeros(8), "epoch": 0}),
+    ):
+        server.stats.reset()
+        assert same(load(), state)
+        assert server.stats.total.requests == 4
+
+
+def test_the_facts_of_steps_are_listed(checkpointer: Checkpointer) -> None:
+    saved = [
+        checkpointer.save(step, {"w": torch.ones(step)}, {"loss": 1 / step}) for step in (2, 1)
+    ]
+    first, second = checkpointer.list()
+    assert (first.step, second.step) == (1, 2)
+    assert first.metrics == {"loss": 1.0}
+    assert first.uri.rstrip("/") == saved[1].uri.rstrip("/")
+    assert first.save_id == saved[1].save_id
+    assert first.num_bytes == saved[1].num_bytes
+    assert (first.num_objects, first.world_size, first.layout) == (1, 1, "dcp")
+    assert first.generation
+    assert not first.problem
+    with aioflux.sync.open_store(URI) as store:
+        store.put("step-00000001/.metadata", b"\0aioflux-commit\0")
+    assert [bool(each.problem) for each in checkpointer.list()] == [True, False]
+
+
 def test_a_state_is_loaded_where_it_is(checkpointer: Checkpointer) -> None:
     checkpointer.save(1, state_of(1))
     into = state_of(5)
