@@ -359,3 +359,23 @@ def test_the_reading_catches(plant: Plant, name: str, source: str, says: str) ->
 )
 def test_the_reading_lets_pass(plant: Plant, name: str, source: str) -> None:
     assert plant(name, source) == []
+
+
+def test_no_module_imports_an_underscored_name_of_another() -> None:
+    """What a module offers to others has no underscore; its private modules list no `__all__`."""
+    found = [
+        f"{path.relative_to(PACKAGE)}: {node.module}.{each.name}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aioflux")
+        for each in node.names
+        if each.name.startswith("_")
+        and not each.name.endswith("__")
+        and not is_module(f"{node.module}.{each.name}")
+    ]
+    assert found == []
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
