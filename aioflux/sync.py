@@ -388,3 +388,8 @@ class Store:
         return _bridge.run(
             self._store.clean(prefix, older_than_seconds=older_than_seconds, dry_run=dry_run)
         )
+
+
+def num_repeated(store: Store) -> int:
+    """Return how many requests were repeated, after a failure or because of wrong bytes."""
+    return _store.sessions_of(store._store).num_repeated  # noqa: SLF001  not for users

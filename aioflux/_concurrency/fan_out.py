@@ -435,9 +435,11 @@ async def pair(first: Coroutine[Any, Any, R], second: Coroutine[Any, Any, S]) ->
 
 
 async def gather_bounded(
-    function: Callable[[T], Awaitable[R]], items: Sequence[T], *, max_in_flight: int
+    function: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T], *, max_in_flight: int
 ) -> list[R]:
     """Return `await function(item)` of each item, in order; failures are raised as by `gather`."""
+    if len(items) <= max_in_flight:
+        return await gather(map(function, items))
     results: dict[int, R] = {}
     pending = iter(enumerate(items))
 
@@ -445,5 +447,5 @@ async def gather_bounded(
         for index, item in pending:
             results[index] = await function(item)
 
-    await gather(work() for _ in range(min(len(items), max_in_flight)))
+    await gather(work() for _ in range(max_in_flight))
     return [results[index] for index in range(len(items))]

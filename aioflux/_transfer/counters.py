@@ -100,6 +100,12 @@ class StoreCounters:
             self._loops = [*live, (weakref.ref(loop), counters, limit)]
         return counters
 
+    @property
+    def num_repeated(self) -> int:
+        """Number of requests that were repeated, after a failure or because of wrong bytes."""
+        all_counters = [self._closed_loops, *(counters for _, counters, _ in self._loops)]
+        return sum([each.num_retries + each.num_checksum_mismatches for each in all_counters])
+
     def stats(self, max_in_flight: int) -> StoreStats:
         """Return the sums over all loops.
 

@@ -114,6 +114,11 @@ class Sessions:
     def __contains__(self, loop: asyncio.AbstractEventLoop | None) -> bool:
         return loop is not None and loop in self._by_loop
 
+    @property
+    def num_repeated(self) -> int:
+        """Number of requests that were repeated, summed over all event loops of this process."""
+        return self._counters.num_repeated
+
     def stats(self) -> StoreStats:
         """Return the counters of the store, summed over all event loops of this process."""
         return self._counters.stats(self._transfer.max_in_flight)

@@ -94,7 +94,8 @@ class Listing(Sequence[ObjectMeta]):
             self._append(meta)
 
     def _append(self, meta: ObjectMeta) -> None:
-        self._set_root(meta.uri.removesuffix(_key_in_uri(meta.key, meta.uri)), meta.uri)
+        key = quote_path(meta.key) if meta.uri.startswith("file://") else meta.key
+        self._set_root(meta.uri.removesuffix(key), meta.uri)
         self._key.append(meta.key)
         self._etag.append(meta.etag)
         self._generation.append(meta.generation)
@@ -182,13 +183,11 @@ class Listing(Sequence[ObjectMeta]):
         return number
 
     def _decode_kind(self, number: int) -> Kind:
-        kind = self._decoded_kinds.get(number)
-        if kind is None:
-            content_type, content_encoding, storage_class, user = json.loads(self._kinds[number])
-            pairs = tuple((name, value) for name, value in user)
-            kind = content_type, content_encoding, storage_class, pairs
-            if len(self._decoded_kinds) < _MAX_CACHED_KINDS:
-                self._decoded_kinds[number] = kind
+        content_type, content_encoding, storage_class, user = json.loads(self._kinds[number])
+        pairs = tuple((name, value) for name, value in user)
+        kind = content_type, content_encoding, storage_class, pairs
+        if len(self._decoded_kinds) < _MAX_CACHED_KINDS:
+            self._decoded_kinds[number] = kind
         return kind
 
     @property
@@ -219,7 +218,7 @@ class Listing(Sequence[ObjectMeta]):
             if indexes.step == 1:
                 return self._part(indexes.start, indexes.stop)
             return self.pick(indexes)
-        position = range(len(self))[index]  # converts a negative index, and raises IndexError
+        position = range(len(self._size))[index]  # converts a negative index, and raises IndexError
         return self._meta(
             self._key[position],
             self._etag[position],
@@ -252,10 +251,12 @@ class Listing(Sequence[ObjectMeta]):
         updated: datetime | None,
         kind: int,
     ) -> ObjectMeta:
-        content_type, content_encoding, storage_class, user = self._decode_kind(kind)
+        decoded = self._decoded_kinds.get(kind) or self._decode_kind(kind)
+        content_type, content_encoding, storage_class, user = decoded
+        root = self._root
         return ObjectMeta(
             key=key,
-            uri=self._root + _key_in_uri(key, self._root),
+            uri=root + (quote_path(key) if root.startswith("file://") else key),
             size=size,
             etag=etag,
             generation=generation,
@@ -447,7 +448,3 @@ def _decode_array(typecode: str, data: memoryview) -> array[int]:
     if sys.byteorder != "little":
         column.byteswap()
     return column
-
-
-def _key_in_uri(key: str, uri: str) -> str:
-    return quote_path(key) if uri.startswith("file://") else key

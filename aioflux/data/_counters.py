@@ -121,10 +121,19 @@ class LoadCounters:
         self._view[_row() + _LAST] = time.monotonic()
         return self
 
-    def count(self, num_objects: int, num_bytes: int, *, num_cache_hits: int = 0) -> None:
-        """Count objects that were read."""
-        view, row = self._view, _row()
-        self._advance_clock(row, time.monotonic())
+    def count(
+        self,
+        num_objects: int,
+        num_bytes: int,
+        *,
+        num_cache_hits: int = 0,
+        waited_since: float | None = None,
+    ) -> None:
+        """Count objects that were read, and the time that the consumer waited for them."""
+        view, row, now = self._view, _row(), time.monotonic()
+        self._advance_clock(row, now)
+        if waited_since is not None:
+            view[row + _WAITED] += now - waited_since
         view[row + _OBJECTS] += num_objects
         view[row + _BYTES] += num_bytes
         if num_cache_hits:

@@ -134,8 +134,7 @@ class Source:
     @property
     def num_retries(self) -> int:
         """Number of requests that were repeated, in this process."""
-        stats = [objects.reader.store.stats for objects in self._stores]
-        return sum(each.num_retries + each.num_checksum_mismatches for each in stats)
+        return sum([sync.num_repeated(objects.reader.store) for objects in self._stores])
 
     @property
     def transfer(self) -> TransferOptions:

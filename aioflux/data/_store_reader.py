@@ -104,7 +104,6 @@ class StoreReader:
             return [sample for _, sample in self.read(enumerate(items))]
         since = time.monotonic()
         batch = self.store.try_fetch_all(items)
-        counters.count_wait(since)
         samples: list[Sample | StorageError] = []
         num_bytes = num_errors = 0
         for meta, data in batch:
@@ -115,7 +114,7 @@ class StoreReader:
                 assert meta is not None
                 num_bytes += len(data)
                 samples.append(make_sample(meta, data))
-        counters.count(len(samples) - num_errors, num_bytes)
+        counters.count(len(samples) - num_errors, num_bytes, waited_since=since)
         return samples
 
     def _read_in_order(self, wanted: Wanted) -> Samples:

@@ -64,7 +64,7 @@ def transform_sample(
     """Return the item of a sample; raise the error of an object that could not be read."""
     if isinstance(indexed[1], StorageError):
         raise indexed[1]
-    return apply_transform(indexed[1], transform)
+    return indexed[1] if transform is None else apply_transform(indexed[1], transform)
 
 
 def num_sample_bytes(indexed: tuple[int, Sample | StorageError]) -> int:
