@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
-from aioflux.checkpoint._format.commit import StoredItem, decode_commit
+from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, decode_commit
 from aioflux.checkpoint._save.job import GlobalSavePlan, Job, StagedState, UploadSettings
 from aioflux.checkpoint._save.request_rates import plan_settings, plan_transfer
 from aioflux.checkpoint._save.save_queue import SaveQueue
@@ -87,10 +87,8 @@ def job_of(rank: int, num_ranks: int, num_bytes: int) -> Job:
     """Return the job of a rank whose state is one tensor."""
     plan = GlobalSavePlan(metadata=b"", orders=((b"",),) * num_ranks) if rank == 0 else None
     return Job(
-        step=100,
-        save_id=SAVE_ID,
+        facts=SaveFacts(step=100, save_id=SAVE_ID, world_size=num_ranks),
         rank=rank,
-        world_size=num_ranks,
         staged=StagedState(arena=1, size=num_bytes, items=(StoredItem(0, num_bytes),)),
         global_plan=plan,
         started=0.0,

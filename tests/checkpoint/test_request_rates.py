@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aioflux import TransferOptions
 from aioflux._services.memory import MemoryService
 from aioflux._values.uri import parse_uri
-from aioflux.checkpoint._format.commit import StoredItem, plan_block_size
+from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, plan_block_size
 from aioflux.checkpoint._save.commit_protocol import RankSave
 from aioflux.checkpoint._save.job import GlobalSavePlan, Job, StagedState, UploadSettings
 from aioflux.checkpoint._save.manifests import Manifests
@@ -116,10 +116,8 @@ class Ranks:
     def job(self, rank: int) -> Job:
         plan = GlobalSavePlan(b"", ((b"",),) * self.world_size) if rank == 0 else None
         return Job(
-            step=1,
-            save_id=SAVE_ID,
+            facts=SaveFacts(step=1, save_id=SAVE_ID, world_size=self.world_size),
             rank=rank,
-            world_size=self.world_size,
             staged=StagedState(arena=1, size=8, items=(StoredItem(0, 8),)),
             global_plan=plan,
             started=0.0,

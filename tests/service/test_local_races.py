@@ -253,7 +253,7 @@ async def test_an_object_in_the_way_is_distinguished_from_a_condition(tmp_path: 
     service = open_service(tmp_path.as_uri())
     await service.put(WriteRequest("a"), [b"1"], crc32c=None)
     create_only = Precondition(if_absent=True)
-    with pytest.raises(PreconditionFailedError, match="/a "):
+    with pytest.raises(PreconditionFailedError, match="/a: it exists"):
         await service.put(WriteRequest("a", create_only), [b"2"], crc32c=None)
     with pytest.raises(StorageError, match="a part of its path is an object"):
         await service.put(WriteRequest("a/b", create_only), [b"2"], crc32c=None)

@@ -68,8 +68,9 @@ class GCSControl:
                 "resource",
             )
         except PreconditionFailedError as exc:
-            why = f"the target of the copy of {self._uri(source.key)} has another generation"
-            raise PreconditionFailedError.of("write", self._uri(key), why, status=412) from exc
+            action = f"copy {self._uri(source.key)} to"
+            why = "the generation of the target is not the expected one"
+            raise PreconditionFailedError.of(action, self._uri(key), why, status=412) from exc
 
     async def compose(
         self, name: str, sources: Sequence[tuple[str, Source]], request: WriteRequest

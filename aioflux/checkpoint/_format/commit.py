@@ -175,7 +175,7 @@ class Commit(SaveFacts, frozen=True, kw_only=True):
         return sum(stored.size for stored in self.objects)
 
     def step_info(self, step: int, uri: str, generation: str) -> StepInfo:
-        """Return the facts of the step at a uri, where its commit object has a generation."""
+        """Return the facts of a step whose commit object, at `uri`, has this generation."""
         facts = {name: getattr(self, name) for name in SaveFacts.__struct_fields__}
         return StepInfo(
             **facts | {"step": step, "uri": uri},

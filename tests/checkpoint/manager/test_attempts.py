@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import aioflux
-from aioflux.checkpoint._format.commit import data_key
+from aioflux.checkpoint._format.commit import SaveFacts, data_key
 from aioflux.checkpoint._save.commit_protocol import RankSave
 from aioflux.checkpoint._save.job import Job, UploadSettings
 from aioflux.errors import CheckpointError
@@ -102,10 +102,8 @@ def test_what_a_commit_names_stays_though_it_was_uploaded_again(server: GCSServe
         result = checkpointer.save(1, state_of(1))
         # A rank whose second upload found no word of the first: it was committed and removed.
         job = Job(
-            step=1,
-            save_id=result.save_id,
+            facts=SaveFacts(step=1, save_id=result.save_id, world_size=2),
             rank=0,
-            world_size=2,
             started=0.0,
             staged_seconds=0.0,
             attempt=1,
