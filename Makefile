@@ -101,6 +101,43 @@ PURE := $(addprefix aioflux/,\
 	testing/gcs_server/_records.py \
 	testing/gcs_server/_resources.py)
 
+# Fast tests of each package.
+QUICK := $(addprefix tests/,\
+	auth/test_aws.py \
+	auth/test_sigv4.py \
+	bridge/test_faces.py \
+	checkpoint/dcp/test_dcp_bounds.py \
+	checkpoint/test_block_checksums.py \
+	checkpoint/test_commits.py \
+	cli/test_text.py \
+	compat/nebula/test_names.py \
+	compat/test_dataflux_readme.py \
+	data/test_batches.py \
+	faults/test_retried_answers.py \
+	gcs_server/test_blobs.py \
+	gcs_server/test_media.py \
+	http/test_body.py \
+	http/test_segments.py \
+	integrations/filesystems/test_options.py \
+	integrations/lightning/test_uris.py \
+	perf/test_samples.py \
+	s3/test_secrets.py \
+	service/test_memory.py \
+	service/test_status.py \
+	transfer/test_compose_copy_delete.py \
+	transfer/test_deadlines.py \
+	transfer/test_get_ranges.py \
+	transfer/test_session.py \
+	store/test_suite_memory.py::TestMemory \
+	unit/test_architecture.py \
+	unit/test_arguments.py \
+	unit/test_errors.py \
+	unit/test_import_budget.py \
+	unit/test_option_tables.py \
+	unit/test_policy.py \
+	unit/test_public_names.py \
+	unit/test_vocabulary.py)
+
 # Three for two processors: tests wait for a third of their time.
 PYTEST_ARGS ?= -n 3 --dist loadfile
 # Set, `make test` measures branch coverage, as CI does: 1.6 times the CPU time.
@@ -108,13 +145,16 @@ COVERAGE ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-more lint perf perf-loading perf-s3 clean check-python
+.PHONY: help demo quick test test-more lint perf perf-loading perf-s3 clean check-python
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
 
 demo: $(VENV)/.installed-demo  ## Train during faults and a kill, on a local server; writes demo.html.
 	$(BIN)/python examples/demo/demo.py
+
+quick: lint $(VENV)/.installed-test  ## Lint, type-check and run fast tests of each package, in 15 seconds.
+	$(BIN)/python -m pytest -q -p no:xdist -m 'not more' $(QUICK)
 
 test: lint $(VENV)/.installed-test  ## Lint, type-check and run the tests that decide on a change.
 ifeq ($(COVERAGE),)

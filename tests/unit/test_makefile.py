@@ -1,4 +1,4 @@
-"""Each Python has an environment of its own."""
+"""Each Python has an environment of its own, and each package has fast tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ VERSION = "{}.{}".format(*sys.version_info)
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["make", "--no-print-directory", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_each_package_has_fast_tests() -> None:
+    (command,) = (
+        line for line in make("--dry-run", "quick").stdout.splitlines() if "pytest" in line
+    )
+    named = {Path(part.partition("::")[0]) for part in command.split() if part.endswith((".py",))}
+    assert all((ROOT / path).exists() for path in named)
+    packages = {path.parts[1] for path in (each.relative_to(ROOT) for each in (ROOT / "tests").rglob("test_*.py"))}
+    assert packages - {path.parts[1] for path in named} == {"azure", "examples", "packaging", "servers", "store"}
 
 
 def test_another_python_uses_another_folder() -> None:
