@@ -16,13 +16,12 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_package_has_fast_tests() -> None:
-    (command,) = (
-        line for line in make("--dry-run", "quick").stdout.splitlines() if "pytest" in line
-    )
-    named = {Path(part.partition("::")[0]) for part in command.split() if part.endswith((".py",))}
-    assert all((ROOT / path).exists() for path in named)
-    packages = {path.parts[1] for path in (each.relative_to(ROOT) for each in (ROOT / "tests").rglob("test_*.py"))}
-    assert packages - {path.parts[1] for path in named} == {"azure", "examples", "packaging", "servers", "store"}
+    printed = make("--dry-run", "quick").stdout
+    named = [Path(word.partition("::")[0]) for word in printed.split() if word.startswith("tests/")]
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    packages = {path.relative_to(ROOT).parts[1] for path in (ROOT / "tests").rglob("test_*.py")}
+    slow = {"azure", "examples", "packaging"}
+    assert packages - {path.parts[1] for path in named} == slow
 
 
 def test_another_python_uses_another_folder() -> None:
