@@ -30,6 +30,15 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -42,15 +51,6 @@ from aioflux._transfer.sessions import copied, live_sessions, longest_cleanup_of
 from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-        Callable,
-        Coroutine,
-        Generator,
-        Iterable,
-        Iterator,
-    )
     from contextlib import AbstractAsyncContextManager
 
     from aioflux._transfer.sessions import Sessions

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["StoreCache"]
+from collections.abc import Callable
+from typing import TypeVar
 
 S = TypeVar("S")
 

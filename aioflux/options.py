@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterable
 
     from aioflux._values.stats import ProgressHook
 

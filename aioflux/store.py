@@ -6,6 +6,7 @@ lines because every public operation is declared here: more than half are signat
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -55,13 +56,6 @@ from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secr
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-        Iterable,
-        Mapping,
-        Sequence,
-    )
 
     from aioflux._concurrency.fan_out import Items
     from aioflux._services.base import WriteRequest

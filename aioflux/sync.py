@@ -11,6 +11,7 @@ running operation. A store may be used from several threads.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +21,6 @@ from aioflux._transfer.range_plan import MAX_GAP_BYTES
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from aioflux._values.listing import Listing
     from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta

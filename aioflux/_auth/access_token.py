@@ -13,24 +13,11 @@ import random
 import re
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from aioflux._concurrency.single_flight import SingleFlight
 from aioflux.errors import CredentialsError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-__all__ = [
-    "CALL_SECONDS",
-    "NOT_READY",
-    "AnonymousToken",
-    "NotReady",
-    "ProvidedToken",
-    "RenewedToken",
-    "call_provider",
-    "renewal_time",
-]
 
 CALL_SECONDS: Final = 5.0
 """Time for which a token of the caller's function is reused, in seconds. It is short, because the

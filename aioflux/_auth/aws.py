@@ -14,6 +14,7 @@ import importlib.util
 import os
 import random
 import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -25,8 +26,6 @@ from aioflux._concurrency.single_flight import SingleFlight
 from aioflux.errors import CredentialsError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from aioflux.options import S3Access
 
 __all__ = ["NOT_READY", "AWSSource", "Settings"]

@@ -12,9 +12,10 @@ import binascii
 import inspect
 import re
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
@@ -22,9 +23,6 @@ from aioflux._auth.redaction import redact
 from aioflux._auth.sigv4 import KeyedHash
 from aioflux.errors import CredentialsError, TransientError
 from aioflux.options import ANONYMOUS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = [
     "ANONYMOUS",

@@ -7,16 +7,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
 from aioflux.errors import CredentialsError, TransientError
 from aioflux.options import ANONYMOUS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["AnonymousToken", "GoogleToken", "open_token"]
 

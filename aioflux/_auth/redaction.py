@@ -10,8 +10,6 @@ import re
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["add_secret", "redact", "redact_error"]
-
 _MAX_SECRETS: Final = 32
 _MIN_CHARACTERS: Final = 6
 """Shorter texts are not removed: they are words of messages rather than secrets."""

@@ -13,14 +13,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["EMPTY_HASH", "UNSIGNED", "KeyedHash", "Keys", "Signer", "canonical_query"]
+from typing import Any, Final, NoReturn
 
 EMPTY_HASH: Final = hashlib.sha256(b"").hexdigest().encode()
 """SHA-256 of an empty body, in hexadecimal digits."""

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable
-
-__all__ = ["aclosing_inner", "rejects_plain_for"]
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -12,7 +12,16 @@ import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar
@@ -20,30 +29,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeV
 from aioflux._concurrency.async_iteration import aclosing_inner
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        Awaitable,
-        Callable,
-        Coroutine,
-        Iterable,
-        Iterator,
-        Sequence,
-    )
-
     from aioflux._concurrency.byte_budget import ByteBudget
-
-__all__ = [
-    "BufferedIterator",
-    "FanOut",
-    "Intake",
-    "Items",
-    "Runner",
-    "bounded_batches",
-    "bounded_map",
-    "gather",
-    "gather_bounded",
-    "pair",
-]
 
 T = TypeVar("T")
 R = TypeVar("R")

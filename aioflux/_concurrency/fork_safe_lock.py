@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import threading
 
-__all__ = ["ForkSafeLock"]
-
 
 class ForkSafeLock:
     """A lock for the threads of one process. A forked child starts with a free lock.

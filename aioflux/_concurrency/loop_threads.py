@@ -15,16 +15,12 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from aioflux._concurrency.fork_safe_lock import ForkSafeLock
 from aioflux._concurrency.run_to_completion import wait_until_done
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-__all__ = ["loop_threads", "new_loop", "run_on", "run_until_stopped"]
 
 T = TypeVar("T")
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-__all__ = ["SingleFlight"]
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Outcome: TypeAlias = "tuple[T | None, BaseException | None]"

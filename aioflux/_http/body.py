@@ -12,18 +12,6 @@ from aioflux._http.codec import ChunkedDecoder
 from aioflux._http.errors import ProtocolError
 from aioflux._values.checksums import address_of, crc32c
 
-__all__ = [
-    "MAX_METADATA_BYTES",
-    "Buffer",
-    "Destination",
-    "HashedMemory",
-    "StreamedBody",
-    "as_destination",
-    "as_views",
-    "check_length",
-    "memory_for",
-]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Destination: TypeAlias = memoryview | type[bytes] | Callable[[int], memoryview]

@@ -9,25 +9,10 @@ framing headers in trailers, and everything else that h11 rejects.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from aioflux._http.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = [
-    "MAX_HEAD_BYTES",
-    "ChunkedDecoder",
-    "HeadTemplate",
-    "Headers",
-    "ResponseHead",
-    "encode_fields",
-    "encode_head",
-    "match_head",
-    "match_target",
-    "parse_head",
-]
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_CHUNK_LINE_BYTES: Final = 4096

@@ -14,6 +14,7 @@ import asyncio
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, cast
 
@@ -22,13 +23,9 @@ from aioflux._http.connection import Connection
 from aioflux._http.errors import CertificateError, ConnectError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflux._http.proxy import Proxy
     from aioflux._http.request import Origin
     from aioflux.options import Timeouts
-
-__all__ = ["Connector", "certificate_error_text", "default_context"]
 
 _NO_SUCH_HOST: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 """Answers of a resolver. If the resolver itself does not answer, the error is EAI_AGAIN."""

@@ -21,6 +21,7 @@ import socket
 import struct
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -54,12 +55,8 @@ if sys.platform == "linux":
     import termios
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflux._http.connection_slots import ConnectionSlots
     from aioflux.options import Timeouts
-
-__all__ = ["Connection", "Response", "ResponseFuture"]
 
 # Size of the scratch buffer. A recv into this buffer receives a head and the beginning of the body,
 # which is then copied into the destination.

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aioflux._http.connection import Connection
 
-__all__ = ["ConnectionSlots"]
-
 
 class ConnectionSlots:
     """Slots for the connections to one origin.

@@ -17,16 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     from aioflux._http.codec import ResponseHead
 
-__all__ = [
-    "CertificateError",
-    "ConnectError",
-    "ConnectionLostError",
-    "ProtocolError",
-    "StalledError",
-    "TransportError",
-]
-
-
 Unconnected: TypeAlias = Literal["", "unreachable", "unknown host"]
 
 

@@ -15,8 +15,6 @@ from collections import deque
 from contextlib import suppress
 from typing import Final, cast
 
-__all__ = ["LEAST_POOLED_BYTES", "BytesBuffer", "BytesPool", "new_buffer"]
-
 LEAST_POOLED_BYTES: Final = 1024 * 1024 + 1
 """Size from which on objects are reused. The allocator reuses the memory of smaller ones."""
 _THRESHOLD_BYTES: Final = 31 * 1024 * 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._http.body import Buffer, Destination, as_destination, as_views
@@ -20,14 +21,11 @@ from aioflux._http.request import (
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Coroutine, Sequence
 
     from aioflux._http.connection import Connection, Response, ResponseFuture
     from aioflux._http.proxy import Proxy
     from aioflux._http.request import Origin
     from aioflux.options import Timeouts
-
-__all__ = ["Pool"]
 
 _NO_HEADERS: Final = FixedHeaders()
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from aioflux.options import Timeouts
 
-__all__ = ["Proxy", "open_pool", "proxy_for"]
-
 _WITH_PORT = re.compile(r"(\[.*\]|[^:]*):(\d+)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -9,18 +10,7 @@ from urllib.parse import urlsplit
 from aioflux._http.codec import encode_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from aioflux.options import Timeouts
-
-__all__ = [
-    "BODY_METHODS",
-    "RESENDABLE",
-    "FixedHeaders",
-    "Origin",
-    "check_headers",
-    "default_head_seconds",
-]
 
 RESENDABLE: Final = frozenset((b"GET", b"HEAD"))
 """Methods of requests that the pool sends again if the server had closed the idle connection.

@@ -9,6 +9,7 @@ attempt may succeed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,31 +17,12 @@ from aioflux.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping, Sequence
 
     from aioflux._http import Connection, Response, ResponseFuture
     from aioflux._values.meta import ObjectMeta, OpenUpload
     from aioflux._values.uri import Location
     from aioflux.errors import StorageError
     from aioflux.options import Timeouts
-
-__all__ = [
-    "MAX_EMPTY_PAGES",
-    "MAX_PAGE_ENTRIES",
-    "Body",
-    "Capabilities",
-    "Exchange",
-    "Into",
-    "ListRequest",
-    "Page",
-    "Precondition",
-    "ReadRequest",
-    "Service",
-    "ServiceConfig",
-    "Source",
-    "UploadedPart",
-    "WriteRequest",
-]
 
 Into: TypeAlias = "memoryview | Callable[[int], memoryview]"
 """Memory to receive a body into, or a function that allocates it, given the length in bytes."""

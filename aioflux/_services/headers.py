@@ -7,28 +7,15 @@ from __future__ import annotations
 
 import binascii
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from aioflux._values.meta import ObjectMeta
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux._http import Response
     from aioflux._services.base import ReadRequest, WriteRequest
-
-__all__ = [
-    "DEFAULT_TYPE",
-    "byte_range",
-    "decode_crc32c",
-    "encode_crc32c",
-    "meta_from_headers",
-    "parse_content_range",
-    "parse_http_date",
-    "size_from_response",
-    "size_from_unsatisfied",
-]
 
 DEFAULT_TYPE = "application/octet-stream"
 """Content type of objects that are written without a content type."""

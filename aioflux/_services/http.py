@@ -13,6 +13,7 @@ again only with new credentials, a new region or a corrected clock; all other re
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from aioflux._http import ConnectionLostError, ProtocolError
@@ -22,8 +23,6 @@ from aioflux._services.status import malformed_response
 from aioflux.errors import StorageError, TransientError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
-
     from aioflux._http import Response, ResponseFuture
     from aioflux._services.base import (
         Exchange,
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     )
     from aioflux._services.sender import Sender
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["COMPLETE_SECONDS", "DELETE_SECONDS", "EncodedRead", "HTTPService", "is_body_error"]
 
 COMPLETE_SECONDS = 600.0
 """Maximum time until the response to a request that completes an upload or copies an object. Both

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -27,11 +28,7 @@ from aioflux._values.uri import check_name
 from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from aioflux._services.base import Into, ListRequest, Precondition, ReadRequest, Source
-
-__all__ = ["MemoryBucket", "MemoryService", "memory_bucket"]
 
 _generations = itertools.count(1)
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from aioflux._services.base import Service, ServiceConfig
     from aioflux._values.uri import Location
 
-__all__ = ["check_credentials", "open_service"]
-
 
 def check_credentials(location: Location, credentials: Any) -> None:
     """Raise the error that the service would raise for these credentials; sends no request."""

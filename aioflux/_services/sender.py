@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from aioflux._auth.access_token import NOT_READY
@@ -25,28 +26,10 @@ from aioflux._http import (
 from aioflux.errors import CredentialsError, StorageError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
     from aioflux._http import Origin, Pool, Response
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
-
-__all__ = [
-    "CONDITIONAL",
-    "MAX_PAGE_BYTES",
-    "PLAIN",
-    "READ",
-    "USER_AGENT",
-    "AuthorizedRequest",
-    "ErrorResponse",
-    "RequestKind",
-    "Sender",
-    "TokenSender",
-    "as_read_error",
-    "hash_body",
-    "resolve_credentials",
-]
 
 T = TypeVar("T")
 

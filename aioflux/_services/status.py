@@ -17,17 +17,6 @@ from aioflux.errors import (
     TransientError,
 )
 
-__all__ = [
-    "TRANSIENT",
-    "EmptyPageCounter",
-    "error_from_status",
-    "malformed_page",
-    "malformed_response",
-    "parse_retry_after",
-    "response_error",
-    "unexpected_page",
-]
-
 E = TypeVar("E", bound=StorageError)
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})

@@ -6,6 +6,7 @@ docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
@@ -15,18 +16,7 @@ from aioflux._values.checksums import combine_crc32c
 from aioflux._values.meta import OpenUpload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux._services.base import UploadedPart
-
-__all__ = [
-    "combined_crc32c",
-    "complete_body",
-    "list_uploads_target",
-    "parse_uploads",
-    "part_target",
-    "upload_target",
-]
 
 
 def part_target(path: bytes, upload_id: str, number: int) -> bytes:

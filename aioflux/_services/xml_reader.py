@@ -5,14 +5,10 @@ A body of 60 MiB without limits became 1.5 GB of elements.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from aioflux._services.base import MAX_PAGE_ENTRIES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-__all__ = ["parse_error", "parse_fields", "read_xml"]
 
 _MAX_DEPTH: Final = 32
 _MAX_TEXT: Final = 256 * 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,13 +14,9 @@ from aioflux._services.status import EmptyPageCounter, malformed_response
 from aioflux._values.uri import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from aioflux._http import Response
     from aioflux._services.base import WriteRequest
     from aioflux._values.meta import OpenUpload
-
-__all__ = ["XMLService"]
 
 
 class XMLService(HTTPService):

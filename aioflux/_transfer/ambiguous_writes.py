@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from aioflux._services.base import ReadRequest
@@ -19,20 +20,9 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from aioflux._services.base import WriteRequest
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-
-__all__ = [
-    "AmbiguousWrite",
-    "ResendLimit",
-    "checksum_of",
-    "find_written",
-    "has_attributes",
-    "send_write",
-]
 
 T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -8,22 +8,6 @@ from typing import Any
 from aioflux._values.meta import ObjectMeta
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 
-__all__ = [
-    "check_listing",
-    "check_metadata",
-    "check_mode",
-    "check_offset",
-    "check_policies",
-    "check_range",
-    "lower_names",
-    "parse_data",
-    "parse_key",
-    "parse_memory",
-    "parse_pair",
-    "parse_prefix",
-    "require_many_keys",
-]
-
 
 def parse_key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
     """Return the key, and its metadata if the argument is an `ObjectMeta`.

@@ -12,6 +12,8 @@ so that a write that commits meanwhile is complete.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import bounded_map
@@ -31,13 +33,8 @@ from aioflux._values.meta import CleanResult
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from datetime import datetime
-
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta, OpenUpload
-
-__all__ = ["clean"]
 
 
 async def clean(

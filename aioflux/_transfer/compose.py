@@ -7,6 +7,7 @@ and metadata.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,9 @@ from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux._services.base import Precondition, WriteRequest
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["compose", "copy"]
 
 
 async def compose(

@@ -17,7 +17,7 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from operator import length_hint
@@ -45,13 +45,9 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
-
     from aioflux._concurrency.fan_out import Items
     from aioflux._transfer.composite_plan import Group
     from aioflux._transfer.session import Session
-
-__all__ = ["try_fetch_composed"]
 
 _log = logging.getLogger("aioflux")
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from aioflux._services.base import Capabilities
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["Group", "Grouper", "can_compose", "is_composable", "plan_groups", "split"]
 
 Group: TypeAlias = "tuple[ObjectMeta, ...]"
 

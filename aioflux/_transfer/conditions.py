@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -31,13 +32,9 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aioflux._services.base import Service
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["check", "forget_servers", "require"]
 
 _log = logging.getLogger("aioflux")
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from aioflux._transfer.limits import AdaptiveLimit
 
-__all__ = ["Counters", "StoreCounters"]
-
 _NUM_BINS = len(LATENCY_BOUNDS_SECONDS) + 1
 
 

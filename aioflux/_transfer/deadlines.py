@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Deadlines"]
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 _MIN_SECONDS: Final = 0.001
 """Resolution of the event loops' timers."""

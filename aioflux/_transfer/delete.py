@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,11 +19,7 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from aioflux._transfer.session import Session
-
-__all__ = ["delete", "delete_many"]
 
 _MIN_PAGE: Final = 8
 """Fewest objects for a page delete, which is one request for many objects. A page delete needs a

@@ -12,6 +12,7 @@ A part of an object is verified as described in `get_range`.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._concurrency.fan_out import bounded_map, pair
@@ -42,23 +43,11 @@ from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from aioflux._services.base import Body
     from aioflux._transfer.get_range import FirstRange
     from aioflux._transfer.range_plan import MergedRange
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-
-__all__ = [
-    "ExceedsReservationError",
-    "fetch",
-    "fetch_into",
-    "fetch_pinned",
-    "fetch_range",
-    "fetch_ranges",
-    "replaced_error",
-]
 
 T = TypeVar("T")
 

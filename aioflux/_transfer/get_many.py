@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from aioflux._concurrency.async_iteration import aclosing_inner
@@ -16,16 +17,12 @@ from aioflux._transfer.small_read_loop import SmallReadLoop
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
     from aioflux._concurrency.fan_out import Items
     from aioflux._transfer.get_small import PriorAttempt
     from aioflux._transfer.prefetch_budget import Reservation
     from aioflux._transfer.session import Session
     from aioflux._transfer.small_read_loop import Handover
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["MIN_BATCHES", "fetch_many", "try_many"]
 
 MIN_BATCHES: Final = 16
 """Least number of batches that share the prefetch budget. The bytes of a batch stay reserved until

@@ -10,6 +10,7 @@ fixed offset of the response changes different bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,26 +23,8 @@ from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, StorageError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflux._services.base import Body
     from aioflux._transfer.session import Session
-
-__all__ = [
-    "FirstRange",
-    "Pin",
-    "ReplacedError",
-    "confirm",
-    "mismatch_text",
-    "read_checked",
-    "read_checksum",
-    "read_first",
-    "read_first_twice",
-    "read_into",
-    "read_range",
-    "reads_twice",
-    "size_error",
-]
 
 
 class Pin(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aioflux._services.base import ReadRequest
@@ -9,24 +10,11 @@ from aioflux._transfer.get_range import FirstRange, mismatch_text, reads_twice
 from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflux._services.base import Body
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
     from aioflux.errors import TransientError
     from aioflux.options import TransferOptions
-
-__all__ = [
-    "NO_ATTEMPT",
-    "Fetched",
-    "PriorAttempt",
-    "check_small",
-    "fetch_small",
-    "first_range_bytes",
-    "lacks_checksum",
-    "small_bytes",
-]
 
 _SMALL_BYTES: Final = 1024 * 1024
 """Largest object that is read by one request. If the body of a small object breaks off, all of it

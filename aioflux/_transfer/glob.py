@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["compile_glob", "literal_prefix"]
-
 _TOKEN = re.compile(
     r"(?P<escape>\\.)|(?P<any>\*\*+)|(?P<star>\*)|(?P<one>\?)"
     r"|\[(?P<negation>[!^]?)(?P<set>\]?[^\]]*)\]"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -24,13 +25,9 @@ from aioflux._transfer.lost_uploads import Window, lost_uploads
 from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux._services.base import Service, WriteRequest
     from aioflux._transfer.session import Session
     from aioflux._values.meta import OpenUpload
-
-__all__ = ["Initiation"]
 
 _log = logging.getLogger("aioflux")
 

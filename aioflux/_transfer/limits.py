@@ -8,15 +8,6 @@ from typing import Final, Protocol
 
 from aioflux._concurrency.byte_budget import ByteBudget
 
-__all__ = [
-    "AdaptiveLimit",
-    "Limits",
-    "RequestRate",
-    "SizeEstimate",
-    "SlotWaiter",
-    "plan_start",
-]
-
 _GROWTH = 1 / 8
 """Growth of a limit of 8 or more after each success: a limit that was halved from 64 to 32 is 64
 again after 256 successes."""

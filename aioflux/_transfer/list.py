@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,9 @@ from aioflux._values.listing import Listing
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
     from aioflux._services.base import Page
     from aioflux._transfer.list_plan import Request
     from aioflux._transfer.session import Session
-
-__all__ = ["list_all", "list_pages", "visible"]
 
 _MAX_IN_FLIGHT = 32
 """Maximum number of requests of one listing in flight, even if the store allows more: parsing their

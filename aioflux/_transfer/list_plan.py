@@ -19,17 +19,13 @@ from __future__ import annotations
 import string
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aioflux._services.base import MAX_EMPTY_PAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Alphabets", "KeyRange", "ListingPlan", "Request", "gallop", "middle"]
 
 _MAX_CREDIBLE = 50_000_000
 """Largest credible estimate of the objects in a range. A larger estimate means that the known keys

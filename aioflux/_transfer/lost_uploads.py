@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from aioflux._values.meta import OpenUpload
-
-__all__ = ["Window", "lost_uploads"]
 
 _TICK = timedelta(seconds=1)
 """Tolerance of times: services return the time of an upload in whole seconds."""

@@ -12,21 +12,18 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import sys
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux._values.checksums import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
     from concurrent.futures import Future
-    from typing import TypeAlias
 
     _Madvise: TypeAlias = Callable[[int, int, int], int]
-
-__all__ = ["Prefaulter", "prefault"]
 
 _LEAST_BYTES: Final = 1024 * 1024
 _PAGE_BYTES: Final = 4096

@@ -6,8 +6,6 @@ import asyncio
 from bisect import insort
 from dataclasses import dataclass, field
 
-__all__ = ["PrefetchBudget", "Reservation"]
-
 
 @dataclass(order=True, slots=True)
 class _Waiter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aioflux._services.base import Precondition, WriteRequest
@@ -15,12 +16,8 @@ from aioflux._values.uri import has_scheme
 from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["compare_stored", "put_once", "write_request"]
 
 
 def write_request(

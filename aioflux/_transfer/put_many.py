@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,10 @@ from aioflux._values.listing import Listing
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from aioflux._concurrency.fan_out import Items
     from aioflux._services.base import Precondition
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["put_batches", "put_many"]
 
 
 def put_batches(

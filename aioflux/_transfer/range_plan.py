@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["MAX_GAP_BYTES", "MergedRange", "coalesce_ranges", "plan_part_size", "plan_ranges"]
+from collections.abc import Sequence
+from typing import NamedTuple
 
 MAX_GAP_BYTES = 1024 * 1024
 """Largest gap between two ranges that is read and dropped to save a request. At 50 MB/s, one

@@ -12,6 +12,7 @@ import asyncio
 import io
 import logging
 from bisect import bisect_right
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Self
 
 from aioflux._concurrency.byte_budget import ByteBudget
@@ -30,12 +31,8 @@ from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["ObjectReader"]
 
 _log = logging.getLogger("aioflux")
 

@@ -6,17 +6,14 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux.errors import TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aioflux.options import RetryPolicy
-
-__all__ = ["Backoff", "RetryBudget", "backoff_bound", "next_delay", "with_retry"]
 
 T = TypeVar("T")
 

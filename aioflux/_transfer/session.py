@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -26,16 +27,12 @@ from aioflux.errors import NotFoundError, TransientError
 from aioflux.options import CleanupTimeouts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
     from aioflux._services.base import Service
     from aioflux._transfer.limits import Limits
     from aioflux._transfer.spread import Spread
     from aioflux._values.meta import ObjectMeta
     from aioflux._values.stats import ProgressHook
     from aioflux.options import RetryPolicy, TransferOptions
-
-__all__ = ["THROTTLED", "Session"]
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -17,13 +18,9 @@ from aioflux._transfer.spread import Spread
 from aioflux.options import longest_cleanup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from aioflux._services.base import Service
     from aioflux._values.stats import ProgressHook, StoreStats
     from aioflux.options import CleanupTimeouts, RetryPolicy, TransferOptions
-
-__all__ = ["Sessions", "copied", "live_sessions", "longest_cleanup_of_all"]
 
 T = TypeVar("T")
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from aioflux._transfer.prefetch_budget import PrefetchBudget, Reservation
     from aioflux._transfer.session import Session
 
-__all__ = ["Handover", "SmallReadLoop"]
-
 _UNAUTHORIZED: Final = 401
 Result: TypeAlias = "tuple[str, Fetched] | StorageError"
 """The key and the object; or an error that the caller receives as a result."""

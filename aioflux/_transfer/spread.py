@@ -10,18 +10,15 @@ Only the attempt runs on another loop, so that all loops have one set of limits 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aioflux._concurrency.loop_threads import loop_threads, run_on
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Sequence
-    from typing import Any
 
     from aioflux._services.base import Service
-
-__all__ = ["Spread"]
 
 T = TypeVar("T")
 

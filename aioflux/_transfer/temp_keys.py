@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from aioflux._values.dataset_keys import WrittenKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from datetime import datetime
-
     from aioflux._values.meta import ObjectMeta, OpenUpload
-
-__all__ = [
-    "COMPOSITE_PREFIX",
-    "TEMPORARY_PREFIX",
-    "TEMPORARY_PREFIXES",
-    "is_temporary",
-    "new_temporary_key",
-    "stale_objects",
-    "stale_uploads",
-]
 
 TEMPORARY_PREFIX = ".aioflux-uploads/"
 """Prefix of the temporary keys of conditional multipart uploads, relative to the store's prefix.

@@ -8,6 +8,7 @@ is complete, such as the staged tensors of a checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.byte_budget import ByteBudget
@@ -15,12 +16,8 @@ from aioflux._transfer.arguments import parse_data
 from aioflux._transfer.writer import ObjectWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux._services.base import WriteRequest
     from aioflux._transfer.session import Session
-
-__all__ = ["ZeroCopyWriter"]
 
 
 class ZeroCopyWriter(ObjectWriter):

@@ -8,23 +8,11 @@ types are reused: `crc32c` has two, of 1 MiB and 64 KiB; `crc32c_blocks` caches 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING
 
 import google_crc32c
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-__all__ = [
-    "address_of",
-    "combine_crc32c",
-    "crc32c",
-    "crc32c_blocks",
-    "crc32c_of_pieces",
-    "join_crc32c",
-]
 
 _WINDOWS = (ctypes.c_ubyte * (1024 * 1024), ctypes.c_ubyte * (64 * 1024))
 

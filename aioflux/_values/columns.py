@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Self, overload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-__all__ = ["NONE", "KeyColumn", "TimeColumn"]
+from typing import Self, overload
 
 NONE = -1
 """Number that represents None in a column."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-__all__ = ["MANIFEST_KEY", "WrittenKey", "is_manifest"]
-
 MANIFEST_KEY: Final = "aioflux-manifest"
 """Name of a manifest in the prefix of its dataset, and beginning of the names of further ones."""
 

@@ -12,8 +12,9 @@ import json
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, overload
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, Self, TypeAlias, overload
 
 import google_crc32c
 
@@ -21,10 +22,6 @@ from aioflux._values.columns import NONE, KeyColumn, TimeColumn
 from aioflux._values.dataset_keys import MANIFEST_KEY, is_manifest
 from aioflux._values.meta import ObjectMeta
 from aioflux._values.uri import join_uri, quote_path, split_object_uri
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from datetime import datetime
 
 __all__ = ["MAX_SIZE_BYTES", "KeyColumn", "Kind", "Listing"]
 

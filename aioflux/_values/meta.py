@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
-
     from aioflux.errors import StorageError
-
-__all__ = ["CleanResult", "DeleteResult", "ObjectMeta", "OpenUpload"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

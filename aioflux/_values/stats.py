@@ -8,8 +8,6 @@ from itertools import accumulate
 from math import ceil, inf, ldexp
 from typing import Literal, Protocol
 
-__all__ = ["LATENCY_BOUNDS_SECONDS", "LatencyHistogram", "Progress", "ProgressHook", "StoreStats"]
-
 LATENCY_BOUNDS_SECONDS = tuple(
     ldexp(1 + quarter / 4, octave) for octave in range(-14, 10) for quarter in range(4)
 )

@@ -8,25 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-__all__ = [
-    "PROBED_SCHEMES",
-    "REMOTE_SCHEMES",
-    "SCHEMES",
-    "Location",
-    "check_endpoint",
-    "check_name",
-    "has_scheme",
-    "join_uri",
-    "local_uri",
-    "meant_key",
-    "parse_uri",
-    "quote_path",
-    "split_at_bucket",
-    "split_at_parent",
-    "split_object_uri",
-    "suggest_uri",
-]
-
 REMOTE_SCHEMES = ("gs", "s3", "az")
 PROBED_SCHEMES = frozenset({"s3"})
 """Schemes of services that may ignore preconditions, depending on the server."""

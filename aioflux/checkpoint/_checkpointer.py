@@ -22,11 +22,12 @@ import signal
 import time
 import warnings
 import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Unpack
 
 from aioflux import _bridge
 from aioflux._values.uri import PROBED_SCHEMES, parse_uri
@@ -69,17 +70,12 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Unpack
-
     from aioflux.checkpoint._load.stored_checkpoint import CommitBytes
     from aioflux.checkpoint._maintain.verify import Verification
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.checkpoint.compression import ZStandard
     from aioflux.options import StoreOptions
     from aioflux.store import Store
-
-__all__ = ["Checkpointer"]
 
 _log = logging.getLogger("aioflux")
 

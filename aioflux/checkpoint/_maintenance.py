@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from aioflux import _bridge
 from aioflux._values.uri import REMOTE_SCHEMES, parse_uri, split_at_bucket
@@ -17,16 +18,11 @@ from aioflux.errors import CheckpointNotFoundError
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from typing import Unpack
-
     from aioflux._values.meta import CleanResult
     from aioflux.checkpoint._maintain.copy import Copied
     from aioflux.checkpoint._maintain.verify import Verification
     from aioflux.options import StoreOptions
     from aioflux.store import Store
-
-__all__ = ["clean", "copy", "verify"]
 
 _ONLY_REMOTE: Final[tuple[Literal["credentials", "endpoint_url", "ssl_context"], ...]] = (
     "credentials",

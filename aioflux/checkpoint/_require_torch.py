@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["require_torch"]
-
 
 def require_torch(name: str) -> None:
     """Import torch.

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from types import FrameType
 
     from aioflux.checkpoint._save.handle import SaveHandle
-
-__all__ = ["Schedule", "StopSignals"]
 
 _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Handlers | None"
 

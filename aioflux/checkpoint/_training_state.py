@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import sys
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -22,13 +23,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
     Contents = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
-
-__all__ = ["TrainingState"]
 
 _RANK: Final = "rank-{:05d}"
 _FORM: Final = "dataset-form"

@@ -14,8 +14,6 @@ from aioflux import __version__
 from aioflux.cli._event_loop import EndedBySignal
 from aioflux.cli._output import CONNECT_DEADLINE, DEBUG, UNENCODABLE, print_error
 
-__all__ = ["app", "run_app"]
-
 app = typer.Typer(
     name="aioflux",
     help="Object storage at the speed of the network.",

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
-__all__ = ["cat"]
-
 _PIECE_BYTES = 4 * 1024 * 1024
 
 

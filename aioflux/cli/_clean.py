@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from aioflux._values.meta import CleanResult
     from aioflux.store import Store
 
-__all__ = ["clean"]
-
 
 def clean(
     uri: Annotated[str, typer.Argument(metavar="URI", help="Bucket, prefix or directory.")],

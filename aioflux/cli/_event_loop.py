@@ -12,18 +12,14 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 
 from aioflux.cli._output import is_debug, print_notice
 from aioflux.cli._text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-
-__all__ = ["EndedBySignal", "run"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MAX_SIGNALS = 3

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
-__all__ = ["ls"]
-
 
 def ls(
     uris: Annotated[

@@ -14,27 +14,11 @@ import os
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 from aioflux.cli._text import describe
 from aioflux.errors import AiofluxError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
-__all__ = [
-    "CONNECT_DEADLINE",
-    "DEBUG",
-    "UNENCODABLE",
-    "Report",
-    "call_in_daemon_thread",
-    "is_debug",
-    "print_error",
-    "print_lines",
-    "print_notice",
-    "write_all",
-    "write_stdout",
-]
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -17,12 +18,8 @@ from typing import TYPE_CHECKING
 from aioflux.cli._text import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from rich.console import RenderableType
     from rich.progress import Task
-
-__all__ = ["CommandProgress"]
 
 
 class CommandProgress:

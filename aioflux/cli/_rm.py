@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,13 +23,9 @@ from aioflux.cli._uri_or_path import (
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
-
-__all__ = ["rm"]
 
 
 def rm(

@@ -10,8 +10,6 @@ import typer
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
 
-__all__ = ["serve"]
-
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
 

@@ -14,8 +14,6 @@ from aioflux.cli._uri_or_path import LIST_BELOW, Anonymous, Endpoint, parse_argu
 if TYPE_CHECKING:
     from aioflux.cli._uri_or_path import UriOrPath
 
-__all__ = ["stat"]
-
 
 def stat(
     uris: Annotated[list[str], typer.Argument(metavar="URI...", help="Objects.")],

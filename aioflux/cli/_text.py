@@ -8,32 +8,14 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from aioflux._values.meta import ObjectMeta
-
-__all__ = [
-    "describe",
-    "format_count",
-    "format_metrics",
-    "format_seconds",
-    "format_size",
-    "format_time",
-    "format_timestamp",
-    "json_line",
-    "meta_row",
-    "one_line",
-    "paragraph",
-    "parse_age",
-    "prefix_row",
-    "table",
-]
 
 _OPTIONS = {
     'credentials="anonymous"': "--anonymous",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,20 +19,7 @@ from aioflux.errors import NotFoundError, StorageError
 from aioflux.options import ANONYMOUS, RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-
     from aioflux.store import Store
-
-__all__ = [
-    "LIST_BELOW",
-    "Anonymous",
-    "Endpoint",
-    "Json",
-    "UriOrPath",
-    "as_prefix",
-    "parse_arguments",
-    "parse_root_argument",
-]
 
 Endpoint = Annotated[
     str | None,

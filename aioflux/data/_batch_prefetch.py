@@ -12,6 +12,7 @@ shuffle, and between their epoch indices with an `ObjectSampler`.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,11 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from aioflux.data._store_reader import Samples
-
-__all__ = ["BatchPrefetcher", "predict_indices"]
 
 
 def predict_indices(

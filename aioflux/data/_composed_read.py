@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
@@ -30,12 +31,8 @@ from aioflux.errors import PermissionDeniedError
 from aioflux.store import COMPOSITE_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from aioflux.store import TriedBatch
     from aioflux.sync import Store
-
-__all__ = ["Compose", "ComposeTrials", "fetch_batches", "prepare"]
 
 _log = logging.getLogger("aioflux")
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import torch
 from torch.utils.data import get_worker_info
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["LoadCounters", "LoadStats"]
 
 _MAX_ROWS: Final = 1024
 """One row for the main process and each of 1,023 workers. Workers with higher ids share these rows;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,13 +16,9 @@ from aioflux.data._shuffle import permutation
 from aioflux.data._worker_state import WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux.data._options import ShardingConfig
     from aioflux.data._resume import Share, ShareProgress
     from aioflux.data._source import Source
-
-__all__ = ["EpochPlan", "EpochPlanner"]
 
 
 class EpochPlan(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -30,8 +30,6 @@ from aioflux.data._transform import (
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.data._counters import LoadCounters
     from aioflux.data._error_policy import ErrorPolicy
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
     from aioflux.data._source import Source
     from aioflux.data._transform import TransformThreads
     from aioflux.sync import Store
-
-__all__ = ["EpochReader", "ReadConfig"]
 
 _UPDATE_RETRIES_EVERY: Final = 256
 """Number of objects between two updates of the retry counter: an update takes longer than yielding

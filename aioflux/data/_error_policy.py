@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -12,11 +12,7 @@ from torch.utils.data import get_worker_info
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aioflux.data._counters import LoadCounters
-
-__all__ = ["ErrorPolicy", "OnError", "worker_errors"]
 
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Exception, str], None]
 """`"raise"` raises the error. `"skip"` logs a warning and skips the sample. A function is called

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from torch.utils.data import get_worker_info
@@ -24,8 +25,6 @@ from aioflux.data._transform import check_pickles
 if TYPE_CHECKING:
     import os
     import ssl
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-    from typing import Unpack
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.data._composed_read import Compose
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from aioflux.data._source import Lister
     from aioflux.data._transform import TransformThreads
     from aioflux.options import RetryPolicy, Timeouts, TransferOptions
-
-__all__ = ["IterableDataset"]
 
 
 class IterableDataset(TorchIterableDataset[Item_co]):

@@ -24,6 +24,7 @@ import pickle
 import time
 import uuid
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -37,14 +38,10 @@ from aioflux.errors import StorageError, TransientError
 from aioflux.store import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from aioflux._values.listing import KeyColumn, Listing
     from aioflux.options import StoreOptions
 
     _ListObjects: TypeAlias = Callable[[StoreOptions], "Listings"]
-
-__all__ = ["Sharing", "fits_store", "listed_once", "poll_seconds"]
 
 Listings: TypeAlias = "list[tuple[str, Listing | KeyColumn]]"
 """The objects of a dataset: the uri of each store, and its objects."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,8 @@ from aioflux.data._thread_loader import ThreadLoader, stateful_of
 from aioflux.options import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflux.data._iterable_dataset import IterableDataset
     from aioflux.data._sharding import Tail
-
-__all__ = ["loader"]
 
 _MAX_WORKERS = 8
 """Largest default of `num_workers`. More are rarely useful, because each worker prefetches several

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Never, SupportsIndex, TypeAlias, Unpack, cast
 
 from torch.utils.data import Dataset, get_worker_info
 
@@ -27,8 +28,6 @@ from aioflux.data._transform import (
 if TYPE_CHECKING:
     import os
     import ssl
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-    from typing import Never, SupportsIndex, Unpack
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.data._composed_read import Compose
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
     _Result: TypeAlias = tuple[tuple[int, Sample | StorageError], Callable[[], Any]]
     """A sample with its index, and a function that returns its item or raises its error."""
-
-__all__ = ["MapDataset"]
 
 
 class MapDataset(Dataset[Item_co]):

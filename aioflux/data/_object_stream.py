@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from aioflux import sync
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["ObjectStream", "open_stream"]
-
 _BUFFER_BYTES = 1024 * 1024
 """Buffer for small reads: a crossing costs 35-125 us, as much as copying 1 MiB."""
 

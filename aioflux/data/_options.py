@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from aioflux.data._error_policy import OnError
     from aioflux.options import RetryPolicy, Timeouts
 
-__all__ = [
-    "DATASET_TRANSFER",
-    "IterableOptions",
-    "MapOptions",
-    "ShardingConfig",
-    "unknown_option_error",
-]
-
 DATASET_TRANSFER = TransferOptions(max_in_flight=256)
 """Four times the default of a store. With 20 ms to the first byte and 50 MB/s for each connection,
 64 requests in flight read at most 2,900 objects of 100 KiB per second. Measured without workers:

@@ -6,16 +6,13 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Self, TextIO, TypeVar
 
 from aioflux.data._counters import LoadStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from aioflux.data._counters import LoadCounters
-
-__all__ = ["ProgressBar", "render", "show_progress"]
 
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ other numbers every reader needs the progress of all readers, in a state from `m
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,22 +23,7 @@ import torch
 from aioflux.data._sharding import Reader, shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from aioflux.data._sharding import Tail
-
-__all__ = [
-    "ALL_RECORDS",
-    "STATE_KEY",
-    "VERSION",
-    "Phase",
-    "RemainingRecords",
-    "Share",
-    "ShareProgress",
-    "check_state",
-    "merge_states",
-    "plan_share",
-]
 
 STATE_KEY: Final = "aioflux_state"
 """Key of the version in a state; only states have this key."""

@@ -10,8 +10,6 @@ from typing_extensions import TypeVar  # for `default=`; torch depends on this p
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
 
-__all__ = ["Item", "ItemOfRecord", "Item_co", "Record", "Sample", "make_sample"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:

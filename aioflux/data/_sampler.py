@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Sampler
@@ -10,13 +11,9 @@ from aioflux.data._epoch import EpochPlan, EpochPlanner
 from aioflux.data._options import ShardingConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from aioflux.data._map_dataset import MapDataset
     from aioflux.data._resume import ShareProgress
     from aioflux.data._sharding import ShardBy, Tail
-
-__all__ = ["ObjectSampler"]
 
 
 class ObjectSampler(Sampler[int]):

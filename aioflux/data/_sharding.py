@@ -9,16 +9,12 @@ objects, by epoch_index
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ["Reader", "ShardBy", "Tail", "check_rank", "rank_from_environment", "shard"]
 
 Tail: TypeAlias = Literal["drop", "pad", "uneven"]
 ShardBy: TypeAlias = Literal["count", "bytes"]

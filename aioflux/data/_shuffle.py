@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["ShuffleBuffer", "permutation"]
 
 T = TypeVar("T")
 

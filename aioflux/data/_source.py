@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -17,15 +18,11 @@ from aioflux.data._store_reader import StoreReader
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from aioflux.data._job_listing import Listings, Sharing
     from aioflux.data._sample import Sample
     from aioflux.data._store_reader import FetchConfig, Samples
     from aioflux.errors import StorageError
     from aioflux.options import StoreOptions, TransferOptions
-
-__all__ = ["Lister", "Source", "from_keys", "from_manifests", "open_source"]
 
 _log = logging.getLogger("aioflux")
 

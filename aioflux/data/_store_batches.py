@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,13 +19,6 @@ from aioflux.data._sample import make_sample
 from aioflux.data._transform import apply_transform
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterable,
-        Callable,
-        Iterable,
-        Sequence,
-    )
     from concurrent.futures import Future
 
     from aioflux._values.meta import ObjectMeta
@@ -33,8 +27,6 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
     Keys: TypeAlias = Iterable[str | ObjectMeta] | AsyncIterable[str | ObjectMeta]
-
-__all__ = ["store_batches"]
 
 T = TypeVar("T")
 

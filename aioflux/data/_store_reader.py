@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from aioflux.data._sample import Sample
     from aioflux.store import TriedBatch
 
-__all__ = ["DEFAULT_CACHE_BYTES", "FetchConfig", "Samples", "StoreReader"]
-
 Wanted: TypeAlias = Iterator[tuple[int, ObjectMeta | str]]
 """Objects to read, by metadata or key. Each has an index, which is yielded with its sample."""
 Samples: TypeAlias = Generator[tuple[int, "Sample | StorageError"], None, None]

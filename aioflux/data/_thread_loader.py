@@ -11,6 +11,7 @@ There are no worker processes, so that nothing is pickled or copied between proc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,10 +26,7 @@ from aioflux.data._resume import merge_states
 from aioflux.data._transform import TransformThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
     from concurrent.futures import Future
-
-__all__ = ["ThreadLoader", "stateful_of"]
 
 Batches: TypeAlias = "Generator[tuple[list[Any], Callable[[], None]], None, None]"
 """Items of each batch, and a function that marks them as read when they were yielded. Without items

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections import deque
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.context import get_spawning_popen
@@ -21,19 +22,9 @@ from aioflux import _bridge
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
     from concurrent.futures import Future
 
     from aioflux.data._sample import Sample
-
-__all__ = [
-    "TransformThreads",
-    "apply_transform",
-    "check_pickles",
-    "num_sample_bytes",
-    "outcomes",
-    "transform_sample",
-]
 
 T = TypeVar("T")
 V = TypeVar("V")

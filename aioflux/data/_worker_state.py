@@ -7,8 +7,6 @@ from typing import Any, Final
 import torch
 from torch.utils.data import get_worker_info
 
-__all__ = ["WorkerState"]
-
 _MAX_WORKERS: Final = 1024
 _EPOCH, _LOADS, _ITERATION = 0, 1, 2
 _STARTED = 3

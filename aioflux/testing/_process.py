@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Self
 
 import uvloop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from aioflux.testing.gcs_server import GCSServer

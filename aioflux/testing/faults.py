@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import (
     TYPE_CHECKING,
@@ -35,7 +36,6 @@ from aioflux.store import Store
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable, Coroutine
 
     from aioflux._services.base import Into, Precondition
 

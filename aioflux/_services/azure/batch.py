@@ -8,12 +8,8 @@ Source: learn.microsoft.com/rest/api/storageservices/blob-batch.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ["MAX_DELETES", "SubResponse", "batch_body", "batch_type", "parse_batch"]
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 MAX_DELETES = 256
 """Largest number of requests in one batch."""

@@ -11,19 +11,14 @@ Source: learn.microsoft.com/rest/api/storageservices/list-blobs.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aioflux._services.headers import parse_http_date
 from aioflux._services.xml_reader import read_xml
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["ListedBlob", "ListedPage", "in_range", "listing_of", "may_be_unsorted", "parse_page"]
 
 _LAST_SORTED = "\ud7ff"
 _METADATA = "Metadata/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aioflux._services.azure import list_page as listing
@@ -11,12 +12,8 @@ from aioflux._services.sender import MAX_PAGE_BYTES
 from aioflux._services.status import EmptyPageCounter, malformed_page, unexpected_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflux._services.azure.sender import AzureSender
     from aioflux._services.base import ListRequest
-
-__all__ = ["AzureLister"]
 
 
 class AzureLister:

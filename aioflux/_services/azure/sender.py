@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -17,13 +18,9 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from aioflux._auth.azure import AzureAccess
     from aioflux._http import Origin, Pool
     from aioflux._services.sender import AuthorizedRequest
-
-__all__ = ["AzureSender"]
 
 _VERSION = (b"x-ms-version", wire.VERSION)
 

@@ -23,6 +23,7 @@ import hashlib
 import os
 import re
 import time
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -48,8 +49,6 @@ from aioflux._values.uri import check_endpoint
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
-
     from aioflux._http import Response
     from aioflux._services.base import (
         Exchange,
@@ -63,8 +62,6 @@ if TYPE_CHECKING:
     )
     from aioflux._services.http import EncodedRead
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["AzureService"]
 
 _POLL_SECONDS: Final = (0.05, 2.0)
 """First and longest interval between requests for the status of a copy."""

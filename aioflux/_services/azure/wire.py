@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import re
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
@@ -25,39 +26,9 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from aioflux._http import Response
     from aioflux._services.base import Precondition, ReadRequest, WriteRequest
     from aioflux._values.meta import ObjectMeta
-
-__all__ = [
-    "VERSION",
-    "BlockList",
-    "block_id",
-    "block_list",
-    "check_name",
-    "etag_of",
-    "is_directory",
-    "is_etag",
-    "match_header",
-    "md5_header",
-    "md5_of",
-    "meta_from_headers",
-    "new_upload_id",
-    "object_headers",
-    "object_size",
-    "parse_block_id",
-    "parse_block_list",
-    "parse_error",
-    "precondition_headers",
-    "query_target",
-    "range_header",
-    "root_path",
-    "service_error",
-    "size_past_the_end",
-    "upload_initiated",
-]
 
 VERSION = b"2023-11-03"
 """API version of requests."""

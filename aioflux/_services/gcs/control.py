@@ -10,6 +10,7 @@ gcloud-aio decompresses and collects a response of any size.
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -23,12 +24,8 @@ from aioflux._services.status import malformed_response
 from aioflux.errors import PreconditionFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from aioflux._services.base import Precondition, Source, WriteRequest
     from aioflux._services.gcs.service import GCSSender
-
-__all__ = ["GCSControl"]
 
 _ROOT: Final = "https://storage"
 """Begin of the urls of gcloud-aio-storage; the sender has the real server."""

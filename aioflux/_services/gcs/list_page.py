@@ -14,12 +14,13 @@ import binascii
 import re
 import sys
 from array import array
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter, lt
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -28,20 +29,6 @@ from aioflux._services.gcs.resources import decode_json
 from aioflux._services.headers import decode_crc32c
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = [
-    "LIST_FIELDS",
-    "ListedObject",
-    "ObjectsPage",
-    "check_page",
-    "decode_page",
-    "escape_glob",
-    "expected_kind",
-    "listing_of",
-]
 
 _ITEM = "name,size,etag,generation,crc32c,updated,contentType,contentEncoding,storageClass,metadata"
 _LISTING = "storage#objects"

@@ -7,17 +7,14 @@ bytes of a range: the service returns only the checksum of the whole object.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from aioflux._services.headers import size_from_response
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux._http import Response
     from aioflux._services.base import ReadRequest
-
-__all__ = ["object_size"]
 
 
 def object_size(request: ReadRequest, response: Response) -> int:

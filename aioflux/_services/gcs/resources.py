@@ -15,16 +15,6 @@ from aioflux._services.headers import decode_crc32c
 from aioflux._values.listing import MAX_SIZE_BYTES
 from aioflux._values.meta import ObjectMeta
 
-__all__ = [
-    "ErrorBody",
-    "ObjectResource",
-    "decode_error",
-    "decode_json",
-    "decode_permissions",
-    "decode_resource",
-    "meta_from_resource",
-]
-
 T = TypeVar("T")
 
 _PERMISSIONS = "storage#testIamPermissionsResponse"

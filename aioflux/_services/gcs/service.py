@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -42,8 +43,6 @@ from aioflux._services.xml_uploads import XMLService
 from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from aioflux._http import Response
     from aioflux._services.base import (
         ListRequest,
@@ -57,8 +56,6 @@ if TYPE_CHECKING:
     from aioflux._services.http import EncodedRead
     from aioflux._values.listing import Kind
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["GCSService"]
 
 _STORED_BYTES: Final = (b"Accept-Encoding", b"gzip")
 

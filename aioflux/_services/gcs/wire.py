@@ -6,6 +6,7 @@ Source: cloud.google.com/storage/docs/xml-api/reference-headers.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -14,22 +15,8 @@ from aioflux._services.headers import DEFAULT_TYPE, decode_crc32c, encode_crc32c
 from aioflux._values.uri import check_endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux._services.base import Precondition, WriteRequest
     from aioflux._values.meta import ObjectMeta
-
-__all__ = [
-    "generation_of",
-    "hash_crc32c",
-    "hash_headers",
-    "meta_from_headers",
-    "object_headers",
-    "precondition_headers",
-    "precondition_params",
-    "quote_key",
-    "resolve_endpoint",
-]
 
 _ENDPOINT = "https://storage.googleapis.com"
 _USER_PREFIX = b"x-goog-meta-"

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["read_checksum", "record_checksum"]
-
 _ATTRIBUTE: Final = "user.aioflux.crc32c"
 _VALUE: Final = re.compile(rb"([0-9a-f]{8}) ([0-9]+) (-?[0-9]+)")
 

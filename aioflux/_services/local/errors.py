@@ -8,8 +8,6 @@ import os
 from aioflux._services.local.walk import is_temporary
 from aioflux.errors import NotFoundError, PermissionDeniedError, StorageError, TransientError
 
-__all__ = ["error_from_os"]
-
 _TRANSIENT_ERRNOS = frozenset({errno.ESTALE, errno.ETIMEDOUT})
 """Errors of NFS that are retried: ESTALE for a file that was removed while it was open, ETIMEDOUT
 for a server that does not respond, with the mount option `soft`."""

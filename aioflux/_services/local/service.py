@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -70,11 +71,7 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from aioflux._services.base import Into, ListRequest, Precondition, ReadRequest, Source
-
-__all__ = ["LocalService"]
 
 _MAX_WALKS = 16
 """Maximum number of listings whose `Walk` is kept for the next page; others start a new walk."""

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["BLOCK_BYTES", "Stop", "in_thread"]
+from typing import TypeVar
 
 T = TypeVar("T")
 

@@ -14,23 +14,9 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = [
-    "TEMPORARY",
-    "Walk",
-    "check_key",
-    "is_temporary",
-    "locate",
-    "modified",
-    "status_of",
-    "temporary_files",
-]
 
 TEMPORARY = ".aioflux-"
 """Prefix of the names of temporary files and locks, which are not listed and cannot be keys."""

@@ -27,6 +27,7 @@ import os
 import stat
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -36,20 +37,9 @@ from aioflux._services.local.walk import TEMPORARY
 from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from aioflux._services.local.threads import Stop
-
-__all__ = [
-    "finish",
-    "link_new",
-    "locked",
-    "new_temporary",
-    "prune",
-    "replace_file",
-    "write_all",
-]
 
 _MAX_DIRECTORY_RACES = 100
 """Maximum number of attempts to create a file while deletes remove its empty directory."""

@@ -14,8 +14,6 @@ from aioflux.errors import UnsupportedError
 if TYPE_CHECKING:
     from aioflux._services.base import Precondition
 
-__all__ = ["reject_ignored_condition", "unquoted_endpoints"]
-
 unquoted_endpoints: set[str] = set()
 """Endpoints that accept `If-Match` only without quotes around the ETag."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -11,14 +12,10 @@ from aioflux._services.s3.wire import quote_name
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux._services.base import WriteRequest
     from aioflux._services.s3.service import S3Service
     from aioflux._services.s3.wire import Pin
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["MAX_COPY_BYTES", "copy_by_parts", "copy_headers", "plan_copy"]
 
 MAX_COPY_BYTES = 5 * 1024**3
 """Largest object that one CopyObject request copies

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aioflux._services.http import DELETE_SECONDS
@@ -16,12 +17,8 @@ from aioflux._services.status import malformed_response
 from aioflux._services.xml_reader import read_xml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from aioflux._services.s3.sender import S3Sender
     from aioflux._services.s3.wire import Pin
-
-__all__ = ["delete_body", "delete_many", "digest_header", "fits_xml", "parse_deletions"]
 
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from aioflux._http import Origin
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = [
-    "DEFAULT_REGION",
-    "Endpoint",
-    "endpoint_of",
-    "is_amazon",
-    "region_from_response",
-]
 
 DEFAULT_REGION = "us-east-1"
 """Region if none is set: for servers at an `endpoint_url`, and on AWS for the request that finds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from aioflux._services.status import (
     TRANSIENT,
@@ -17,11 +17,6 @@ from aioflux.errors import (
     StorageError,
     TransientError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["EXPIRED_CODES", "SKEWED_CODE", "deletion_error", "error_in_success", "service_error"]
 
 EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
 """Codes for expired credentials."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import lt
-from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
 
 from aioflux._services.base import MAX_PAGE_ENTRIES
@@ -21,20 +21,6 @@ from aioflux._services.s3.wire import generation_of
 from aioflux._services.xml_reader import read_xml
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = [
-    "BucketPage",
-    "cut_to_range",
-    "decode_page",
-    "is_sorted",
-    "list_query",
-    "listing_of",
-    "sort",
-    "start_after",
-]
 
 _OBJECT = re.compile(
     r"<Contents><Key>([^<]*)</Key><LastModified>([^<]*)</LastModified><ETag>([^<]*)</ETag>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,12 +12,8 @@ from aioflux._services.sender import MAX_PAGE_BYTES
 from aioflux._services.status import EmptyPageCounter, malformed_page, unexpected_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflux._services.base import ListRequest
     from aioflux._services.s3.sender import S3Sender
-
-__all__ = ["S3Lister"]
 
 _UNSORTED_SERVERS: Final = (b"SeaweedFS",)
 """Servers that list "a/b" before "a-b", by the beginning of their Server header."""

@@ -11,27 +11,16 @@ import base64
 import hashlib
 import re
 import zlib
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._services import headers as _headers
 from aioflux._services.s3.wire import etag_of, generation_of, parse_pin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from aioflux._http import Response
     from aioflux._services.base import ReadRequest
     from aioflux._services.s3.wire import Pin
-
-__all__ = [
-    "WholeObjectGuesses",
-    "byte_range",
-    "generation_from_head",
-    "has_md5",
-    "is_same_content",
-    "object_size",
-    "size_past_the_end",
-]
 
 _ACTUAL_SIZE = re.compile(rb"<ActualObjectSize>([0-9]{1,18})</ActualObjectSize>")
 _MD5 = re.compile(r"[0-9a-f]{32}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aioflux._auth.aws import NOT_READY, AWSSource, Settings
@@ -37,7 +38,6 @@ from aioflux.errors import TransientError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping, Sequence
 
     from aioflux._auth.sigv4 import Keys
     from aioflux._http import Response
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from aioflux._services.s3.endpoint import Endpoint
     from aioflux.errors import StorageError
     from aioflux.options import S3Access
-
-__all__ = ["RequestSigner", "S3Sender"]
 
 _UNSIGNED_HEADERS: Final = FixedHeaders([USER_AGENT])
 """The headers that every request has in addition to those that `Signer.sign` returns."""

@@ -8,6 +8,7 @@ Over 500 lines because it is one class with a method for each operation of the c
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,8 +35,6 @@ from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError,
 from aioflux.options import as_s3_access
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from aioflux._http import Headers, Response
     from aioflux._services.base import (
         ListRequest,
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
         UploadedPart,
     )
     from aioflux._services.http import EncodedRead
-
-__all__ = ["S3Service"]
 
 
 class S3Service(XMLService):

@@ -9,6 +9,7 @@ Source: docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Sto
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
@@ -16,30 +17,8 @@ from aioflux._services import headers as _headers
 from aioflux._services.headers import DEFAULT_TYPE, decode_crc32c, encode_crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux._services.base import Precondition
     from aioflux._values.meta import ObjectMeta
-
-__all__ = [
-    "Pin",
-    "check_name",
-    "etag_of",
-    "full_crc32c",
-    "generation_of",
-    "hash_headers",
-    "is_etag",
-    "is_same_generation",
-    "meta_from_headers",
-    "object_headers",
-    "parse_pin",
-    "precondition_headers",
-    "quote_name",
-    "read_headers",
-    "require_size",
-    "upload_headers",
-    "version_query",
-]
 
 _USER_PREFIX = b"x-amz-meta-"
 _USER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")

@@ -7,16 +7,13 @@ of each block. A block has 64 KiB or more.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._values.checksums import combine_crc32c, crc32c, crc32c_blocks, join_crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aioflux.checkpoint._format.commit import StoredObject
-
-__all__ = ["BlockDigest", "RangeChecksum", "checksum_ranges", "joined_blocks", "verify_blocks"]
 
 
 class RangeChecksum(NamedTuple):

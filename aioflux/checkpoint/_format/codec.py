@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import aclosing
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 from aioflux.checkpoint._format.commit import StoredItem
 from aioflux.checkpoint._format.frames import (
@@ -37,19 +38,7 @@ from aioflux.checkpoint._format.methods import (
 from aioflux.checkpoint._format.planes import plan_plane_size
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        Callable,
-        Generator,
-        Iterable,
-        Iterator,
-        Sequence,
-    )
-    from typing import Self
-
     from aioflux.checkpoint._format.frames import FrameSlice
-
-__all__ = ["Codec", "EncodedFrames"]
 
 T = TypeVar("T")
 _Buffer: TypeAlias = "bytes | bytearray | memoryview"

@@ -16,37 +16,13 @@ import json
 import math
 import re
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime
+from typing import Any, Final
 
 import msgspec
 
 from aioflux._values.checksums import crc32c
 from aioflux.errors import CheckpointCorruptError
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-__all__ = [
-    "COMMIT_KEY",
-    "INDEX_KEY",
-    "Commit",
-    "SaveFacts",
-    "StepInfo",
-    "StoredItem",
-    "StoredObject",
-    "data_key",
-    "decode_commit",
-    "decode_index",
-    "encode_commit",
-    "encode_index",
-    "find_save_id",
-    "is_save_id",
-    "new_save_id",
-    "parse_step",
-    "part_key",
-    "plan_block_size",
-    "step_prefix",
-]
 
 FORMAT: Final = 1
 

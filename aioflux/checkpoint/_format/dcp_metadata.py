@@ -14,18 +14,8 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = [
-    "ItemLocation",
-    "add_storage_data",
-    "pickle_index",
-    "pickle_metadata",
-    "pickle_metadata_of_parts",
-]
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 _PROTOCOL: Final = 2
 """A protocol without frames, because opcodes cannot be appended to a frame."""

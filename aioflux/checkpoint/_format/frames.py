@@ -19,7 +19,8 @@ CheckpointCorruptError.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,26 +28,6 @@ from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._format.methods import MIN_GAIN, MIN_PLANE_BYTES, Compressor, Method
 from aioflux.checkpoint._format.planes import PLANE_SIZES, Bytes, join_planes, split_planes
 from aioflux.errors import CheckpointCorruptError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = [
-    "END_OF_STREAM",
-    "FRAME_SIZE_BYTES",
-    "HEAD_SIZE_BYTES",
-    "MAX_FRAME_SIZE_BYTES",
-    "START_OF_STREAM",
-    "FrameHead",
-    "FrameSlice",
-    "decode_frame",
-    "decode_slice",
-    "encode_frame",
-    "frame_bounds",
-    "max_stored_size",
-    "parse_head",
-    "plan_slices",
-]
 
 FRAME_SIZE_BYTES: Final = 1024 * 1024
 """Bytes of memory in a frame. One core needs 1 ms for a frame, and the read of a range reads few

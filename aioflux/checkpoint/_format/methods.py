@@ -11,16 +11,6 @@ import numpy.typing as npt
 
 from aioflux.checkpoint._format.planes import PLANE_SIZES, Bytes, split_planes
 
-__all__ = [
-    "MIN_GAIN",
-    "MIN_PLANE_BYTES",
-    "Compressor",
-    "Method",
-    "plan_methods",
-    "plan_planes",
-    "require_zstandard",
-]
-
 MIN_GAIN: Final = 0.03
 """Share of a plane that compression must save, to be worth the time of decompression."""
 

@@ -10,15 +10,11 @@ Plane 0 holds the least significant bytes, on machines of any byte order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["PLANE_SIZES", "Bytes", "join_planes", "plan_plane_size", "split_planes"]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

@@ -15,12 +15,8 @@ of these bounds: a pickle of 9 bytes allocated 1 GiB, although `find_class` reje
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["AllowedGlobals", "PickleError", "run_pickle"]
+from collections.abc import Callable
+from typing import Any, Final
 
 _PLAIN_KEYS: Final = frozenset({str, int, bool, bytes, type(None)})
 _MAX_NAME: Final = 512

@@ -11,24 +11,13 @@ import base64
 import json
 import math
 import struct
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from aioflux.checkpoint._format.commit import Commit
-
-__all__ = [
-    "DTYPES",
-    "ObjectLayout",
-    "TensorSpec",
-    "model_key",
-    "pack_metadata",
-    "plan_layout",
-    "unpack_metadata",
-]
 
 DTYPES: Final[Mapping[str, tuple[str, int]]] = {
     "float64": ("F64", 8),

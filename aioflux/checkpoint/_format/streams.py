@@ -10,6 +10,7 @@ guesses it from samples.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import IO, TYPE_CHECKING, cast
 
@@ -23,13 +24,9 @@ from aioflux.checkpoint._format.frames import (
 from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
     from _typeshed import ReadableBuffer, WriteableBuffer
 
     from aioflux.checkpoint._format.codec import Codec
-
-__all__ = ["StreamReader", "StreamWriter"]
 
 _GATHERED_SHARE = 4
 """Writes of less than a fourth of a frame are gathered."""

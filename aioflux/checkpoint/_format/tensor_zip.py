@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import struct
 import sys
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from aioflux.checkpoint._format.safe_pickle import AllowedGlobals, PickleError, run_pickle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-__all__ = ["HEAD_SIZE_BYTES", "ZippedTensor", "find_tensor", "is_dense"]
 
 HEAD_SIZE_BYTES: Final = 1024
 """Number of bytes to read to find the tensor. torch 2.0 to 2.13 write its memory at byte 640 or

@@ -15,8 +15,6 @@ from aioflux.errors import ChecksumError
 if TYPE_CHECKING:
     import mmap
 
-__all__ = ["ZIP_MAGIC", "compare_records", "is_stored"]
-
 ZIP_MAGIC: Final = b"PK\x03\x04"
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")

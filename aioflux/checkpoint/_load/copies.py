@@ -11,6 +11,7 @@ Bytes are passed as flat tensors, because torch releases the GIL while it copies
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -29,21 +30,8 @@ from aioflux.checkpoint._load.plan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from aioflux.checkpoint._format.frames import FrameSlice
     from aioflux.checkpoint._load.stored_checkpoint import LocatedItem, StoredShape
-
-__all__ = [
-    "FramesCopy",
-    "ItemCopy",
-    "RangeCopy",
-    "TensorTarget",
-    "ValueTarget",
-    "as_elements",
-    "narrow",
-    "plan_tensor_copies",
-]
 
 _MAX_STRIDED_BYTES: Final = MAX_READ_BYTES // 2
 """Largest `_StridedCopy` in bytes, including gaps."""

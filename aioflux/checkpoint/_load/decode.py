@@ -10,6 +10,7 @@ import io
 import os
 import pickle
 import re
+from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,14 +21,10 @@ from aioflux.checkpoint._load.copies import as_elements, narrow
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch.distributed.checkpoint._extension import ExtensionRegistry
 
     from aioflux.checkpoint._load.copies import TensorTarget
     from aioflux.checkpoint._load.stored_checkpoint import LocatedItem
-
-__all__ = ["as_bytes", "copy_item", "default_registry", "find_memory", "load_value", "untransform"]
 
 _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;]*m")
 _TRUE: Final = {"1", "y", "yes", "true"}

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
+from collections.abc import Collection
 from pathlib import PurePosixPath, PureWindowsPath
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -29,11 +30,6 @@ from torch.distributed.checkpoint.metadata import (
 
 from aioflux.checkpoint._format.safe_pickle import AllowedGlobals, PickleError, run_pickle
 from aioflux.errors import CheckpointCorruptError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-__all__ = ["decode_metadata"]
 
 T = TypeVar("T")
 

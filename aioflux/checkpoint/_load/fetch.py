@@ -12,6 +12,7 @@ other bytes are read into buffers, whose total size `TransferOptions.max_in_flig
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -31,16 +32,12 @@ from aioflux.checkpoint._load.run_reads import DataObjects, ObjectRead, run_read
 from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     import torch
     from torch.distributed.checkpoint._extension import ExtensionRegistry
 
     from aioflux.checkpoint._load.copies import RangeCopy
     from aioflux.checkpoint._load.stored_checkpoint import LocatedItem, StoredCheckpoint
     from aioflux.store import Store
-
-__all__ = ["fetch"]
 
 _SMALL_BYTES: Final = 64 * 1024
 """Items of stock DCP up to this size are read whole. For larger items, one more request finds the

@@ -7,7 +7,7 @@ import pickle
 import zipfile
 from contextlib import suppress
 from inspect import signature
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Unpack, cast
 
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
@@ -22,11 +22,8 @@ from aioflux.store import open_store
 
 if TYPE_CHECKING:
     import mmap
-    from typing import Unpack
 
     from aioflux.options import StoreOptions
-
-__all__ = ["load"]
 
 
 def load(

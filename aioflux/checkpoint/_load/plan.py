@@ -14,23 +14,8 @@ once if one read can include both.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-__all__ = [
-    "MAX_GAP_BYTES",
-    "MAX_READ_BYTES",
-    "Box",
-    "NeededRange",
-    "PlannedRead",
-    "ReadPart",
-    "cut_box",
-    "dense_strides",
-    "plan_boxes",
-    "plan_reads",
-]
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 MAX_GAP_BYTES: Final = 16 * 1024
 """Gaps up to this size are read: that takes 0.16 ms at 100 MB/s, less than a request."""

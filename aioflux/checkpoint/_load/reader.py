@@ -10,8 +10,9 @@ torch.load(file, mmap=True) -> MappedReader with a path -> MemoryFile: the whole
 from __future__ import annotations
 
 import io
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
@@ -20,16 +21,11 @@ from aioflux.errors import StorageError
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from typing import Unpack
-
     from _typeshed import WriteableBuffer
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.options import StoreOptions
     from aioflux.store import ObjectReader
-
-__all__ = ["CheckpointReader", "MappedReader", "open_reader"]
 
 _BUFFER_BYTES = 1024 * 1024
 """Buffer for small reads. A crossing costs 35-125 us, as much as copying 1 MiB."""

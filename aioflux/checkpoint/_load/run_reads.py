@@ -6,6 +6,7 @@ Data objects are pinned to the generations in the commit, and verified by the ch
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
@@ -18,8 +19,6 @@ from aioflux.checkpoint._store.objects import meta_of, read_range
 from aioflux.errors import CheckpointCorruptError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.codec import Codec
     from aioflux.checkpoint._load.copies import RangeCopy
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._load.stored_checkpoint import StoredCheckpoint
     from aioflux.options import TransferOptions
     from aioflux.store import Store
-
-__all__ = ["DataObjects", "ObjectRead", "ReadPiece", "run_reads"]
 
 _REUSED_BYTES: Final = 1024 * 1024
 """Larger buffers are reused: the first use of new memory costs ten times as much as a copy."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
@@ -25,16 +26,11 @@ from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Unpack
-
     from torch.distributed.checkpoint._extension import ExtensionRegistry
     from torch.distributed.checkpoint.metadata import Metadata
 
     from aioflux.options import StoreOptions
     from aioflux.store import Store
-
-__all__ = ["as_parameter", "load_below", "load_state", "storage_identity"]
 
 
 def load_state(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,23 +28,11 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 
     from aioflux.checkpoint._format.commit import Commit, StoredItem, StoredObject
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
-
-__all__ = [
-    "CommitBytes",
-    "LocatedItem",
-    "StoredCheckpoint",
-    "StoredShape",
-    "commit_bytes",
-    "decode_checkpoint",
-    "read_commit_object",
-]
 
 
 class LocatedItem(NamedTuple):

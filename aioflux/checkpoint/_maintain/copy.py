@@ -10,6 +10,7 @@ a repeated copy continues where an interrupted one stopped.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -49,16 +50,12 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit, StoredObject
     from aioflux.checkpoint._maintain.verify import Verification
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
-
-__all__ = ["CheckpointLocation", "Copied", "copy_checkpoint", "copy_root"]
 
 _MAX_OBJECTS = 4
 """Maximum number of objects that this process copies at the same time, if the service cannot."""

@@ -19,6 +19,7 @@ import io
 import logging
 import os
 from collections import deque
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -33,24 +34,8 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store
-
-__all__ = [
-    "HISTORY_PREFIX",
-    "HistoryWriter",
-    "SaveRecord",
-    "append",
-    "compact",
-    "merge",
-    "plot",
-    "read_history",
-    "record_key",
-    "to_csv",
-    "to_json",
-]
 
 _log = logging.getLogger("aioflux")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Collection, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,20 +24,9 @@ from aioflux.checkpoint._store.commits import COMMIT_KEYS, MAX_IN_FLIGHT, read_c
 from aioflux.errors import CheckpointCorruptError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
-
-__all__ = [
-    "SaveLeftovers",
-    "clean_store",
-    "committed_keys",
-    "orphaned_objects",
-    "save_of",
-]
-
 
 _RANK_COMMIT = re.compile(rf"__\d+{re.escape(COMMIT_KEY)}")
 

@@ -8,6 +8,7 @@ cannot be loaded. It leaves data objects that no commit lists, and `clean` delet
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -27,15 +28,11 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from aioflux._values.meta import DeleteResult, ObjectMeta
     from aioflux.checkpoint._maintain.retention_rules import Retention
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
-
-__all__ = ["Pruned", "prune", "remove_step"]
 
 
 async def remove_step(store: Store, step: int, generation: str) -> DeleteResult:

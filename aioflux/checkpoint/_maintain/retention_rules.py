@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
     from aioflux.checkpoint._format.commit import StepInfo
-
-__all__ = ["Retention", "plan_prune", "steps_to_verify"]
 
 Best: TypeAlias = tuple[str, str] | tuple[str, str, int]
 

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import Commit
     from aioflux.store import Store
 
-__all__ = [
-    "StoredTag",
-    "is_valid",
-    "keep_newest",
-    "list_tags",
-    "read_part",
-    "read_tag",
-    "remove_tag",
-]
-
 _MAX_PIECES = 16
 """Maximum number of ranges of one part that are read at the same time."""
 

@@ -10,6 +10,7 @@ check reads data objects.
 from __future__ import annotations
 
 import struct
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -35,26 +36,10 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit, StoredObject
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
-
-__all__ = [
-    "Problem",
-    "ProblemKind",
-    "Verification",
-    "check_blocks",
-    "check_commit",
-    "check_listed",
-    "latest",
-    "newest_first",
-    "plan_pieces",
-    "verify",
-    "verify_steps",
-]
 
 _ADVICE: Final = "; load an earlier checkpoint"
 

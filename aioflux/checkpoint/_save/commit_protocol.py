@@ -15,6 +15,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,15 +45,11 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
-
     from aioflux.checkpoint._format.commit import Commit, StoredObject
     from aioflux.checkpoint._maintain.history import Outcome, SaveRecord
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
-
-__all__ = ["RankSave", "run_to_end"]
 
 T = TypeVar("T")
 

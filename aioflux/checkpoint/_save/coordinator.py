@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -20,15 +21,11 @@ from aioflux.checkpoint._store.commits import read_commits
 from aioflux.errors import AiofluxError, CheckpointError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux.checkpoint._format.commit import StoredObject
     from aioflux.checkpoint._maintain.history import Outcome
     from aioflux.checkpoint._save.job import Compression, GlobalSavePlan, Manifest
     from aioflux.checkpoint._save.manifests import Manifests
     from aioflux.checkpoint._store.commits import CommitObject
-
-__all__ = ["Coordinator", "encode_metadata"]
 
 _log = logging.getLogger("aioflux")
 

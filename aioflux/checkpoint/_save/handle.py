@@ -7,15 +7,11 @@ import concurrent.futures
 import logging
 import math
 import time
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
     from aioflux.checkpoint._save.job import SaveResult
-
-__all__ = ["SaveHandle", "wait_for_any"]
-
 
 _log = logging.getLogger("aioflux")
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -30,11 +31,7 @@ from aioflux.checkpoint._save.request_rates import first_heartbeat_delay
 from aioflux.errors import AiofluxError, StorageError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from aioflux.store import Store
-
-__all__ = ["Heartbeat", "HeartbeatMonitor", "heartbeat_key"]
 
 _log = logging.getLogger("aioflux")
 

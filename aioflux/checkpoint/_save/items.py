@@ -20,29 +20,16 @@ import struct
 import sys
 import zlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch._utils import _rebuild_tensor_v2, _rebuild_tensor_v3
 
 from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES, EncodedItem
 from aioflux.checkpoint._save.value_paths import naming_unpicklable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = [
-    "TENSOR_TYPES",
-    "check_storable",
-    "encode_object",
-    "encode_subclass",
-    "encode_tensor",
-    "find_ties",
-    "has_plain_memory",
-    "tensor_memory",
-]
 
 _ROOT: Final = "archive/"
 """Prefix of all entry names, the same that torch.save writes to a file object."""

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, StoredObject, step_prefix
 from aioflux.checkpoint._maintain.retention_rules import Retention
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-__all__ = [
-    "Compression",
-    "GlobalSavePlan",
-    "Job",
-    "Manifest",
-    "SaveResult",
-    "StagedState",
-    "UploadSettings",
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

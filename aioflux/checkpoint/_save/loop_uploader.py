@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from aioflux import _bridge
 from aioflux.checkpoint._save.save_queue import SaveQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux.checkpoint._save.handle import SaveHandle
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.checkpoint._save.staging import Arena
     from aioflux.store import Store
-
-__all__ = ["LoopUploader", "Uploader"]
 
 
 class Uploader(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
@@ -22,13 +23,9 @@ from aioflux.checkpoint._store.commits import read_commit, uri_below
 from aioflux.errors import CheckpointError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-
     from aioflux.checkpoint._format.commit import Commit
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.store import Store
-
-__all__ = ["FailedElsewhereError", "Manifests", "OutcomeError", "UnknownOutcomeError", "failure_of"]
 
 _FIRST_POLL_SECONDS: Final = 0.05
 _MAX_POLL_SECONDS: Final = 1.0

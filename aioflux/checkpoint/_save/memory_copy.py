@@ -8,16 +8,12 @@ took 70 to 100 ms.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["MemoryCopy", "address_of", "copy_all"]
 
 _MAX_THREADS: Final = 4
 """More threads do not copy faster, because memory bandwidth is the limit."""

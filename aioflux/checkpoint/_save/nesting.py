@@ -12,25 +12,12 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-__all__ = [
-    "CONTAINERS",
-    "KINDS",
-    "describe_containers",
-    "is_leaf_list",
-    "merge_containers",
-    "nest",
-    "parameter_names",
-]
 
 CONTAINERS: Final = "containers"
 """Key of the result of `describe_containers` in `Commit.extra`."""

@@ -5,6 +5,7 @@ Needs no torch, which the uploader process does not import.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -13,11 +14,7 @@ from aioflux.checkpoint._format.codec import Codec
 from aioflux.checkpoint._format.commit import StoredItem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
-
     from aioflux.checkpoint._save.job import Compression, StagedState
-
-__all__ = ["ALIGNMENT_BYTES", "EncodedItem", "Packer", "compressed_pieces", "staged_pieces"]
 
 ALIGNMENT_BYTES: Final = 64
 """Alignment of items in a data object, and of a tensor's data in its item."""

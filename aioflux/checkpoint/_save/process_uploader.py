@@ -14,6 +14,7 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,14 +25,10 @@ from aioflux.checkpoint._save.uploader_messages import MAX_READ_BYTES, Inbox, se
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux.checkpoint._save.handle import SaveHandle
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.checkpoint._save.staging import Arena
     from aioflux.store import Store
-
-__all__ = ["ProcessUploader"]
 
 _log = logging.getLogger("aioflux")
 

@@ -7,18 +7,14 @@ rank waits for it. If a process has died, the other ranks wait until the timeout
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from aioflux.errors import AiofluxError, CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-__all__ = ["Ranks", "open_ranks"]
 
 T = TypeVar("T")
 

@@ -14,15 +14,6 @@ from aioflux.options import TransferOptions
 if TYPE_CHECKING:
     from aioflux.checkpoint._save.job import UploadSettings
 
-__all__ = [
-    "DELETES_PER_SECOND",
-    "first_heartbeat_delay",
-    "plan_blocks_for",
-    "plan_settings",
-    "plan_transfer",
-    "start_delay",
-]
-
 _STARTS_PER_SECOND: Final = 400
 """Single-request uploads that start in a second; later, each of them writes a manifest, too."""
 _MULTIPART_STARTS_PER_SECOND: Final = 250

@@ -13,8 +13,9 @@ The crc32 of the zip entries is omitted if torch can omit it for a single call: 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, copy_context
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Unpack
 
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
@@ -24,15 +25,10 @@ from aioflux.checkpoint._save.writer import CheckpointWriter, writing
 from aioflux.options import MIB, TransferOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Unpack
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._save.tensor_memory import TensorMemory
     from aioflux.options import StoreOptions
     from aioflux.store import ObjectWriter, WriteMode
-
-__all__ = ["save", "save_by_torch"]
 
 _MIN_BORROWED_BYTES = 16 * 1024
 """Smaller pieces are copied: sending a separate piece costs as much as copying 16 KiB."""

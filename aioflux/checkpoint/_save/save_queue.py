@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aioflux.checkpoint._maintain.history import HistoryWriter
@@ -10,12 +11,8 @@ from aioflux.checkpoint._save.commit_protocol import RankSave, run_to_end
 from aioflux.checkpoint._save.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflux.checkpoint._save.job import Job, SaveResult, UploadSettings
     from aioflux.store import Store
-
-__all__ = ["SaveQueue"]
 
 
 class SaveQueue:

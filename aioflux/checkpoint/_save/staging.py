@@ -17,6 +17,7 @@ import pickle
 import tempfile
 import threading
 import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -39,11 +40,7 @@ from aioflux.checkpoint._store.mapping import populate
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from aioflux.checkpoint._save.state_spec import RankSavePlan
-
-__all__ = ["Arena", "ArenaLayout", "Stager"]
 
 _HUGE_PAGE_BYTES: Final = 2 * 1024 * 1024
 """Size of a huge page. A smaller arena uses none: a copy of 100 KB would take 2 MiB."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-__all__ = ["StatePickle", "pickle_state"]
-
 _MIN_VIEW_BYTES = 16 * 1024
 """Smaller pieces are copied: keeping a view costs as much as copying about 16 KiB."""
 

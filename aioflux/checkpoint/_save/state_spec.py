@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from aioflux.checkpoint._save.ranks import Ranks
 
-__all__ = ["CachingPlanner", "PlannedItem", "RankSavePlan", "StateSpec", "describe_state"]
-
 _LEAF: Final = None
 """Mark of a leaf in the first list of `StateSpec.structure`."""
 

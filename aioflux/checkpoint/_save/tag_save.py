@@ -9,6 +9,7 @@ The commit protocol is the same as in `RankSave`.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -23,11 +24,7 @@ from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint._store.tag_names import part_name, quote_name, step_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux.store import Store
-
-__all__ = ["PartData", "TagSave", "tag_job", "write_part"]
 
 _MAX_PARTS: Final = 4
 """Maximum number of parts that a rank writes at the same time. Each part is itself uploaded in

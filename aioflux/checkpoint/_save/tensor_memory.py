@@ -17,8 +17,6 @@ import torch
 
 from aioflux._values.checksums import address_of
 
-__all__ = ["TensorMemory"]
-
 
 class TensorMemory:
     """Views of the storages of one state in main memory."""

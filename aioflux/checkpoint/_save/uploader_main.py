@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._save.job import SaveResult
     from aioflux.store import Store
 
-__all__ = ["main"]
-
 _log = logging.getLogger("aioflux")
 
 _NICENESS: Final = 5

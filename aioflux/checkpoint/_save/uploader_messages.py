@@ -9,14 +9,10 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from aioflux.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-__all__ = ["MAX_FDS", "MAX_READ_BYTES", "Inbox", "encode", "picklable_error", "send"]
 
 _HEAD: Final = struct.Struct(">Q")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from aioflux import _bridge
 from aioflux._files import WritableFile, WriterContext
@@ -11,15 +12,9 @@ from aioflux._values.uri import split_object_uri
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from typing import Unpack
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.options import StoreOptions
     from aioflux.store import ObjectWriter, WriteMode
-
-
-__all__ = ["CheckpointWriter", "open_writer", "writing"]
 
 
 class CheckpointWriter(WritableFile):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from aioflux.checkpoint._format.commit import INDEX_KEY
@@ -23,14 +24,10 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
-
-__all__ = ["commit", "delete_logged", "delete_replaced"]
 
 _log = logging.getLogger("aioflux")
 

@@ -10,6 +10,7 @@ follows as JSON. Only the JSON is decoded here; nothing is unpickled.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioflux._concurrency.fan_out import gather_bounded
@@ -27,26 +28,9 @@ from aioflux.checkpoint._format.commit import (
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit
     from aioflux.store import Store
-
-__all__ = [
-    "COMMIT_KEYS",
-    "MAX_IN_FLIGHT",
-    "CommitObject",
-    "Replacements",
-    "as_prefix",
-    "describe_steps",
-    "is_original",
-    "list_prefixes",
-    "list_steps",
-    "read_commit",
-    "read_commits",
-    "uri_below",
-]
 
 COMMIT_KEYS = (COMMIT_KEY, INDEX_KEY)
 """Keys of a commit object below the prefix of its checkpoint, one for each layout."""

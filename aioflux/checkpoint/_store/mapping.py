@@ -16,6 +16,7 @@ import mmap
 import os
 import sys
 import tempfile
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -28,13 +29,9 @@ from aioflux.options import MIB, TransferOptions
 from aioflux.store import count_mismatch, open_store, read_hashed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.options import StoreOptions
     from aioflux.store import Store
-
-__all__ = ["MemoryFile", "PrivateMemory", "populate", "read_into_memory"]
 
 _DIRECTORIES = ("/proc/self/fd", "/dev/fd")
 """Directories with a path for each open descriptor of this process."""

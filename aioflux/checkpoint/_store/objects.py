@@ -6,9 +6,10 @@ read:  range, extended to whole blocks -> compare crc32c of each block -> caller
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._format.block_checksums import BlockDigest, joined_blocks, verify_blocks
@@ -24,13 +25,8 @@ from aioflux.options import TransferOptions
 from aioflux.store import count_mismatch, open_store, read_hashed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-    from typing import Unpack
-
     from aioflux.options import StoreOptions
     from aioflux.store import Store
-
-__all__ = ["meta_of", "open_checkpoint", "read_range", "stored_object", "write_object"]
 
 _SLICE_BYTES: Final = 16 * 1024 * 1024
 """Size of the pieces that are hashed between two awaits. Each piece blocks the event loop for

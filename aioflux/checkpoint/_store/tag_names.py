@@ -6,8 +6,6 @@ import re
 from typing import Final
 from urllib.parse import quote, unquote
 
-__all__ = ["is_tag", "part_name", "quote_name", "step_of", "tag_of"]
-
 _SAFE: Final = " !#$&'()+,;=@[]^{}~"
 """Characters besides letters, digits and `-._` that every service and file system allows."""
 

@@ -9,8 +9,6 @@ from aioflux._values.uri import parse_uri
 if TYPE_CHECKING:
     import os
 
-__all__ = ["is_checkpoint_uri", "require_checkpoint_uri"]
-
 
 def is_checkpoint_uri(checkpoint_id: str | os.PathLike[str]) -> bool:
     """Return whether `checkpoint_id` has the form of a uri. A path does not."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from aioflux.checkpoint.dcp import StorageReader
 
-__all__ = ["IntoPlanner"]
-
 
 @dataclass(frozen=True, slots=True)
 class _StoredValue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch.distributed.checkpoint.api import CheckpointException
@@ -13,13 +14,9 @@ from aioflux.checkpoint.dcp._into_planner import IntoPlanner
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux.checkpoint._load.stored_checkpoint import CommitBytes
     from aioflux.checkpoint._save.ranks import Ranks
     from aioflux.store import Store
-
-__all__ = ["AdaptiveState", "load_into"]
 
 
 @runtime_checkable

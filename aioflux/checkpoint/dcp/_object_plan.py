@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -22,21 +23,8 @@ from aioflux.checkpoint._format.commit import plan_block_size
 from aioflux.checkpoint._format.safetensors import DTYPES, TensorSpec, plan_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import WriteItem
-
-__all__ = [
-    "ItemPlacement",
-    "RankLayout",
-    "RankPlacement",
-    "WriteKind",
-    "item_bytes",
-    "plan_objects",
-    "plan_ranks",
-    "tensor_of",
-]
 
 _MIN_COMPOSED_BYTES: Final = 32 * 1024 * 1024
 """Smaller tensors are not composed. Composing needs an object for each part of a tensor, which

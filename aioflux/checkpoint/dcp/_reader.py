@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch.distributed.checkpoint import storage as dcp_storage
@@ -42,7 +42,6 @@ from aioflux.errors import (
 
 if TYPE_CHECKING:
     import os
-    from typing import Unpack
 
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint._extension import ExtensionRegistry
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
     from aioflux._values.stats import StoreStats
     from aioflux.options import StoreOptions
     from aioflux.store import Store
-
-__all__ = ["StorageReader"]
 
 
 class _Unreadable(Metadata):

@@ -11,6 +11,7 @@ read.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -28,14 +29,10 @@ from aioflux.checkpoint.dcp._object_plan import WriteKind
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
     from aioflux.checkpoint._format.block_checksums import RangeChecksum
     from aioflux.checkpoint._format.safetensors import ObjectLayout, TensorSpec
     from aioflux.checkpoint.dcp._object_plan import ItemPlacement
     from aioflux.store import Store
-
-__all__ = ["TensorLocation", "UploadedPart", "finish_objects"]
 
 _MAX_COMPOSED: Final = 32
 """Maximum number of objects that one compose request of GCS accepts

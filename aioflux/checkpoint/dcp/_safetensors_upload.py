@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import pickle
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,6 @@ from aioflux.checkpoint.dcp._upload import (
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import WriteItem
 
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from aioflux.checkpoint.dcp._object_plan import RankLayout
     from aioflux.checkpoint.dcp._safetensors_parts import TensorLocation
     from aioflux.checkpoint.dcp._upload import RankUpload
-
-__all__ = ["encode_safetensors", "plan_uploads"]
 
 _MAX_ROWS = 4
 """Maximum number of parallel uploads of rows. Each upload holds this rank's rows of one tensor in

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Coroutine, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -23,22 +24,9 @@ from aioflux.checkpoint._store.commits import read_commits
 from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
-
     from aioflux.checkpoint._format.commit import Commit
     from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.store import Store
-
-__all__ = [
-    "SaveContext",
-    "UnfinishedSave",
-    "begin_save",
-    "context_of",
-    "delete_failed",
-    "finish_save",
-    "run_without_context",
-    "start_save",
-]
 
 T = TypeVar("T")
 

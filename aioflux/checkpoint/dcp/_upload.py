@@ -11,6 +11,15 @@ import asyncio
 import dataclasses
 import io
 import pickle
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -37,36 +46,12 @@ from aioflux.checkpoint.dcp._object_plan import item_bytes
 from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        Awaitable,
-        Callable,
-        Iterable,
-        Iterator,
-        Mapping,
-        Sequence,
-    )
-
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
     from aioflux.checkpoint._format.codec import Codec
     from aioflux.checkpoint._format.commit import Commit, StoredObject
     from aioflux.store import Store
-
-__all__ = [
-    "PICKLE_PROTOCOL",
-    "RankUpload",
-    "UploadedItem",
-    "batches",
-    "describe",
-    "encode_dcp",
-    "find_tied_items",
-    "resolve",
-    "tied_result",
-    "upload_items",
-    "upload_objects",
-]
 
 T = TypeVar("T")
 

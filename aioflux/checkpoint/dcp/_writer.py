@@ -15,10 +15,11 @@ import dataclasses
 import pickle
 import secrets
 import weakref
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from torch.distributed.checkpoint import storage as dcp_storage
 from torch.distributed.checkpoint.metadata import StorageMeta
@@ -62,8 +63,6 @@ from aioflux.store import open_store
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-    from typing import Unpack
 
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
@@ -73,8 +72,6 @@ if TYPE_CHECKING:
     from aioflux.checkpoint.dcp._object_plan import RankLayout
     from aioflux.options import StoreOptions
     from aioflux.store import Store, WriteMode
-
-__all__ = ["StorageWriter"]
 
 _VERSION = "1.0.0"
 """Version of DCP's metadata."""

@@ -11,8 +11,6 @@ from aioflux.cli._ckpt.prune import prune_command
 from aioflux.cli._ckpt.show import show
 from aioflux.cli._ckpt.verify import verify_command
 
-__all__ = ["ckpt"]
-
 ckpt = typer.Typer(
     name="ckpt",
     help="List, verify, prune and copy checkpoints.",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
 
-__all__ = ["copy_command"]
-
 
 def copy_command(
     source: Annotated[

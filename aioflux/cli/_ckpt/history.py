@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,11 +29,7 @@ from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argum
 from aioflux.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from aioflux.checkpoint._maintain.history import SaveRecord
-
-__all__ = ["history"]
 
 _BAR_WIDTH = 40
 _MAX_BARS = 100

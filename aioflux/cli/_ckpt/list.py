@@ -21,8 +21,6 @@ from aioflux.errors import CheckpointNotFoundError
 if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import StepInfo
 
-__all__ = ["list_command"]
-
 
 def list_command(
     uri: Root,

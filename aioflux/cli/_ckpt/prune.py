@@ -16,8 +16,6 @@ from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argum
 if TYPE_CHECKING:
     from aioflux.checkpoint._maintain.retention_rules import Retention
 
-__all__ = ["prune_command"]
-
 KeepLast = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Keep the N newest valid steps.")
 ]

@@ -6,6 +6,7 @@ other commands do not wait for these imports.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,19 +17,9 @@ from aioflux.cli._text import format_timestamp
 from aioflux.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
     from aioflux.checkpoint._format.commit import Commit, StepInfo
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
-
-__all__ = [
-    "CheckpointRoot",
-    "Root",
-    "Steps",
-    "checkpoint_row",
-    "open_checkpoints",
-]
 
 Root = Annotated[
     str,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import Commit
     from aioflux.cli._ckpt.root import CheckpointRoot
 
-__all__ = ["show"]
-
 
 def show(
     uri: Root,

@@ -16,8 +16,6 @@ from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argum
 if TYPE_CHECKING:
     from aioflux.checkpoint._maintain.verify import Verification
 
-__all__ = ["verify_command"]
-
 
 def verify_command(
     uri: Root,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Self
@@ -29,15 +30,12 @@ from aioflux.cli._text import one_line
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
     from types import TracebackType
 
     from aioflux.cli._cp.objects import CopySource, CopyTarget
     from aioflux.cli._cp.plan import JobOrProblem
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
-
-__all__ = ["cp"]
 
 _MAX_LOOKUPS = 64
 

@@ -9,6 +9,7 @@ Objects are written to standard output one after the other, in order.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -19,15 +20,11 @@ from aioflux.cli._text import describe, one_line
 from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
     from aioflux.cli._cp.local_files import Outcome
     from aioflux.cli._cp.objects import CopySource, CopyTarget
     from aioflux.cli._cp.plan import CopyJob, JobOrProblem
     from aioflux.cli._output import Report
     from aioflux.cli._progress import CommandProgress
-
-__all__ = ["Copier"]
 
 _MAX_BATCHES = 4
 _MAX_LARGE = 2

@@ -14,6 +14,7 @@ import os
 import stat
 import threading
 import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -24,11 +25,7 @@ from aioflux.cli._output import write_all
 from aioflux.cli._text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-
     from aioflux.cli._cp.plan import CopyJob
-
-__all__ = ["FileThreads", "FileWriter", "LocalFiles", "Outcome"]
 
 T = TypeVar("T")
 Buffer: TypeAlias = "bytes | bytearray | memoryview"

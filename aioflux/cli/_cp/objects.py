@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,14 +15,11 @@ from aioflux.cli._output import call_in_daemon_thread, write_stdout
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from aioflux.cli._cp.local_files import Buffer, Outcome
     from aioflux.cli._cp.plan import CopyJob
     from aioflux.store import ObjectWriter, Store
-
-__all__ = ["CopySource", "CopyTarget", "CopyWriter", "StandardStreams", "StoreObjects"]
 
 _PIECE_BYTES = 16 * 1024 * 1024
 _STDIN_BYTES = 4 * 1024 * 1024

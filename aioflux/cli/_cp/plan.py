@@ -9,18 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
 
-__all__ = [
-    "LARGE_BYTES",
-    "Batcher",
-    "CopyJob",
-    "JobOrProblem",
-    "NameClashes",
-    "Problem",
-    "base_name",
-    "is_temporary",
-    "local_problem",
-]
-
 MIB = 1024 * 1024
 LARGE_BYTES = 16 * MIB
 """An object up to this size is read by one request, as part of a batch. Larger objects are

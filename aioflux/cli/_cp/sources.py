@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
@@ -26,22 +27,12 @@ from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.cli._cp.local_files import FileThreads
     from aioflux.cli._cp.plan import JobOrProblem
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
-
-__all__ = [
-    "Destination",
-    "list_directory",
-    "list_files",
-    "list_objects",
-    "list_prefix",
-    "reject_copy_into_itself",
-]
 
 _WALK_ITEMS = 1000
 _MAX_HEADS = 64

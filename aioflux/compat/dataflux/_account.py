@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aioflux.options import StoreOptions
 
-__all__ = ["Account"]
-
 
 class Account:
     """Endpoint and credentials of a `google.cloud.storage.Client`, or the defaults.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,14 +16,10 @@ from aioflux.errors import StorageError, TransientError
 from aioflux.options import TransferOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
     from aioflux.data import Sample
     from aioflux.options import StoreOptions
-
-__all__ = ["BucketDataset", "data_format_default"]
 
 Entry = tuple[str, int]
 """Name and size of an object."""

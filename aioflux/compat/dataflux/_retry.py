@@ -7,8 +7,6 @@ from typing import Any
 
 from aioflux.options import RetryPolicy
 
-__all__ = ["DEFAULT_POLICY", "modified_retry", "policy_of"]
-
 _MIN_SECONDS = 0.001
 """Smallest delay and deadline: RetryPolicy rejects 0."""
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from aioflux.compat.dataflux._bucket_dataset import BucketDataset, data_format_default
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, modified_retry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 __all__ = ["Config", "DataFluxIterableDataset", "data_format_default"]
 

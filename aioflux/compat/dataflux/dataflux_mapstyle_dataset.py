@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any
+from typing import Any, SupportsIndex
 
 from torch.utils.data import Dataset
 
 from aioflux.compat.dataflux._bucket_dataset import BucketDataset, data_format_default
 from aioflux.compat.dataflux._retry import DEFAULT_POLICY, modified_retry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import SupportsIndex
-
 
 __all__ = ["Config", "DataFluxMapStyleDataset", "data_format_default"]
 

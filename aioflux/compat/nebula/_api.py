@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from aioflux.compat.nebula import _training_run
 from aioflux.compat.nebula._checkpoint import Checkpoint
@@ -16,23 +16,11 @@ from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
     import os
-    from typing import Unpack
 
     from aioflux.compat.nebula._training_run import TrainingRun
     from aioflux.options import StoreOptions
 
     Path = str | os.PathLike[str] | tuple[str] | None
-
-__all__ = [
-    "flush_persistence",
-    "get_checkpoint",
-    "get_latest_checkpoint",
-    "get_latest_checkpoint_path",
-    "init",
-    "install_alias",
-    "list_checkpoints",
-    "shutdown",
-]
 
 
 def init(

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from aioflux.compat.nebula._sources import SavedTag
     from aioflux.compat.nebula._training_run import TrainingRun
 
-__all__ = ["Checkpoint"]
-
 
 class Checkpoint:
     """One checkpoint: a tag, and parts with names.

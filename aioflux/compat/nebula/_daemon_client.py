@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,11 +26,7 @@ from aioflux.compat.nebula._settings import credential_variables, socket_path
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aioflux.compat.nebula._settings import Settings
-
-__all__ = ["DaemonClient"]
 
 _BACKLOG: Final = 512
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,13 +36,9 @@ from aioflux.compat.nebula._settings import parse_storage_path, to_uri
 from aioflux.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from lightning.pytorch import LightningModule, Trainer
 
     Path = str | os.PathLike[str]
-
-__all__ = ["NebulaCallback", "NebulaCheckpointIO"]
 
 _PART_NAME: Final = "checkpoint"
 _SUFFIX: Final = ".ckpt"

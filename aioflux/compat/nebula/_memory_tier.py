@@ -12,13 +12,9 @@ of these, the new segment is on disk.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["COMMITTED", "GROWING", "Allocation", "MemoryTier", "Part", "Segment", "Version"]
+from typing import Final, NamedTuple
 
 COMMITTED: Final = -2
 """Value of `num_files`: a call of `commit` completes the version."""

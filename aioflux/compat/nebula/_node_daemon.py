@@ -14,6 +14,7 @@ import pickle
 import secrets
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,13 +34,9 @@ from aioflux.compat.nebula._storage_tier import DISK, STORAGE, StorageTier
 from aioflux.errors import AiofluxError, CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aioflux.compat.nebula._memory_tier import Segment
     from aioflux.compat.nebula._settings import Settings
     from aioflux.store import Store
-
-__all__ = ["NodeDaemon", "TrainerConnection"]
 
 _log = logging.getLogger("aioflux")
 

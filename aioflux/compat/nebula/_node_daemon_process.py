@@ -21,8 +21,6 @@ from typing import Final
 
 from aioflux.compat.nebula._node_daemon import NodeDaemon
 
-__all__ = ["lock_path", "main"]
-
 _log = logging.getLogger("aioflux")
 
 _NICENESS: Final = 5

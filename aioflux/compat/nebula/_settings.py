@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,20 +23,8 @@ from aioflux._values.uri import local_uri, parse_uri
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux.options import StoreOptions
     from aioflux.store import Store
-
-__all__ = [
-    "Settings",
-    "credential_variables",
-    "parse_settings",
-    "parse_storage_path",
-    "path_or_uri",
-    "socket_path",
-    "to_uri",
-]
 
 _INTERVAL_SECONDS: Final = 100.0
 _LINGER_SECONDS: Final = 600.0

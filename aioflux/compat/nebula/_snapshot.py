@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from aioflux.compat.nebula._daemon_client import DaemonClient
 
 
-__all__ = ["SnapshotWriter", "load_segment"]
-
 _PAGE_BYTES = 4096
 
 

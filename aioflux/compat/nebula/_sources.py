@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,9 @@ from aioflux.compat.nebula._storage_tier import STORAGE
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from aioflux.checkpoint._tag_checkpoints import StoredTag
     from aioflux.compat.nebula._daemon_client import DaemonClient
     from aioflux.store import Store
-
-__all__ = ["SavedTag", "StoreSource", "find_all", "find_tag", "newest_valid"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import io
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -25,12 +26,8 @@ from aioflux.checkpoint._tag_checkpoints import (
 from aioflux.errors import AiofluxError, AlreadyExistsError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux.compat.nebula._memory_tier import MemoryTier, Version
     from aioflux.store import Store
-
-__all__ = ["DISK", "STORAGE", "StorageTier"]
 
 _log = logging.getLogger("aioflux")
 

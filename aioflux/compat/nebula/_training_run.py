@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 
-__all__ = ["TrainingRun", "all_runs", "current", "remove", "run_at", "start"]
-
 _CLOUD_INDEPENDENT = ("transfer", "retry", "timeouts")
 """Options that apply to stores of every cloud."""
 

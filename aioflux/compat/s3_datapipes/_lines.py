@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-__all__ = ["LineReader", "split_lines"]
 
 _BLOCK_BYTES = 1024 * 1024
 """Bytes that are split into lines at once. With lines of 1.6 kB this is twice as fast as reading

@@ -6,8 +6,9 @@ Functional form: `.list_files_by_s3()`.
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
@@ -16,14 +17,9 @@ from aioflux.compat.s3_datapipes._options import Stores, with_timeout
 from aioflux.data._error_policy import worker_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
-    from typing import Unpack
-
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
     from aioflux.options import StoreOptions
-
-__all__ = ["ListedUrl", "S3FileLister"]
 
 _log = logging.getLogger("aioflux")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
@@ -18,12 +19,8 @@ from aioflux.options import MIB, TransferOptions
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
-    from typing import Unpack
 
     from aioflux.options import StoreOptions
-
-__all__ = ["S3FileLoader"]
 
 _BUFFER_BYTES = 128 * MIB
 """Default of `buffer_size`, the same as in torchdata."""

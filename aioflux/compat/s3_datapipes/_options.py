@@ -14,8 +14,6 @@ from aioflux.options import S3Access, Timeouts, carries_secret
 if TYPE_CHECKING:
     from aioflux.options import StoreOptions
 
-__all__ = ["Stores", "in_region", "with_timeout"]
-
 _UNSET = -1
 
 

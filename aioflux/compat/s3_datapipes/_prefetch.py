@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -18,15 +19,11 @@ from aioflux.data._store_reader import StoreReader
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
     from aioflux import sync
     from aioflux._values.meta import ObjectMeta
     from aioflux.compat.s3_datapipes._options import Stores
     from aioflux.data._object_stream import ObjectStream
     from aioflux.data._store_reader import FetchConfig, Samples
-
-__all__ = ["UrlPrefetcher"]
 
 _MAX_LOOKAHEAD: Final = 4096
 """Largest number of urls that are read in advance, to find the next object of one bucket among the

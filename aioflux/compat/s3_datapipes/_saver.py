@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch.utils.data.datapipes._decorator import functional_datapipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe
@@ -12,12 +13,7 @@ from aioflux.compat.s3_datapipes._options import Stores, with_timeout
 from aioflux.data._error_policy import worker_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Unpack
-
     from aioflux.options import StoreOptions
-
-__all__ = ["S3FileSaver"]
 
 _MODES = {"wb": "overwrite", "xb": "create"}
 

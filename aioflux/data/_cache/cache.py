@@ -18,6 +18,7 @@ import hashlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -37,11 +38,7 @@ from aioflux.data._cache.ledger import Ledger
 from aioflux.errors import ChecksumError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["Cache"]
 
 _log = logging.getLogger("aioflux")
 

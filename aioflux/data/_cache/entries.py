@@ -11,6 +11,7 @@ import os
 import stat
 import struct
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING
@@ -18,21 +19,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from aioflux._values.meta import ObjectMeta
-
-__all__ = [
-    "FOOTER_BYTES",
-    "DamagedError",
-    "Entry",
-    "entries_below",
-    "is_unfinished",
-    "new_name",
-    "oldest",
-    "read_entry",
-    "write_entry",
-]
 
 Entry = tuple[int, int, str]
 """Modification time in nanoseconds, size in bytes, path."""

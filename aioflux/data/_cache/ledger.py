@@ -9,8 +9,6 @@ from pathlib import Path
 
 from aioflux.data._cache.entries import new_name
 
-__all__ = ["Ledger"]
-
 _CHANGE = struct.Struct("<q")
 _MEASURED = -(1 << 62)
 """First value of a ledger that was restarted; the second value is the measured total. Without this

@@ -5,17 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from aioflux.errors import RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["GZIP_ERRORS", "decompress", "gzip_error", "record_error"]
 
 GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 """Errors of a gzip stream that is truncated or damaged."""

@@ -5,6 +5,7 @@ pyarrow is an optional dependency, imported with the first file.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +18,8 @@ from aioflux.data._records.decompress import record_error
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.data._records.formats import StreamRecords
-
-__all__ = ["parquet"]
 
 _MAX_PYTHON_ROWS = 1024
 """Maximum number of rows converted to Python objects at once: the objects need many times the

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import re
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from aioflux.data._records.decompress import GZIP_ERRORS, decompress, gzip_error, record_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.data._records.formats import StreamRecords
     from aioflux.errors import RecordError
-
-__all__ = ["tar"]
 
 _BLOCK = 512
 _ZERO_BLOCK = bytes(_BLOCK)

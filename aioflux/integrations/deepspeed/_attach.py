@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from aioflux import _bridge
 from aioflux._values.uri import parse_uri
@@ -15,11 +15,7 @@ from aioflux.integrations.deepspeed._engine import AiofluxCheckpointEngine
 from aioflux.integrations.deepspeed._placeholders import LATEST, is_uri, put_placeholders
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from aioflux.options import StoreOptions
-
-__all__ = ["attach"]
 
 
 def attach(

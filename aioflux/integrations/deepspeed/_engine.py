@@ -16,7 +16,7 @@ import secrets
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 import torch
 
@@ -42,13 +42,9 @@ from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundErro
 from aioflux.integrations.deepspeed._placeholders import LATEST, Placeholders, put_placeholders
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from aioflux.checkpoint._tag_checkpoints import Job, Ranks, StoredObject
     from aioflux.options import StoreOptions
     from aioflux.store import Store
-
-__all__ = ["AiofluxCheckpointEngine", "CommitInfo"]
 
 _log = logging.getLogger("aioflux")
 

@@ -11,8 +11,6 @@ from typing import Final
 from aioflux._values.uri import SCHEMES, local_uri, parse_uri
 from aioflux.errors import CheckpointError
 
-__all__ = ["LATEST", "Placeholders", "is_uri", "put_placeholders"]
-
 LATEST: Final = "latest"
 """Name of the file or object that contains the newest tag."""
 

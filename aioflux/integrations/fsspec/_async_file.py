@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-__all__ = ["AsyncFile"]
-
 
 class AsyncFile:
     """File with coroutine methods, over `Store.open_reader` or `Store.open_writer`.

@@ -6,19 +6,15 @@ exist in a forked child. The bridge cancels the coroutine, and starts a new thre
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import wraps
 from inspect import isasyncgenfunction
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from fsspec.asyn import sync  # type: ignore[import-untyped]
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 
 from aioflux import _bridge
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-
-__all__ = ["BLOCKING_METHODS", "add_blocking_methods", "run_blocking"]
 
 T = TypeVar("T")
 

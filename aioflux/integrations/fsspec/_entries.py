@@ -5,25 +5,12 @@ A directory exists if it is the prefix of some key. No function creates or remov
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
-
-__all__ = [
-    "Entry",
-    "Tree",
-    "build_level_tree",
-    "build_tree",
-    "directory_entry",
-    "level_entries",
-    "object_entry",
-    "walk_tree",
-    "within_depth",
-]
 
 Entry = dict[str, Any]
 """Return value of `info`: name, size and type; for objects also the fields of the metadata."""

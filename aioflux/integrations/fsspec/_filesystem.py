@@ -12,7 +12,9 @@ import atexit
 import io
 import os
 import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing, suppress
+from datetime import datetime
 from functools import partial
 from glob import has_magic
 from pathlib import Path
@@ -68,9 +70,6 @@ from aioflux.integrations.fsspec._write_file import (
 from aioflux.store import open_store, sessions_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-    from datetime import datetime
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.integrations.fsspec._entries import Entry
     from aioflux.integrations.fsspec._paths import ObjectPath
@@ -79,8 +78,6 @@ if TYPE_CHECKING:
     from aioflux.store import Store, WriteMode
 
     Metas = dict[ObjectPath, ObjectMeta]
-
-__all__ = ["AiofluxFileSystem"]
 
 _EXAMPLE_BUCKETS: Final = {"file": "/", "az": "account/container"}
 """Bucket of the store that is opened only to check the options, by scheme; otherwise "bucket"."""

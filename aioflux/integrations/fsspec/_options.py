@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from aioflux.options import ANONYMOUS, RetryPolicy, S3Access, Timeouts, TransferOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflux.options import StoreOptions
-
-__all__ = ["FILE_CACHE_KEYWORDS", "block_size_option", "store_options"]
 
 FILE_CACHE_KEYWORDS = frozenset(
     {"cache_options", "cache_type", "default_cache", "fill_cache", "size"}

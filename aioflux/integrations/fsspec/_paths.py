@@ -6,14 +6,10 @@ is `/absolute/path`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from aioflux._values.uri import Location, join_uri, split_at_bucket, split_at_parent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["ObjectPath", "split_path", "strip_protocol"]
 
 
 class ObjectPath(NamedTuple):

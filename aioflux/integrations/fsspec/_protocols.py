@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from fsspec.registry import register_implementation  # type: ignore[import-untyped]
 
 from aioflux.integrations.fsspec._filesystem import AiofluxFileSystem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = [
-    "AzureFileSystem",
-    "GSFileSystem",
-    "LocalFileSystem",
-    "MemoryFileSystem",
-    "S3FileSystem",
-    "register",
-]
 
 
 class GSFileSystem(AiofluxFileSystem):

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.store import ObjectReader, Store
 
-__all__ = ["DEFAULT_BLOCK_BYTES", "ReadFile", "SequentialReads"]
-
 DEFAULT_BLOCK_BYTES = 1024 * 1024
 """Bytes that a small read fetches in one crossing to the event loop. A crossing costs 35-125 us, as
 much as a copy of 1 MiB."""

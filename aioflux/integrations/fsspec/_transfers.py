@@ -11,7 +11,7 @@ import os
 import random
 import uuid
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -19,20 +19,8 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from aioflux.errors import NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store, WriteMode
-
-__all__ = [
-    "Callback",
-    "LargeTransferSlots",
-    "cat_slices",
-    "copy_object",
-    "download",
-    "pair_slices",
-    "upload",
-]
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 """Bytes of one read from, or one write to, a local file."""

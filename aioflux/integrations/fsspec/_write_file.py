@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,20 +18,10 @@ from aioflux._files import WritableFile
 from aioflux.errors import AlreadyExistsError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
     from types import FrameType
 
     from aioflux import _bridge
     from aioflux.store import ObjectWriter, Store
-
-__all__ = [
-    "CompressedFile",
-    "DeferredWrite",
-    "TextFile",
-    "Transaction",
-    "WriteFile",
-    "open_writer",
-]
 
 _MODES: Final = ("wb", "xb", "ab")
 

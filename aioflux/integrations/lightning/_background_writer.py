@@ -5,14 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["BackgroundWriter"]
+from typing import Final
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.2

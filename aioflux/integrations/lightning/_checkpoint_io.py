@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
@@ -29,13 +31,8 @@ from aioflux.store import open_store
 if TYPE_CHECKING:
     import os
     import re
-    from collections.abc import Callable
-    from datetime import datetime
-    from typing import Unpack
 
     Path = str | os.PathLike[str]
-
-__all__ = ["AiofluxCheckpointIO"]
 
 _STORE_OPTIONS: Final = frozenset(StoreOptions.__annotations__)
 _WRITE_OPTIONS: Final = frozenset({"mode", "if_generation_match", "metadata"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fsspec import AbstractFileSystem, register_implementation  # type: ignore[import-untyped]
@@ -30,13 +31,10 @@ from aioflux.integrations.lightning._uris import (
 )
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from pathlib import Path
 
     from lightning.pytorch import LightningModule, Trainer
     from torch import Tensor
-
-__all__ = ["ModelCheckpoint"]
 
 _FILESYSTEMS: Final[dict[str, Any]] = {
     name: kind

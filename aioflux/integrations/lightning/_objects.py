@@ -7,7 +7,9 @@ below `C/`, namely data objects of all ranks, the commit object `.metadata`, and
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import sync
@@ -16,21 +18,8 @@ from aioflux.checkpoint._tag_checkpoints import COMMIT_KEY, is_save_id
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from datetime import datetime
-
     from aioflux._values.meta import ObjectMeta
     from aioflux.sync import Store
-
-__all__ = [
-    "META_KEY",
-    "checkpoint_exists",
-    "copy_checkpoint",
-    "find_checkpoints",
-    "is_sharded",
-    "put_below",
-    "remove_checkpoint",
-]
 
 META_KEY: Final = "meta.pt"
 """Lightning's name for the object with the trainer data: all but weights and optimizer states."""

@@ -8,18 +8,15 @@ cannot be pickled raises an error in the training thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._files import RawBinaryFile
 from aioflux.checkpoint._tag_checkpoints import save_by_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from _typeshed import ReadableBuffer
 
-
-__all__ = ["MemoryPool", "SerializedCopy"]
 
 _SLAB_BYTES: Final = 32 * 1024 * 1024
 """Unit of allocation: small for a checkpoint, and large enough to make allocations rare."""

@@ -12,6 +12,7 @@ as one more item, so that one commit object covers everything.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final
@@ -31,23 +32,11 @@ from aioflux.errors import CheckpointError
 from aioflux.integrations.lightning._objects import META_KEY, put_below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.storage import WriteResult
 
     from aioflux.options import StoreOptions
-
-__all__ = [
-    "TRAINER_DATA_NAME",
-    "TrainerData",
-    "has_trainer_data",
-    "load_sharded",
-    "save_sharded",
-    "snapshot",
-    "training_memory",
-]
 
 TRAINER_DATA_NAME: Final = "aioflux.rest"
 """Name of the item that contains the trainer data."""

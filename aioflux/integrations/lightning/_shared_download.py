@@ -23,6 +23,7 @@ import os
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,11 +38,7 @@ if sys.platform != "win32":
     import fcntl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aioflux.options import StoreOptions
-
-__all__ = ["has_other_ranks", "load_shared", "shared_download"]
 
 _MEMFD = "/memfd:aioflux-checkpoint"
 """Prefix of the name that Linux shows for the memory of a `MemoryFile`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -35,13 +36,10 @@ from aioflux.integrations.lightning._sharded_checkpoint import (
 from aioflux.integrations.lightning._uris import to_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from lightning.fabric.plugins import CheckpointIO
     from torch.distributed import ProcessGroup
-
-__all__ = ["FSDPStrategy", "ModelParallelStrategy"]
 
 _WRITER_OPTIONS: Final = frozenset({"objects_per_rank", "compression", "mode", "metrics"})
 

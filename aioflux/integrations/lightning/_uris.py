@@ -8,8 +8,6 @@ from typing import Final
 
 from aioflux._values.uri import SCHEMES, local_uri, parse_uri
 
-__all__ = ["FOUND", "is_below", "is_same", "name_pattern", "to_uri"]
-
 FOUND: Final = "aiolightning+"
 """Prefix of the paths of checkpoints that `ckpt_path="last"` has found."""
 

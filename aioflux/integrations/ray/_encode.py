@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -14,14 +15,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     import pyarrow as pa
 
     from aioflux import sync
     from aioflux._values.meta import ObjectMeta
-
-__all__ = ["ENCODERS", "write_rows", "write_shards"]
 
 
 class _Sink:

@@ -7,7 +7,7 @@ task:   share, pinned -> objects, prefetched -> records -> tables, while further
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
@@ -31,15 +31,11 @@ from aioflux.integrations.ray._task_store import TaskStore
 from aioflux.options import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from typing_extensions import Unpack
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.data import Records
     from aioflux.options import StoreOptions
-
-__all__ = ["read_objects"]
 
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Exception, str], None]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import ray.train
 from pyarrow.fs import FSSpecHandler, PyFileSystem  # type: ignore[import-untyped]
@@ -16,11 +16,6 @@ from aioflux.integrations.fsspec import (
     S3FileSystem,
 )
 from aioflux.options import StoreOptions
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-__all__ = ["find_storage", "path_of", "run_storage", "storage_filesystem"]
 
 _KINDS = {
     kind.scheme: kind for kind in (GSFileSystem, S3FileSystem, AzureFileSystem, LocalFileSystem)

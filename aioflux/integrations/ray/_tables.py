@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -13,20 +13,7 @@ from aioflux._values.dataset_keys import WrittenKey
 from aioflux.errors import RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from aioflux._values.meta import ObjectMeta
-
-__all__ = [
-    "OBJECT_TYPES",
-    "grouped",
-    "num_tasks",
-    "object_table",
-    "row_size",
-    "row_table",
-    "select",
-    "split_by_bytes",
-]
 
 T = TypeVar("T")
 

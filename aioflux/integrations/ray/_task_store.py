@@ -15,8 +15,6 @@ from aioflux._values.uri import join_uri
 if TYPE_CHECKING:
     from aioflux.options import StoreOptions, TransferOptions
 
-__all__ = ["TaskStore", "task_transfer"]
-
 
 @dataclass(frozen=True)
 class TaskStore:

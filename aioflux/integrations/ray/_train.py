@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,12 +28,8 @@ from aioflux.errors import AiofluxError, CheckpointNotFoundError
 from aioflux.integrations.ray._storage import find_storage, path_of, run_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from aioflux.checkpoint import SaveHandle
     from aioflux.checkpoint._maintain.history import SaveRecord
-
-__all__ = ["RayCheckpointer", "expected_seconds"]
 
 T = TypeVar("T")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray.data.block import BlockAccessor
@@ -32,8 +33,6 @@ from aioflux.integrations.ray._task_store import TaskStore
 from aioflux.options import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     import ray.data
     from ray.data._internal.execution.interfaces import TaskContext
     from ray.data.block import Block
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.options import StoreOptions
     from aioflux.store import WriteMode
-
-__all__ = ["accepted_objects", "write_objects"]
 
 _log = logging.getLogger("aioflux")
 

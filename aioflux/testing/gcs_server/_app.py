@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from aioflux.testing.gcs_server import (
@@ -23,8 +24,6 @@ from aioflux.testing.gcs_server._messages import Request, Response, error_respon
 from aioflux.testing.gcs_server._routes import Route, Router, is_json_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from aioflux.testing.gcs_server._connection import Connection
     from aioflux.testing.gcs_server._state import State
 

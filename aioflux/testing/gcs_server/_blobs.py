@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from aioflux.testing.gcs_server._buffer_pool import is_owned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from aioflux.testing.gcs_server._messages import Buffer
 
 _LEAF_BYTES = 256 * 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -14,8 +15,6 @@ import google_crc32c
 from aioflux.testing.gcs_server._errors import APIError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from aioflux.testing.gcs_server._messages import Buffer
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli, bits reversed (RFC 3720, appendix B.4)

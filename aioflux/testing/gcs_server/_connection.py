@@ -17,6 +17,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -35,8 +36,6 @@ from aioflux.testing.gcs_server._messages import (
 from aioflux.testing.gcs_server._routes import is_json_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from aioflux.testing.gcs_server._app import App
 
 _MAX_QUEUED = 32

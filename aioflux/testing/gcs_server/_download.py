@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from collections.abc import Mapping
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from aioflux.testing.gcs_server._messages import Request, Response
 from aioflux.testing.gcs_server._preconditions import check_http_conditions, has_http_conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux.testing.gcs_server._records import ObjectRecord
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2

@@ -6,12 +6,13 @@ import math
 import random
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from aioflux.testing.gcs_server._app import ROUTES, Hook
 from aioflux.testing.gcs_server._delivery import BEFORE_HEAD, PLAIN
@@ -19,9 +20,6 @@ from aioflux.testing.gcs_server._errors import status_error
 from aioflux.testing.gcs_server._messages import Response, error_response
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Unpack
-
     from aioflux.testing.gcs_server._messages import Request
 
 _STATUSES = frozenset(status.value for status in HTTPStatus if status.value >= 300)

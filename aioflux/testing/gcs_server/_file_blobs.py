@@ -10,12 +10,12 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from aioflux.testing.gcs_server._blobs import Blob, Blobs, JoinedBlob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from aioflux.testing.gcs_server._messages import Buffer

@@ -25,6 +25,7 @@ import os
 import shutil
 import uuid
 import weakref
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,6 @@ from aioflux.testing.gcs_server._records import (
 from aioflux.testing.gcs_server._state import Journal, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _RESERVED_US = 1_000_000  # generations are microseconds: one write per second reserves them

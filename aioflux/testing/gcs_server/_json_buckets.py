@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aioflux.testing.gcs_server._errors import APIError, invalid
@@ -14,8 +15,6 @@ from aioflux.testing.gcs_server._resources import bucket_resource, read_text, re
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux.testing.gcs_server._records import Bucket
     from aioflux.testing.gcs_server._state import State
 

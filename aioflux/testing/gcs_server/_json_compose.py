@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from aioflux.testing.gcs_server._resources import (
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux.testing.gcs_server._messages import Request, Response
     from aioflux.testing.gcs_server._records import Attributes, ObjectRecord
     from aioflux.testing.gcs_server._state import State

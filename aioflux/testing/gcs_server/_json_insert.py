@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from aioflux.testing.gcs_server._resources import (
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from aioflux.testing.gcs_server._checksums import DeclaredChecksums
     from aioflux.testing.gcs_server._messages import Buffer, Request, Response
     from aioflux.testing.gcs_server._records import Attributes

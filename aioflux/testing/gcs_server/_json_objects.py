@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,6 @@ from aioflux.testing.gcs_server._resources import (
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from aioflux.testing.gcs_server._records import ObjectRecord
     from aioflux.testing.gcs_server._resources import Field
     from aioflux.testing.gcs_server._state import State

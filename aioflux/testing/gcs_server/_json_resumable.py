@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -25,8 +26,6 @@ from aioflux.testing.gcs_server._resources import (
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioflux.testing.gcs_server._messages import Buffer
     from aioflux.testing.gcs_server._state import State
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._preconditions import read_integer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from aioflux.testing.gcs_server._glob import Glob
 
 _TRAILING = "\0"  # suffix of an entry that is an object with the name of a common prefix

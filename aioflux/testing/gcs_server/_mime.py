@@ -7,6 +7,7 @@ Some clients end lines with CRLF (google-cloud-storage uploads, gcloud-aio-stora
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from typing import TYPE_CHECKING
@@ -14,8 +15,6 @@ from typing import TYPE_CHECKING
 from aioflux.testing.gcs_server._errors import APIError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from aioflux.testing.gcs_server._messages import Request
 
 _BLANK_LINE = re.compile(rb"(?:\A|\r?\n)\r?\n")

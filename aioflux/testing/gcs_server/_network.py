@@ -10,6 +10,7 @@ import math
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from aioflux.testing.gcs_server._errors import APIError
 from aioflux.testing.gcs_server._messages import error_response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aioflux.testing.gcs_server._messages import Request, Response
 
 PACED_BY_KERNEL = sys.platform == "linux"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
@@ -9,8 +10,6 @@ from typing import TYPE_CHECKING
 from aioflux.testing.gcs_server._errors import condition_not_met, invalid, not_modified
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aioflux.testing.gcs_server._records import Bucket, ObjectRecord
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from binascii import b2a_base64
 from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -13,8 +14,6 @@ from aioflux.testing.gcs_server._checksums import DeclaredChecksums, Digest, enc
 from aioflux.testing.gcs_server._errors import APIError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from aioflux.testing.gcs_server._blobs import Blob
     from aioflux.testing.gcs_server._preconditions import Preconditions
 

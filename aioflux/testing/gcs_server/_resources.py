@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,8 +16,6 @@ from aioflux.testing.gcs_server._messages import Request, Response, json_respons
 from aioflux.testing.gcs_server._records import Attributes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from aioflux.testing.gcs_server._messages import Headers
     from aioflux.testing.gcs_server._records import Bucket, ObjectRecord
 

@@ -12,6 +12,7 @@ import re
 import threading
 import uuid
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,6 @@ from aioflux.testing.gcs_server._messages import (
 from aioflux.testing.gcs_server._routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from aioflux.testing.gcs_server._messages import Buffer
     from aioflux.testing.gcs_server._state import State
 

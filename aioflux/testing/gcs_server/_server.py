@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import threading
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -28,7 +29,6 @@ from aioflux.testing.gcs_server._tls import Certificates, make_certificates
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterable
 
     from aioflux.testing.gcs_server._messages import Buffer
 

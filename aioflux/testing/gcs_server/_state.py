@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,6 @@ from aioflux.testing.gcs_server._records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from aioflux.testing.gcs_server._messages import Buffer
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from cryptography import x509

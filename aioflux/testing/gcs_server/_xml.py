@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 from xml.sax.saxutils import escape
@@ -11,8 +12,6 @@ from aioflux.testing.gcs_server._errors import APIError, invalid
 from aioflux.testing.gcs_server._preconditions import read_integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from aioflux.testing.gcs_server._messages import Request
 
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"

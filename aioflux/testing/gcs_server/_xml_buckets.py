@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,6 @@ from aioflux.testing.gcs_server._xml import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from aioflux.testing.gcs_server._records import MultipartUpload, ObjectRecord
     from aioflux.testing.gcs_server._state import State
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import random
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import pytest
 import pytest_asyncio
@@ -15,11 +16,6 @@ import pytest_asyncio
 from aioflux import sync
 from aioflux.options import MIB, TransferOptions
 from aioflux.store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-__all__ = ["KIB", "OPTIONS", "PART", "SuiteBase", "SuiteCapabilities", "drain", "pattern"]
 
 T = TypeVar("T")
 

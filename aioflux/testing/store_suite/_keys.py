@@ -12,8 +12,6 @@ from aioflux.testing.store_suite._base import SuiteBase
 if TYPE_CHECKING:
     from aioflux.store import Store
 
-__all__ = ["KeyContract"]
-
 KEYS = [
     "a/b/c.tar.gz",
     ".hidden",

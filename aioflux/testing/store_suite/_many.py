@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,7 @@ from aioflux.errors import AlreadyExistsError, NotFoundError
 from aioflux.testing.store_suite._base import KIB, OPTIONS, SuiteBase, drain, pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aioflux.store import Store
-
-__all__ = ["ManyContract"]
 
 
 def make_objects(count: int) -> dict[str, bytes]:

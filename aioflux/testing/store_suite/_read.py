@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,11 +12,7 @@ from aioflux.errors import NotFoundError
 from aioflux.testing.store_suite._base import KIB, SuiteBase, pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aioflux.store import Store
-
-__all__ = ["ReadContract"]
 
 SIZES = [0, 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 200 * KIB]
 """Sizes around the size of one range."""

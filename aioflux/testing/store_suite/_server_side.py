@@ -17,8 +17,6 @@ from aioflux.testing.store_suite._base import SuiteBase, pattern
 if TYPE_CHECKING:
     from aioflux.store import Store
 
-__all__ = ["ServerSideContract"]
-
 
 @pytest.mark.asyncio
 class ServerSideContract(SuiteBase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from array import array
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,11 +13,7 @@ from aioflux.errors import AlreadyExistsError, NotFoundError, PreconditionFailed
 from aioflux.testing.store_suite._base import KIB, OPTIONS, PART, SuiteBase, drain, pattern
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from aioflux.store import ObjectReader, Store
-
-__all__ = ["ReaderContract", "WriterContract"]
 
 WRITES: dict[str, list[int]] = {
     "nothing": [],

@@ -13,8 +13,6 @@ from aioflux.testing.store_suite._base import PART, SuiteBase, pattern
 if TYPE_CHECKING:
     from aioflux.store import Store
 
-__all__ = ["WriteContract"]
-
 SIZES = [0, 1, 100_000, PART, PART + 1, 4 * PART + 1]
 """Sizes around one part, and a size so large that parts are sent from the caller's memory."""
 

@@ -7,8 +7,6 @@ import re
 
 from aioflux.integrations.lightning._uris import to_uri
 
-__all__ = ["gcs_uri", "uri_of"]
-
 _CLOUD = re.compile(r"gc?s:/(/?)(?P<bucket>[^/]*)(?P<rest>.*)", re.DOTALL)
 
 
