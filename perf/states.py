@@ -18,7 +18,7 @@ from typing import Any
 import google_crc32c
 import torch
 
-__all__ = ["DTYPES", "num_bytes_of", "state_of", "touch"]
+__all__ = ["DTYPES", "num_bytes_of", "small_state_of", "state_of", "touch"]
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _BLOCK = random.Random(0).randbytes(1 << 20)  # noqa: S311  no secret
@@ -26,6 +26,8 @@ _WIDTH = 2048
 _SHAPES = ((_WIDTH,), (_WIDTH, _WIDTH), (_WIDTH,), (_WIDTH, 4 * _WIDTH), (4 * _WIDTH, _WIDTH))
 """Shapes of the tensors of one layer."""
 _PAGE_BYTES = 4096
+_NUM_SMALL = 10
+"""Number of tensors of a small state."""
 
 
 @lru_cache(maxsize=2)  # and the small state that opens the connections
@@ -48,6 +50,13 @@ def state_of(dtype: str, size_bytes: int) -> dict[str, torch.Tensor]:
         state[f"layers.{len(state) // len(_SHAPES)}.{len(state) % len(_SHAPES)}"] = tensor
         num_missing -= tensor.nbytes
     return state
+
+
+def small_state_of(dtype: str, size_bytes: int) -> dict[str, torch.Tensor]:
+    """Return a state of several tensors of the same size, which have `size_bytes` in all."""
+    values = torch.cat([tensor.view(-1) for tensor in state_of(dtype, size_bytes).values()])
+    pieces = values.chunk(_NUM_SMALL)
+    return {f"layers.{index}": piece.clone() for index, piece in enumerate(pieces)}
 
 
 def num_bytes_of(state: dict[str, torch.Tensor]) -> int:

@@ -74,6 +74,7 @@ BLOCKING = frozenset(
         "aioflux_map",
         "aioflux_nebula",
         "aioflux_ray",
+        "aioflux_steps",
         "aioflux_torch",
         "aioflux_sync",
         "aioflux_zstd",
@@ -87,6 +88,7 @@ BLOCKING = frozenset(
         "gcsfs_data",
         "gcsfs_dcp",
         "gcsfs_ray",
+        "gcsfs_steps",
         "google",
         "google_checkpoint",
         "litdata",
@@ -149,8 +151,9 @@ class Work:
     peer: str
     """Module below `perf.peers`."""
     operation: str
-    """Function of the peer: `get_many`, `get_one`, `get_into`, `put_many` or `put_one`; `list_all`
-    or `parse_all`; `load`, `stream`, `load_first` or `load_again`; `save_state` or `load_state`;
+    """Function of the peer: `get_many`, `get_one`, `get_into` or `get_range`; `put_many` or
+    `put_one`; `list_all` or `parse_all`; `load`, `stream`, `load_first`, `load_again` or
+    `load_items`; `save_state` or `load_state`; `save_steps` or `load_steps`;
     `compress`, `decompress`, `save_compressed`, `save_plain`, `load_compressed` or `load_plain`;
     `first_get`; `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`;
     `lines` or `lines_loader`; `read_ray`, `write_ray` or `train_ray`. Or `open_get`: its
@@ -245,11 +248,11 @@ class Work:
     def opening(self) -> Work:
         """Return the work that opens the connections of a client, before the measured part.
 
-        One object for each request in flight, with `OPENING_BYTES` at most; or a small state; or
+        One object for each request in flight, with `OPENING_BYTES` at most; or one small state; or
         one object of a range for each request in flight.
         """
         if self.dtype:
-            return replace(self, size_bytes=min(self.size_bytes, WARM_UP_BYTES))
+            return replace(self, size_bytes=min(self.size_bytes, WARM_UP_BYTES), num_objects=1)
         if self.num_objects == 1:
             size = min(self.size_bytes, self.in_flight * self.range_size_bytes)
             return replace(self, size_bytes=size)

@@ -1,9 +1,10 @@
-"""Ranges, parts, memory and TLS context for the peers. Imports no peer."""
+"""Ranges, parts, memory, prefixes and TLS context for the peers. Imports no peer."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import uuid
 from typing import TYPE_CHECKING
 
 from perf._meter import steady
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIN_PART_BYTES",
+    "each_range",
     "fill",
     "memory_of",
+    "new_run",
     "part_size_bytes",
     "put_into",
     "ranges",
@@ -35,6 +38,32 @@ def ranges(work: Work) -> list[tuple[int, int]]:
     return [
         (start, min(start + step, work.size_bytes)) for start in range(0, work.size_bytes, step)
     ]
+
+
+async def each_range(read: Callable[[str, int, int], Awaitable[int]], work: Work) -> int:
+    """Read each object in ranges, `in_flight` at the same time; return the bytes of all objects.
+
+    Args:
+        read: Reads the bytes `[start, end)` of a key, and returns the number of bytes read.
+        work: The work.
+    """
+
+    async def worker(key: str, todo: Iterator[tuple[int, int]]) -> int:
+        return sum([await read(key, start, end) for start, end in todo])
+
+    async def move(work: Work) -> int:
+        total = 0
+        for key in work.each_key():
+            todo = iter(ranges(work))
+            total += sum(await asyncio.gather(*(worker(key, todo) for _ in range(work.in_flight))))
+        return total
+
+    return await steady(move, work)
+
+
+def new_run() -> str:
+    """Return a new prefix for checkpoints: to replace an old one would take more requests."""
+    return f"steps/{uuid.uuid4().hex}"
 
 
 def part_size_bytes(work: Work) -> int:

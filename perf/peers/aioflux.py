@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.auth.credentials import AnonymousCredentials
@@ -12,7 +13,7 @@ from aioflux._values.listing import Listing
 from perf._meter import steady
 from perf.pages import pages
 from perf.peers._fresh import first_gets
-from perf.peers._parts import part_size_bytes, ssl_context
+from perf.peers._parts import each_range, part_size_bytes, ssl_context
 
 if TYPE_CHECKING:
     from perf.work import Work
@@ -81,6 +82,16 @@ async def get_into(work: Work) -> int:
             return sum([await store.get_into(key, buffer) for key in work.each_key()])
 
         return await steady(read, work)
+
+
+async def get_range(work: Work) -> int:
+    """Read each object in ranges, which are read once, and return the bytes received."""
+    async with _open(replace(work, range_size_bytes=type(work).range_size_bytes)) as store:
+
+        async def read(key: str, start: int, end: int) -> int:
+            return len(await store.get_range(key, start, end))
+
+        return await each_range(read, work)
 
 
 async def list_all(work: Work) -> int:

@@ -11,7 +11,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from perf._meter import steady
 from perf.access import ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, REGION, SECRET_KEY
 from perf.peers._fresh import first_gets
-from perf.peers._parts import fill, memory_of, part_size_bytes, put_into
+from perf.peers._parts import each_range, fill, memory_of, part_size_bytes, put_into
 from perf.work import bounded
 
 if TYPE_CHECKING:
@@ -106,6 +106,16 @@ async def get_into(work: Work) -> int:
         return put_into(view, await store.get_range_async(key, start=start, end=end))
 
     return await fill(read, work, again=True)
+
+
+async def get_range(work: Work) -> int:
+    """Read each object in ranges, and return the bytes received."""
+    store = open_store(work)
+
+    async def read(key: str, start: int, end: int) -> int:
+        return len(await store.get_range_async(key, start=start, end=end))
+
+    return await each_range(read, work)
 
 
 async def list_all(work: Work) -> int:

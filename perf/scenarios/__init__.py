@@ -23,6 +23,7 @@ from perf.scenarios import (
     put_one,
     ratios,
     ray,
+    small,
     startup,
     sync_facade,
     torch_files,
@@ -34,7 +35,7 @@ __all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Sc
 _GROUPS = (
     *(listing, loader, epoch),
     *(checkpoint_save, checkpoint_load, checkpoint_async, torch_files, compression, dcp),
-    *(mlperf, clouds, ratios, ray),
+    *(mlperf, clouds, ratios, ray, small),
 )
 _MODULES = (
     *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, startup, faults),

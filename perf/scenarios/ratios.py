@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from perf.scenarios._objects import ManyObjects
+from perf.scenarios._objects import ManyObjects, OneObject
 from perf.scenarios._scenario import (
     KIB,
     MIB,
@@ -79,6 +79,28 @@ class _GetOne(_Named, GetOne):
     def max_pairs(self) -> float:
         """See base class."""
         return _LARGE_PAIRS
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GetRange(_Named, OneObject):
+    """Reads of all ranges of one large object, each into memory of its own."""
+
+    range_size_bytes: int
+    """Size of each range."""
+
+    @property
+    def max_pairs(self) -> float:
+        """See base class."""
+        return _LARGE_PAIRS
+
+    def toy(self) -> _GetRange:
+        """See base class."""
+        size = min(self.range_size_bytes, MIB)
+        return replace(self, size_bytes=4 * MIB, range_size_bytes=size, in_flight=2)
+
+    def _side(self, rival: Rival) -> Side:
+        work = self._work(rival, "get_range", self.range_size_bytes)
+        return Side(work=work, server=ServerSpec(objects=ready_objects(work)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +344,23 @@ SCENARIOS = (
             raw_cpu=1.1,
             in_flight=8,
         ),
+    ),
+    _GetRange(
+        name="ratio-get-range-64KiB",
+        range_size_bytes=64 * KIB,
+        in_flight=64,
+        rivals=(Rival(peer="obstore", at_least=1.3),),
+    ),
+    _GetRange(
+        name="ratio-get-range-1MiB",
+        range_size_bytes=MIB,
+        in_flight=64,
+        rivals=(Rival(peer="obstore", at_least=1.5),),
+    ),
+    _GetRange(
+        name="ratio-get-range-8MiB",
+        range_size_bytes=8 * MIB,
+        rivals=(Rival(peer="obstore", at_least=1.0),),
     ),
     _GetOne(name="ratio-get-1GiB", rivals=_RANGES),
     _GetOne(name="ratio-get-1GiB-tls", is_tls=True, rivals=_RANGES),

@@ -51,6 +51,7 @@ PEERS = {
     "epoch-images": ("aioflux_data",),
     "checkpoint-save-76MB": ("gcsfs_checkpoint",),
     "ratio-get-1KiB": ("obstore_crc32c", "raw"),
+    "ratio-get-range-1MiB": ("obstore",),
     "ratio-get-1GiB-tls": ("obstore_ranges",),
     "ratio-load-1GiB-tls": ("obstore_ranges",),
     "ratio-save-async-first": ("memory_copy",),
@@ -62,6 +63,9 @@ PEERS = {
     "mlperf-resnet50": ("gcsfs_data",),
     "ray-write": ("gcsfs_ray",),
     "ray-train": ("gcsfs_ray",),
+    "map-single": ("aioflux_sync",),
+    "save-small": ("gcsfs_steps",),
+    "load-small": ("gcsfs_steps",),
 }
 """Against whom; each peer somewhere, and few in all. The other epochs differ in their objects."""
 ON_NGINX = {
@@ -75,6 +79,8 @@ ON_NGINX = {
     "list-10M": ("aioflux", "aioflux_map"),
     "mlperf-resnet50": ("aioflux_data", "obstore_data"),
     "ray-read": ("download_ray",),
+    "map-single": ("aioflux_sync",),
+    "ratio-get-range-8MiB": ("obstore",),
 }
 
 

@@ -53,11 +53,13 @@ LONG = (
     *("az-get-1MiB", "az-get-256MiB", "az-put-256MiB", "nebula-1GiB"),
     *("ratio-get-1KiB", "ratio-get-100KiB", "ratio-get-1MiB", "ratio-get-16MiB"),
     *("ratio-get-100KiB-tls", "ratio-get-1MiB-tls", "ratio-get-16MiB-tls"),
+    *("ratio-get-range-64KiB", "ratio-get-range-1MiB", "ratio-get-range-8MiB"),
     *("ratio-get-1GiB", "ratio-get-1GiB-tls", "ratio-load-1GiB", "ratio-load-1GiB-tls"),
     *("ratio-put-1GiB", "ratio-put-1GiB-tls", "ratio-load-298MB", "ratio-save-298MB"),
     *("ratio-save-async", "ratio-save-async-first", "opening", "opening-tls"),
     *("gets-1M", "list-10M"),
     *("ray-read", "ray-write", "ray-train"),
+    *("map-single", "save-small", "load-small"),
 )
 THREADS = {"dataflux x4": 3, "dataflux x8": 3, "dataflux x16": 3}
 
@@ -127,6 +129,9 @@ def test_a_group_stands_for_its_scenarios() -> None:
         ("ratio-get-100KiB-tls", {"obstore_crc32c": 1.3}),
         ("ratio-get-1MiB-tls", {"obstore_crc32c": 1.1}),
         ("ratio-get-16MiB-tls", {"obstore_crc32c": 1.05, "obstore": 1.1}),
+        ("ratio-get-range-64KiB", {"obstore": 1.3}),
+        ("ratio-get-range-1MiB", {"obstore": 1.5}),
+        ("ratio-get-range-8MiB", {"obstore": 1.0}),
         ("ratio-get-1GiB", {"obstore_ranges": 1.2}),
         ("ratio-load-1GiB-tls", {"obstore_ranges": 1.2}),
         ("ratio-put-1GiB-tls", {"obstore": 1.2}),
@@ -138,6 +143,8 @@ def test_a_group_stands_for_its_scenarios() -> None:
         ("ray-read", {"gcsfs_ray": 3, "download_ray": 2}),
         ("ray-write", {"gcsfs_ray": 1.5}),
         ("ray-train", {"gcsfs_ray": 10}),
+        ("save-small", {}),
+        ("load-small", {}),
     ],
 )
 def test_scenario_promises(name: str, goals: dict[str, float]) -> None:
@@ -169,6 +176,26 @@ def test_reads_limit_the_cpu_time(name: str, goals: dict[str, float]) -> None:
         is_unverified = match.name in {"obstore", "raw"}
         assert match.case == ("unverified" if is_unverified else "")
         assert match.ours.work.peer == ("aioflux_unverified" if is_unverified else "aioflux")
+
+
+def test_items_are_compared_with_reads_of_single_objects() -> None:
+    matches = SCENARIOS["map-single"].matches()
+    assert [(match.case, match.at_least) for match in matches] == [
+        ("1 item", 0.625),
+        ("8 items", 1.77),
+    ]
+    for match in matches:
+        assert match.name == "sync.get"
+        assert match.ours.server == match.theirs.server
+        assert match.ours.work.num_objects == match.theirs.work.num_objects
+
+
+def test_ranges_are_the_same_for_both() -> None:
+    expected = {"64KiB": (64 << 10, 64), "1MiB": (1 << 20, 64), "8MiB": (8 << 20, 8)}
+    for name, figures in expected.items():
+        (match,) = SCENARIOS[f"ratio-get-range-{name}"].matches()
+        works = (match.ours.work, match.theirs.work)
+        assert {(each.range_size_bytes, each.in_flight) for each in works} == {figures}
 
 
 def test_uploads_limit_the_memory() -> None:
@@ -240,6 +267,8 @@ def test_figures_of_ours_alone_are_promised() -> None:
         "compression-adam": (Promise(figure="stored", at_most=0.85),),
         "dcp-reshard-4-3": (Promise(figure="read", at_most=1.05),),
         "ratio-save-async-first": (Promise(figure="ms", at_most=60),),
+        "save-small": (Promise(figure="requests", at_most=50),),
+        "load-small": (Promise(figure="requests", at_most=30),),
     }
 
 
@@ -272,6 +301,7 @@ def test_reads_find_their_objects_and_those_of_a_warm_up(scenario: Scenario) -> 
                 "load_compressed",
                 "load_plain",
                 "load_dcp",
+                "load_steps",
                 "reshard_dcp",
             )
             if turn.work.operation.startswith(saves):
@@ -479,6 +509,6 @@ def test_only_what_nginx_cannot_do_asks_for_the_embedded_server() -> None:
     }
     embedded = {name for name, kind in kinds.items() if kind != {ServerSpec().kind}}
     kept = ("dcp-", "checkpoint-async-", "ratio-save-async", "nebula-", "s3-dcp-", "s3-lines-")
-    stored = {name for name in SCENARIOS if name.startswith(kept)}
+    stored = {name for name in SCENARIOS if name.startswith(kept)} | {"save-small", "load-small"}
     others = {"paced", "faults", "compression-bf16", "compression-fp32", "ray-write", "ray-train"}
     assert embedded == others | stored
