@@ -88,8 +88,9 @@ class SingleItems(_Small):
 class Steps(_Small):
     """Small checkpoints that are saved or loaded by name, one after the other, with latency.
 
-    The checkpointer is opened, and saves or loads once, before the measured part; closing it is not
-    measured. A peer loads what it saved, so the server is the embedded one, which stores uploads.
+    The checkpointer is opened, and saves or loads once, before the measured part. Closing it is not
+    measured, nor is what the last save sends after its return. A peer loads what it saved, so the
+    server is the embedded one, which stores uploads.
     """
 
     operation: str
@@ -105,13 +106,15 @@ class Steps(_Small):
     dtype: str = "fp32"
     """Dtype of the tensors."""
     most_requests: int = 0
-    """Goal: maximum of the requests of one save or load; 0 without a goal."""
+    """Goal: maximum of the requests of one save or load; 0 without a goal. Requests that the save
+    before the measured part sends after its return count, too, so one more is allowed for."""
 
     def promises(self) -> tuple[Promise, ...]:
         """See base class."""
         if not self.most_requests:
             return ()
-        return (Promise(figure="requests", at_most=self.most_requests * self.num_objects),)
+        most = self.most_requests * (self.num_objects + 1)
+        return (Promise(figure="requests", at_most=most),)
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""

@@ -267,8 +267,8 @@ def test_figures_of_ours_alone_are_promised() -> None:
         "compression-adam": (Promise(figure="stored", at_most=0.85),),
         "dcp-reshard-4-3": (Promise(figure="read", at_most=1.05),),
         "ratio-save-async-first": (Promise(figure="ms", at_most=60),),
-        "save-small": (Promise(figure="requests", at_most=50),),
-        "load-small": (Promise(figure="requests", at_most=30),),
+        "save-small": (Promise(figure="requests", at_most=55),),
+        "load-small": (Promise(figure="requests", at_most=33),),
     }
 
 
