@@ -8,10 +8,11 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from aioflux import RetryPolicy, checkpoint, open_store
 from aioflux.checkpoint import Checkpointer
-from aioflux.checkpoint._format.commit import StepInfo, step_prefix
+from aioflux.checkpoint._format.commit import FORMAT, StepInfo, encode_commit, step_prefix
 from aioflux.checkpoint._maintain.retention_rules import Retention, plan_prune
 from aioflux.errors import AiofluxError, PermissionDeniedError, PreconditionFailedError
 from aioflux.testing.gcs_server import Hook
@@ -214,6 +215,17 @@ async def test_prune_removes_by_the_rules_and_nothing_of_other_programs(store) -
     assert steps(store) == [0, 2, 4]
     assert len(await store.list_all(step_prefix(0))) == 2
     assert clean(store) == ()
+
+
+async def test_steps_of_a_newer_format_stay_with_all_their_objects(store) -> None:
+    for step in (1, 2, 3):
+        saved = await save_step(store, step)
+    newer = structs.replace(saved.commit, format=FORMAT + 1)
+    await store.put(step_prefix(3) + ".metadata", encode_commit(METADATA, newer))
+    assert prune(store, keep_last=1).removed == (1,)
+    assert steps(store) == [2, 3]
+    assert clean(store) == ()
+    assert len(await store.list_all(step_prefix(3))) == 1 + len(newer.objects)
 
 
 async def test_prune_counts_on_no_step_that_does_not_verify(store) -> None:

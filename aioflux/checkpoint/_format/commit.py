@@ -52,6 +52,10 @@ _STEP = re.compile(r"step-(\d{8,})/?")
 _INDEX_FIELD = "aioflux"
 
 
+class NewerFormatError(CheckpointCorruptError):
+    """A newer aioflux wrote the checkpoint: it is not damaged, and must not be removed."""
+
+
 class StoredItem(msgspec.Struct, frozen=True, array_like=True):
     """The location of one tensor or one value in its object."""
 
@@ -130,7 +134,7 @@ class StepInfo(SaveFacts, frozen=True, kw_only=True):
     problem: str = ""
     """Error message if the commit object cannot be decoded."""
     is_ours: bool = True
-    """False if another program wrote the checkpoint; `problem` is set then."""
+    """False if another program, or a newer aioflux, wrote the checkpoint; `problem` is set then."""
 
 
 class Commit(SaveFacts, frozen=True, kw_only=True):
@@ -245,7 +249,7 @@ def _decode(text: bytes, uri: str) -> Commit:
     except (msgspec.DecodeError, RecursionError) as exc:
         raise _corrupt(uri, f"its commit is not JSON: {exc}") from exc
     if commit.format > FORMAT:
-        raise CheckpointCorruptError(
+        raise NewerFormatError(
             f"{uri} has format {commit.format}, and this aioflux reads formats up to {FORMAT}; "
             "install a newer aioflux"
         )

@@ -19,6 +19,7 @@ from aioflux._values.uri import join_uri, parse_uri
 from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
     INDEX_KEY,
+    NewerFormatError,
     StepInfo,
     decode_commit,
     decode_index,
@@ -193,7 +194,8 @@ async def describe_steps(store: Store, steps: Sequence[int] | None = None) -> li
         except CheckpointNotFoundError:
             return None
         except CheckpointCorruptError as exc:
-            return StepInfo(step=step, uri=uri, problem=str(exc))
+            is_ours = not isinstance(exc, NewerFormatError)
+            return StepInfo(step=step, uri=uri, problem=str(exc), is_ours=is_ours)
         commit = commit_object.commit
         if commit is None:
             problem = f"{commit_object.meta.uri} has no commit of aioflux: another program wrote it"
