@@ -13,6 +13,7 @@ import threading
 import traceback
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -181,6 +182,8 @@ async def test_no_secret_of_a_key_file_that_is_rejected(
     caplog.set_level(logging.DEBUG)
     monkeypatch.setattr(TokenEndpoint, "is_rejecting", True)
     monkeypatch.setattr(TokenEndpoint, "status", status)
+    impatient = SimpleNamespace(sleep=lambda _: None)
+    monkeypatch.setattr("google.auth._exponential_backoff.time", impatient)
     account = service_account.Credentials.from_service_account_file(str(key_file))
     async with aioflux.open_store(
         "gs://bucket/p/", endpoint_url=server.url, credentials=account, retry=ONCE

@@ -148,8 +148,9 @@ def test_a_transform_that_fails_names_the_sample(bucket: Bucket) -> None:
 @pytest.mark.clouds("gs")
 def test_an_error_ends_all_requests_while_it_is_referenced(bucket: Bucket) -> None:
     bucket.fill(2)
-    bucket.server.faults.add("objects.media", key="train/001", stall_at=0)
-    dataset = MapDataset(bucket.uri, transform=refuse)
+    bucket.server.faults.add("objects.media", key="train/001", stall_at=0, times=1)
+    impatient = aioflux.Timeouts(progress_seconds=0.5)
+    dataset = MapDataset(bucket.uri, transform=refuse, timeouts=impatient)
     with pytest.raises(ArithmeticError) as caught:
         dataset.__getitems__([0, 1])
     assert caught.value.__traceback__ is not None  # keeps the frames, with all that they hold
