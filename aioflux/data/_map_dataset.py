@@ -230,7 +230,7 @@ class MapDataset(Dataset[Item_co]):
         except IndexError:
             message = f"an index of {list(indices)!r} is out of range for {self!r}"
             raise IndexError(message) from None
-        if self._is_prefetched:
+        if self._is_prefetched or self._is_large(listing_indices):
             with closing(self._results(listing_indices)) as results:
                 return self._batch(results)
         counters = self._counters.start_clock()
@@ -246,6 +246,13 @@ class MapDataset(Dataset[Item_co]):
         # Prefetch only in workers: prefetched objects that are never read stay in memory until the
         # process exits. Prefetch only pinned objects: others could change before they are yielded.
         return get_worker_info() is not None and self._source.has_metadata
+
+    def _is_large(self, listing_indices: Sequence[int]) -> bool:
+        """Return whether to transform objects while others are read, since all need much memory."""
+        if len(listing_indices) == 1 or not self._source.has_metadata:
+            return False
+        num_bytes = sum(self._source.sizes(listing_indices))
+        return num_bytes > self._source.transfer.max_in_flight_bytes
 
     def __iter__(self) -> Iterator[Item_co]:
         """Read all objects in order, with prefetching.

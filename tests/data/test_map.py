@@ -158,6 +158,24 @@ def test_an_error_ends_all_requests_while_it_is_referenced(bucket: Bucket) -> No
 
 
 @pytest.mark.clouds("gs")
+@pytest.mark.parametrize("max_bytes", [3, 1024])
+def test_a_large_batch_is_transformed_while_it_is_read(bucket: Bucket, max_bytes: int) -> None:
+    """Its objects need not be in memory at the same time."""
+    bucket.fill(20)
+    received = []
+
+    def transform(sample: Sample) -> str:
+        received.append(store_of(dataset).stats.num_requests)
+        return sample.key
+
+    options = aioflux.TransferOptions(max_in_flight=2, max_in_flight_bytes=max_bytes)
+    dataset = MapDataset(bucket.uri, transform=transform, transfer=options)
+    num_listing = store_of(dataset).stats.num_requests
+    assert dataset.__getitems__(range(20)) == [f"{number:03}" for number in range(20)]
+    assert (received[0] - num_listing == 20) == (max_bytes == 1024)
+
+
+@pytest.mark.clouds("gs")
 def test_retries_of_a_batch_that_fails_are_counted(bucket: Bucket) -> None:
     bucket.fill(1)
     bucket.server.faults.add("objects.media", status=503, times=1)
