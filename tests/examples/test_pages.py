@@ -1,9 +1,11 @@
 """The code of README.md and of each page in docs/ runs as it is written.
 
 The blocks of a page run in order. `python` blocks share one namespace and may use `await`, as in a
-notebook. Of a `console` block the lines after `$` run in the shell, and their output is compared
-with the lines below; `...` stands for any text. Each page has a server and a working directory of
-its own.
+notebook. A `python` block with a title is written to the file of this name, which later blocks run.
+Of a `console` block the lines after `$` run in the shell, and their output is compared with the
+lines below; `...` stands for any text. If the last of these lines is `Killed`, the command is
+killed with SIGKILL as soon as it has printed the line above. Each page has a server and a working
+directory of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import doctest
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 RUN = ("python", "console")
 SHOWN_ONLY = ("", "sh")
@@ -62,6 +65,8 @@ class Block:
     page: Path
     number: int
     language: str
+    title: str
+    """Name of the file that contains the code; empty if the block is run."""
     code: str
 
 
@@ -237,7 +242,9 @@ def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenPage]:
 def test_a_block_runs(open_page: OpenPage, block: Block) -> None:
     open_page.open(block.page)
     source = open_page.source(block)
-    if block.language == "console":
+    if block.title:
+        Path(block.title).write_text(source, encoding="utf-8")
+    elif block.language == "console":
         run_commands(source)
     else:
         run_python(source, block.page.name, open_page.namespace)
@@ -258,12 +265,30 @@ def run_commands(source: str) -> None:
     """Run each command, and compare its output with the lines below it if there are any."""
     for text in re.split(r"^\$ ", source, flags=re.MULTILINE)[1:]:
         command, _, expected = text.partition("\n")
-        ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        shell = ["bash", "-c", command]
+        if expected.endswith("\nKilled\n"):
+            kill_after(shell, last_line=expected.splitlines()[-2])
+            continue
+        ran = subprocess.run(shell, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
         options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         assert not expected or doctest.OutputChecker().check_output(
             expected, ran.stdout, options
         ), f"{command}\n{ran.stdout}"
+
+
+def kill_after(shell: list[str], last_line: str) -> None:
+    """Run a command, and kill it after it has printed a line that matches `last_line`."""
+    check = doctest.OutputChecker().check_output
+    with subprocess.Popen(
+        shell, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = iter(process.stdout.readline, "")
+        found = any(check(f"{last_line}\n", line, doctest.ELLIPSIS) for line in lines)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert found, process.stderr.read()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
