@@ -3,9 +3,9 @@
 The blocks of a page run in order. `python` blocks share one namespace and may use `await`, as in a
 notebook. A `python` block with a title is written to the file of this name, which later blocks run.
 Of a `console` block the lines after `$` run in the shell, and their output is compared with the
-lines below; `...` stands for any text. If the last of these lines is `Killed`, the command is
-killed with SIGKILL as soon as it has printed the line above. Each page has a server and a working
-directory of its own.
+lines below; `...` stands for any text. If one of these lines is `^C` or `Killed`, the command
+receives SIGINT or SIGKILL as soon as it has printed the line above. Each page has a server and a
+working directory of its own.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FENCED = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+SIGNALS = {"^C": signal.SIGINT, "Killed": signal.SIGKILL}
+"""Signals by the line of a terminal that shows them."""
+SIGNALLED = re.compile(r"^(?P<line>.*)\n(?P<signal>\^C|Killed)\n", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 RUN = ("python", "console")
 SHOWN_ONLY = ("", "sh")
@@ -266,29 +269,32 @@ def run_commands(source: str) -> None:
     for text in re.split(r"^\$ ", source, flags=re.MULTILINE)[1:]:
         command, _, expected = text.partition("\n")
         shell = ["bash", "-c", command]
-        if expected.endswith("\nKilled\n"):
-            kill_after(shell, last_line=expected.splitlines()[-2])
-            continue
-        ran = subprocess.run(shell, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stderr
-        options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        assert not expected or doctest.OutputChecker().check_output(
-            expected, ran.stdout, options
-        ), f"{command}\n{ran.stdout}"
+        if found := SIGNALLED.search(expected):
+            expected = expected[found.end() :]
+            printed = run_with_signal(shell, found["line"], SIGNALS[found["signal"]])
+        else:
+            ran = subprocess.run(shell, capture_output=True, text=True, check=False)
+            assert ran.returncode == 0, ran.stderr
+            printed = ran.stdout
+        assert not expected or is_match(expected, printed), f"{command}\n{printed}"
 
 
-def kill_after(shell: list[str], last_line: str) -> None:
-    """Run a command, and kill it after it has printed a line that matches `last_line`."""
-    check = doctest.OutputChecker().check_output
+def is_match(expected: str, printed: str) -> bool:
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return doctest.OutputChecker().check_output(expected, printed, options)
+
+
+def run_with_signal(shell: list[str], line: str, number: signal.Signals) -> str:
+    """Send a signal to a command after it has printed a line; return its output after that."""
     with subprocess.Popen(
         shell, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     ) as process:
         assert process.stdout is not None
-        assert process.stderr is not None
-        lines = iter(process.stdout.readline, "")
-        found = any(check(f"{last_line}\n", line, doctest.ELLIPSIS) for line in lines)
-        os.killpg(process.pid, signal.SIGKILL)
-        assert found, process.stderr.read()
+        found = any(is_match(f"{line}\n", each) for each in iter(process.stdout.readline, ""))
+        os.killpg(process.pid, number)
+        printed, errors = process.communicate()
+        assert found, errors
+    return printed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
