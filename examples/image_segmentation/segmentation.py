@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import time
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import aioflux
-from aioflux.checkpoint import open_reader, open_writer
+from aioflux.checkpoint import Checkpointer, TrainingState
 from aioflux.data import IterableDataset, MapDataset, Sample, loader, merge_states
 from aioflux.testing import GCSServer
 
@@ -40,7 +41,7 @@ SIZE = 24
 NUM_VOLUMES = {"train": 40, "test": 8}
 BATCH_SIZE = 4
 NUM_KEPT = 2
-"""Number of checkpoints to keep."""
+"""Number of checkpoints to keep, besides the one from which the training resumed."""
 GOAL = 0.80
 
 
@@ -115,110 +116,82 @@ def overlap(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     return (2 * (predicted * masks).sum() + 1) / (predicted.sum() + masks.sum() + 1)
 
 
-class Training:
-    """State of the training, which a checkpoint contains."""
+class Flips:
+    """Random flips of volumes; a checkpoint contains the state of their generator."""
 
     def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = UNet()
-        # Ranks average their gradients.
-        self.ranks = DistributedDataParallel(self.model) if dist.is_initialized() else self.model
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-2)
-        self.flips = torch.Generator().manual_seed(0)
-        self.step = 0
+        self._generator = torch.Generator().manual_seed(0)
 
-    def learn(self, images: torch.Tensor, masks: torch.Tensor) -> float:
-        """Train on one batch, flipped along random axes; return the loss."""
-        axes = [axis for axis in (2, 3, 4) if torch.rand(1, generator=self.flips) < 0.5]
-        masks = masks.flip(axes)
-        self.optimizer.zero_grad()
-        logits = self.ranks(images.flip(axes))
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, masks)
-        loss = loss + 1 - overlap(logits, masks)
-        loss.backward()
-        self.optimizer.step()
-        self.step += 1
-        return loss.item()
+    def __call__(self, *volumes: torch.Tensor) -> list[torch.Tensor]:
+        """Flip all volumes along the same random axes."""
+        axes = [axis for axis in (2, 3, 4) if torch.rand(1, generator=self._generator) < 0.5]
+        return [each.flip(axes) for each in volumes]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state for `load_state_dict`."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "flips": self.flips.get_state(),
-            "step": self.step,
-        }
+        return {"generator": self._generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load a state of `state_dict`."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.flips.set_state(state["flips"])
-        self.step = state["step"]
+        self._generator.set_state(state["generator"])
 
 
-def merged(state: dict[str, Any]) -> dict[str, Any]:
-    """Merge the dataset states of all ranks into one state, which any number of ranks can load."""
-    states = [state]
-    if dist.is_initialized():
-        states *= dist.get_world_size()
-        dist.all_gather_object(states, state)
-    return merge_states(states)
-
-
-def save(store: aioflux.sync.Store, state: dict[str, Any], endpoint_url: str | None) -> None:
-    """Write a checkpoint, which becomes visible when it is complete, and delete old checkpoints."""
-    step = state["training"]["step"]
-    with open_writer(f"{store.uri}checkpoints/{step:06d}.pt", endpoint_url=endpoint_url) as file:
-        torch.save(state, file)
-    store.delete_many(store.list_all("checkpoints/")[:-NUM_KEPT])
-    print(f"saved step {step}", flush=True)
-
-
-def newest(store: aioflux.sync.Store, endpoint_url: str | None) -> dict[str, Any] | None:
-    """Return the newest checkpoint; None if there is none."""
-    checkpoints = store.list_all("checkpoints/")
-    if not checkpoints:
-        return None
-    with open_reader(checkpoints[-1].uri, endpoint_url=endpoint_url) as file:
-        state: dict[str, Any] = torch.load(file)
-    return state
-
-
-def train(store: aioflux.sync.Store, options: argparse.Namespace, endpoint_url: str | None) -> UNet:
-    """Train from the newest checkpoint, and return the model."""
+def train(uri: str, options: argparse.Namespace, endpoint_url: str | None) -> UNet | None:
+    """Train from the newest checkpoint; return the model, or None after a signal to stop."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    training = Training()
     dataset = IterableDataset(
-        f"{store.uri}train", transform=decode, shuffle=True, endpoint_url=endpoint_url
+        f"{uri}train", transform=decode, shuffle=True, endpoint_url=endpoint_url
     )
-    first = 0
-    state = newest(store, endpoint_url)
-    if state is not None:
-        training.load_state_dict(state["training"])
-        dataset.load_state_dict(state["data"])
-        first = state["epoch"]
-        print(f"resumed from step {training.step} in epoch {first}", flush=True)
-    # With workers, only a StatefulDataLoader has the position of each worker.
-    batches = loader(
-        dataset,
-        batch_size=BATCH_SIZE,
-        num_workers=options.workers,
-        resumable=options.workers > 0,
+    if options.workers:
+        batches = loader(
+            dataset, batch_size=BATCH_SIZE, num_workers=options.workers, resumable=True
+        )
+    else:
+        batches = loader(dataset, batch_size=BATCH_SIZE, num_threads=1)
+
+    torch.manual_seed(0)
+    model, flips = UNet(), Flips()
+    network = DistributedDataParallel(model) if dist.is_initialized() else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
+    training = TrainingState(
+        model, optimizer, dataset=batches, merge=merge_states, rng=False, flips=flips
     )
-    reader = batches if options.workers else dataset
-    for epoch in range(first, options.epochs):
-        dataset.set_epoch(epoch)  # another order, the same on all ranks
-        for images, masks, names in batches:
-            loss = training.learn(images, masks)
-            line = f"epoch {epoch} step {training.step} rank {rank} loss {loss:.3f} on"
-            print(line, *names, flush=True)
-            if training.step % options.save_every == 0:
-                data = merged(reader.state_dict())
-                state = {"training": training.state_dict(), "data": data, "epoch": epoch}
-                if rank == 0:
-                    save(store, state, endpoint_url)
-    return training.model.eval()
+    training.values = {"epoch": 0, "step": 0}
+
+    with Checkpointer(
+        f"{uri}checkpoints",
+        every=options.save_every,
+        keep_last=NUM_KEPT,
+        endpoint_url=endpoint_url,
+    ) as checkpoints:
+        checkpoints.save_on_signal(signal.SIGTERM, signal.SIGINT)
+        if checkpoints.latest() is not None:
+            checkpoints.load(into=training)
+            print(f"resumed from step {checkpoints.loaded_step}", flush=True)
+        step = training.values["step"]
+        for epoch in range(training.values["epoch"], options.epochs):
+            dataset.set_epoch(epoch)  # another order, the same on all ranks
+            for images, masks, names in batches:
+                images, masks = flips(images, masks)
+                logits = network(images)
+                loss = nn.functional.binary_cross_entropy_with_logits(logits, masks)
+                loss = loss + 1 - overlap(logits, masks)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                step += 1
+                line = f"epoch {epoch} step {step} rank {rank} loss {loss.item():.3f} on"
+                print(line, *names, flush=True)
+                training.values = {"epoch": epoch, "step": step}
+                if checkpoints.should_save(step):
+                    checkpoints.save_async(step, training)
+                if checkpoints.is_stopping:
+                    print(f"stopped and saved at step {step}", flush=True)
+                    return None
+        training.values = {"epoch": options.epochs, "step": step}
+        if step != checkpoints.loaded_step:
+            checkpoints.save(step, training)
+    return model.eval()
 
 
 def make_data(store: aioflux.sync.Store) -> None:
@@ -237,8 +210,10 @@ def run(uri: str, options: argparse.Namespace, endpoint_url: str | None = None) 
     with aioflux.sync.open_store(uri, endpoint_url=endpoint_url) as store:
         make_data(store)
         begun = time.perf_counter()
-        model = train(store, options, endpoint_url)
-        print(f"trained for {time.perf_counter() - begun:.1f} s")
+        model = train(store.uri, options, endpoint_url)
+    if model is None:
+        raise SystemExit(os.EX_TEMPFAIL)
+    print(f"trained for {time.perf_counter() - begun:.1f} s")
 
     test = MapDataset(f"{store.uri}test", transform=decode, endpoint_url=endpoint_url)
     images, masks, _ = next(iter(DataLoader(test, batch_size=len(test))))

@@ -121,7 +121,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
 ) -> None:
     """It resumes in the middle of an epoch, and nothing is read twice or left out."""
     whole = start()  # beside the other one, on a server of its own
-    kill = KillAt(server, "run-1/checkpoints/000009.pt")
+    kill = KillAt(server, "run-1/checkpoints/step-00000009/.metadata")
     first = start("--uri", "gs://bucket/run-1", STORAGE_EMULATOR_HOST=server.url)
     kill.processes = [first]
     before = killed(first)
@@ -131,13 +131,16 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
     assert resumed_step(after) == 6
     assert_each_volume_once(before, after)
     assert after[-2:] == ended(whole)[-2:]
-    assert len(server.keys("bucket", "run-1/checkpoints/")) == 2
+    keys = server.keys("bucket", "run-1/checkpoints/")
+    commits = [key.split("/")[2] for key in keys if key.endswith("/.metadata")]
+    # The two newest steps, and the one from which it resumed.
+    assert commits == ["step-00000006", "step-00000018", "step-00000020"]
 
 
 def test_two_ranks_are_killed_and_one_goes_on_with_two_workers(
     start: Start, server: GCSServer
 ) -> None:
-    kill = KillAt(server, "run-2/checkpoints/000006.pt")
+    kill = KillAt(server, "run-2/checkpoints/step-00000006/.metadata")
     with rendezvous_port() as port:
         place = {
             "STORAGE_EMULATOR_HOST": server.url,
