@@ -189,7 +189,7 @@ def ray_node(patch: pytest.MonkeyPatch, directory: Path) -> Iterator[dict[str, A
 NEEDS: dict[str, Callable[[pytest.MonkeyPatch, Path], AbstractContextManager[dict[str, Any]]]] = {
     "deepspeed.md": deepspeed_engine,
     "fsspec.md": fsspec_caches,
-    "migration.md": nebula_node,
+    "coming-from.md": nebula_node,
     "ray.md": ray_node,
 }
 """Requirements of a page besides its server. Each yields names that the code may use."""
