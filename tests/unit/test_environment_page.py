@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "environment.md"
@@ -30,33 +30,26 @@ def listed() -> list[str]:
 
 
 def read_variables() -> set[str]:
-    """Return the texts in modules that read the environment which may be names of variables."""
+    """Return the names in modules that read the environment which may be variables."""
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "aioflux").rglob("*.py")]
     trees = [ast.parse(source) for source in sources if re.search("environ|getenv", source)]
-    return {name for tree in trees for name in texts(tree)} - OTHER
+    return {name for tree in trees for name in names_in(tree)} - OTHER
 
 
-def texts(tree: ast.Module) -> Iterator[str]:
-    """Yield upper-case texts: those with an underscore, and all arguments of a call of `get`."""
-    exported = {
-        element.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.List)
-        for element in node.elts
-        if isinstance(element, ast.Constant)
-    }
-    for node in ast.walk(tree):
-        values = [node]
-        is_get = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "get"
-        if isinstance(node, ast.Call) and is_get:
-            values += node.args
-        for value in values:
-            if not (isinstance(value, ast.Constant) and isinstance(value.value, str)):
-                continue
-            if not NAME.fullmatch(value.value) or value.value in exported:
-                continue
-            if value is not node or "_" in value.value:
-                yield value.value
+def names_in(tree: ast.Module) -> set[str]:
+    """Return the arguments of each `get`, and all names with an underscore, except exports."""
+    nodes = list(ast.walk(tree))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    gets = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "get"]
+    arguments = upper_case(each for call in gets for each in call.args)
+    exports = upper_case(each for node in nodes if isinstance(node, ast.List) for each in node.elts)
+    return (arguments | {name for name in upper_case(nodes) if "_" in name}) - exports
+
+
+def upper_case(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the texts among nodes that consist of capitals, digits and underscores."""
+    values = (node.value for node in nodes if isinstance(node, ast.Constant))
+    return {value for value in values if isinstance(value, str) and NAME.fullmatch(value)}
 
 
 def test_each_variable_that_is_read_is_on_the_page() -> None:
