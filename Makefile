@@ -145,7 +145,7 @@ COVERAGE ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-more lint perf perf-loading perf-s3 clean check-python
+.PHONY: help demo quick test test-more lint docs docs-serve perf perf-loading perf-s3 clean check-python
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
@@ -175,6 +175,16 @@ lint: $(VENV)/.installed-test  ## Check style, format and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed-docs  ## Build the documentation site in site/, without network.
+	$(BIN)/python -m docs_site
+	$(BIN)/python -m zensical build --strict --clean
+	$(BIN)/python -m docs_site.check
+	@echo 'Built: site/index.html. To read it: make docs-serve'
+
+docs-serve: $(VENV)/.installed-docs  ## Serve the documentation site on http://127.0.0.1:8000.
+	$(BIN)/python -m docs_site
+	$(BIN)/python -m zensical serve --dev-addr 127.0.0.1:8000
+
 perf: $(VENV)/.installed-perf  ## Measure; choose with ARGS="<scenario> ...".
 	$(BIN)/python -m perf $(ARGS)
 
@@ -185,7 +195,7 @@ perf-s3: $(VENV)-s3/.installed  ## Measure on S3 and Azure, beside what people u
 	$(VENV)-s3/bin/python -m perf $(or $(ARGS),clouds)
 
 clean:  ## Remove the environments and everything that was built.
-	rm -rf .venv .venv-3.* .venv-s3 tests/servers/azurite/node_modules build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-3.* .venv-s3 tests/servers/azurite/node_modules build dist site .cache htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A folder keeps the Python that it was created with.
@@ -220,6 +230,11 @@ $(VENV)/.installed-azurite: $(VENV)/.installed-test tests/servers/azurite/packag
 $(VENV)/.installed-deepspeed: $(VENV)/.installed-test
 	DS_BUILD_OPS=0 $(PIP_INSTALL) --no-build-isolation deepspeed \
 	    || echo 'DeepSpeed is not there, for want of its source or of what builds it: its jobs are skipped'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.created pyproject.toml constraints.txt
+	@echo 'Installing packages into $(VENV).'
+	$(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-perf: $(VENV)/.created pyproject.toml constraints.txt
