@@ -134,8 +134,10 @@ def paragraph(row: Mapping[str, Any]) -> str:
     width = max(map(len, fields)) + 2
     lines = [one_line(row["uri"])]
     for name, value in fields.items():
-        texts = [str("-" if value in {None, ""} else value)] if not isinstance(value, dict) else []
-        if name == "size":
+        texts = [] if isinstance(value, dict) else [str("-" if value in (None, "") else value)]
+        if isinstance(value, list | tuple):
+            texts = [", ".join(map(str, value)) or "-"]
+        elif name == "size":
             texts = [f"{value} ({format_size(value)})"]
         elif name == "metrics":
             texts = [format_metrics(value)]

@@ -16,6 +16,7 @@ from aioflux.cli._text import (
     format_size,
     format_time,
     one_line,
+    paragraph,
     parse_age,
 )
 
@@ -96,3 +97,11 @@ def test_advice_names_options_of_the_command() -> None:
     error = CredentialsError('pass credentials="anonymous"')
     assert describe(error) == "pass --anonymous"
     assert describe(StorageError("pass endpoint_url= with it")) == "pass --endpoint-url with it"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [((), "-"), (["best", "release"], "best, release"), (None, "-"), (0, "0")]
+)
+def test_a_field_of_a_paragraph_is_text_for_people(value: object, text: str) -> None:
+    printed = paragraph({"type": "checkpoint", "uri": "gs://b/step", "names": value})
+    assert printed.splitlines() == ["gs://b/step", f"  names: {text}"]
