@@ -172,3 +172,16 @@ def test_a_prefix_stands_for_itself_in_a_pattern(text: str) -> None:
     escaped = listing.escape_glob(text)
     assert escaped.replace("\\", "") == text.replace("\\", "")
     assert len(escaped) == len(text) + sum(text.count(each) for each in "*?[]{}\\")
+
+
+@pytest.mark.parametrize("filler", ["x", "{", ","])
+def test_a_large_page_of_few_objects_is_read(filler: str) -> None:
+    """Also if the texts of its metadata have the characters by which entries are counted."""
+    item = {
+        "name": "p/a",
+        "size": "1",
+        "generation": "1",
+        "metadata": {"note": filler * 20_000_000},
+    }
+    page = page_of([item])
+    assert listing.listing_of(page.items, prefix="p/", root="gs://bucket/p/").keys[0] == "a"
