@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,16 @@ VERSION = "{}.{}".format(*sys.version_info)
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["make", "--no-print-directory", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # `make test VENV=...` passes its variables on to each make below it.
+    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={name: each for name, each in environment.items() if name not in {"PYTHON", "VENV"}},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_each_package_has_fast_tests() -> None:
