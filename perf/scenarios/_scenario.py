@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from perf.scenarios._scheme import check_scheme, in_scheme
 from perf.work import WARM_UP_BYTES, Work
@@ -138,6 +138,8 @@ class Promise:
 class Scenario(ABC):
     """Parameters of one scenario. `--set` replaces its fields by name."""
 
+    is_by_name_only: ClassVar[bool] = False
+    """Whether the scenario runs only if the command line names it, because it takes long."""
     name: str
     """Name on the command line."""
     rivals: tuple[Rival, ...] = ()
@@ -169,11 +171,6 @@ class Scenario(ABC):
     def promises(self) -> tuple[Promise, ...]:
         """Return the other goals of aioflux."""
         return ()
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """Whether the scenario runs only if the command line names it, because it takes long."""
-        return False
 
     @property
     def max_pairs(self) -> float:

@@ -25,6 +25,8 @@ _COMPOSED_BYTES = 1024 * MIB
 class Sets(Scenario):
     """An epoch over a set of objects; each object is read once."""
 
+    is_by_name_only = True
+
     size_bytes: int
     """Size of each object."""
     num_objects: int
@@ -45,11 +47,6 @@ class Sets(Scenario):
     def displayed_bytes(self) -> int:
         """See base class."""
         return self.size_bytes if self.size_bytes >= MIB else 0
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
 
     def _work(self, rival: Rival, operation: str) -> Work:
         return Work(

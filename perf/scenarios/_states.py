@@ -26,6 +26,8 @@ OURS = Rival(peer="aioflux_checkpoint")
 class States(Scenario):
     """One state, on a server without a bandwidth limit and on a server that limits connections."""
 
+    is_by_name_only = True
+
     size_bytes: int
     """Size of all tensors."""
     dtypes: tuple[str, ...] = ("bf16",)
@@ -39,11 +41,6 @@ class States(Scenario):
     whichever is lower."""
     unlimited: tuple[Rival, ...] = ()
     """Rivals without a limit; `rivals` are the ones with a limit."""
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
 
     @property
     def displayed_bytes(self) -> int:

@@ -28,15 +28,12 @@ _OURS = Rival(peer="aioflux_async")
 class _Async(Scenario):
     """Saves of one state."""
 
+    is_by_name_only = True
+
     size_bytes: int = 298_000_000
     """Size of all tensors."""
     dtype: str = "fp32"
     """Dtype of the tensors."""
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
 
     @property
     def displayed_bytes(self) -> int:

@@ -88,6 +88,8 @@ class _Load(_Unlimited, LoadState):
 class Lines(Scenario):
     """Batches of text lines, read with the interface of the S3 IO DataPipes."""
 
+    is_by_name_only = True
+
     size_bytes: int = 156_000_000
     """Size of a shard: 100,000 lines of 1,560 bytes."""
     num_objects: int = 4
@@ -101,11 +103,6 @@ class Lines(Scenario):
     def displayed_bytes(self) -> int:
         """See base class."""
         return self.size_bytes
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
@@ -141,6 +138,8 @@ class Lines(Scenario):
 class Nebula(Scenario):
     """Time for which a save with Nebula's interface blocks training, compared with torch.save."""
 
+    is_by_name_only = True
+
     size_bytes: int = 1024 * MIB
     """Size of all tensors."""
     dtype: str = "bf16"
@@ -150,11 +149,6 @@ class Nebula(Scenario):
     def displayed_bytes(self) -> int:
         """See base class."""
         return self.size_bytes
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""

@@ -27,6 +27,8 @@ _OURS = Rival(peer="aioflux_zstd")
 class Compression(Scenario):
     """Compression, decompression, save and load of one kind of tensors."""
 
+    is_by_name_only = True
+
     kind: str
     """One of `perf.weights.KINDS`."""
     most_stored: float
@@ -46,11 +48,6 @@ class Compression(Scenario):
     def displayed_bytes(self) -> int:
         """See base class."""
         return self.size_bytes
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
 
     def promises(self) -> tuple[Promise, ...]:
         """See base class."""

@@ -23,6 +23,8 @@ _OURS = Rival(peer="aioflux_dcp")
 class Distributed(Scenario):
     """A save, a load, or a load with fewer ranks."""
 
+    is_by_name_only = True
+
     operation: str
     """Function of the peers."""
     size_bytes: int = 256 * MIB
@@ -33,11 +35,6 @@ class Distributed(Scenario):
     """Dtype of the tensors."""
     most_read: float = 0.0
     """Goal: maximum of the bytes read, as a share of the bytes needed; 0 without a goal."""
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
 
     @property
     def displayed_bytes(self) -> int:

@@ -23,6 +23,8 @@ GROUP = "list"
 class List(Scenario):
     """A complete listing of a prefix, in memory."""
 
+    is_by_name_only = True
+
     num_objects: int
     """Objects below the prefix; a slower peer lists fewer."""
     size_bytes: int = 1000
@@ -35,11 +37,6 @@ class List(Scenario):
     """Goal: maximum number of requests of aioflux; 0 without a goal."""
     least_per_second: int = 0
     """Goal: objects per second of aioflux; 0 without a goal."""
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
@@ -83,17 +80,14 @@ class List(Scenario):
 class Parse(Scenario):
     """Parsing of pages that are in memory."""
 
+    is_by_name_only = True
+
     num_objects: int
     """Objects in the pages; a slower peer parses fewer."""
     size_bytes: int = 1000
     """Size of each object in the pages."""
     least_per_second: int
     """Goal: objects per second of aioflux."""
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""

@@ -48,10 +48,7 @@ _LARGE_PAIRS = 3
 class _Named(Scenario):
     """A scenario that runs only by name."""
 
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
+    is_by_name_only = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,7 @@ _MAX_PAIRS, _MIN_LIMIT_SECONDS = 3, 180.0
 class _OnRay(ManyObjects):
     """A dataset of many objects or blocks on one node of Ray, with two processors."""
 
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
+    is_by_name_only = True
 
     @property
     def max_pairs(self) -> float:

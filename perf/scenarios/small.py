@@ -17,21 +17,13 @@ _STEPS = Rival(peer="aioflux_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Small(Scenario):
-    """Calls that run one after the other, only by name, because they need torch."""
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
-
-
-@dataclass(frozen=True, kw_only=True)
-class SingleItems(_Small):
+class SingleItems(Scenario):
     """Items of a MapDataset beside `get` of the blocking store, which reads one object at a time.
 
     The dataset is built, with its listing, before the measured part.
     """
+
+    is_by_name_only = True  # it needs torch
 
     size_bytes: int = KIB
     """Size of each object."""
@@ -85,13 +77,15 @@ class SingleItems(_Small):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps(_Small):
+class Steps(Scenario):
     """Small checkpoints that are saved or loaded by name, one after the other, with latency.
 
     The checkpointer is opened, and saves or loads once, before the measured part. Closing it is not
     measured, nor is what the last save sends after its return. A peer loads what it saved, so the
     server is the embedded one, which stores uploads.
     """
+
+    is_by_name_only = True  # it needs torch
 
     operation: str
     """Function of the peers."""

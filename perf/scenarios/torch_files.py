@@ -24,6 +24,8 @@ _WINDOW_BYTES = 64 * MIB
 class TorchFile(Scenario):
     """One state, on a server without a bandwidth limit."""
 
+    is_by_name_only = True
+
     operation: Literal["load_state", "save_state"]
     """Function of the peers."""
     is_tls: bool = False
@@ -32,11 +34,6 @@ class TorchFile(Scenario):
     """Size of all tensors."""
     dtype: str = "fp32"
     """Dtype of the tensors."""
-
-    @property
-    def is_by_name_only(self) -> bool:
-        """See base class."""
-        return True
 
     @property
     def displayed_bytes(self) -> int:
