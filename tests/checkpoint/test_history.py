@@ -136,6 +136,44 @@ async def test_writers_that_are_killed_after_one_save_leave_at_most_128_records(
 
 
 @pytest.mark.clouds("gs")
+async def test_a_compaction_that_fails_is_tried_again_after_64_more_records(server, caplog) -> None:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
+        server.put("bucket", "run/.checkpoint-history/history.json", b"damaged")
+        writer = HistoryWriter(store)
+        for number in range(80):
+            writer.add(record(number))
+            await writer.write()
+        assert await new_records(store) == 80
+    assert caplog.text.count("could not compact the history of gs://") == 1
+    assert "could not be added" not in caplog.text
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("operation", ["objects.insert", "objects.list"])
+async def test_a_record_or_listing_that_fails_is_logged(server, caplog, operation) -> None:
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
+        with server.faults.inject(operation, status=403):
+            writer = HistoryWriter(store)
+            writer.add(record(1))
+            await writer.write()
+    is_added = operation == "objects.list"
+    assert ("could not compact" in caplog.text) == is_added
+    assert ("step 100 could not be added to the history" in caplog.text) != is_added
+
+
+@pytest.mark.clouds("gs")
+async def test_an_error_of_the_callers_credentials_is_logged(server, caplog) -> None:
+    def token() -> str:
+        raise RuntimeError("no token today")
+
+    async with open_store(f"{server.root}/run", credentials=token) as store:
+        writer = HistoryWriter(store)
+        writer.add(record(1))
+        await writer.close()
+    assert "no token today" in caplog.text
+
+
+@pytest.mark.clouds("gs")
 async def test_a_writer_that_is_closed_compacts(server) -> None:
     async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
         writer = HistoryWriter(store)

@@ -19,7 +19,8 @@ import io
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -158,35 +159,36 @@ class HistoryWriter:
         async with self._lock:
             while self._queued:
                 record = self._queued.popleft()
-                try:
-                    await self._write(record)
-                except AiofluxError as exc:
-                    _log.warning(
-                        "step %d could not be added to the history of %s: %s",
-                        record.step,
-                        self._store.uri,
-                        exc,
-                    )
+                with self._logging_errors(f"step {record.step} could not be added to"):
+                    await append(self._store, record)
+                with self._logging_errors("could not compact"):
+                    await self._compact_if_many()
 
-    async def _write(self, record: SaveRecord) -> None:
-        await append(self._store, record)
+    async def _compact_if_many(self) -> None:
+        """Count one record more, and compact the history if there are too many new ones."""
         if self._num_new is None:
+            self._num_new = 0  # if the listing fails, count from here
             self._num_new = len(await self._store.list_all(_RECORD))
         else:
             self._num_new += 1
         if self._num_new > _MAX_NEW_RECORDS:
+            self._num_new = 0  # if it fails, not again at the next save
             await compact(self._store)
-            self._num_new = 0
 
     async def close(self) -> None:
         """Store the queued records, and compact the history if this process wrote any."""
         await self.write()
         if self._num_new:
             self._num_new = 0
-            try:
+            with self._logging_errors("could not compact"):
                 await compact(self._store)
-            except AiofluxError as exc:
-                _log.warning("the history of %s could not be compacted: %s", self._store.uri, exc)
+
+    @contextmanager
+    def _logging_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:  # also of the user's function for credentials
+            _log.warning("%s the history of %s: %s", what, self._store.uri, exc)
 
 
 async def append(store: Store, record: SaveRecord) -> None:

@@ -35,7 +35,7 @@ class Uploader(Protocol):
         """Release mappings of an arena before the caller closes it."""
 
     def wait_at_exit(self, handles: Sequence[SaveHandle]) -> None:
-        """Wait for the saves that the exit of this process would stop."""
+        """Wait for the saves, and their records, that the exit of this process would stop."""
 
     def wait_for_records(self) -> None:
         """Wait until the completed saves are in the history."""
@@ -75,6 +75,7 @@ class LoopUploader:
     def wait_at_exit(self, handles: Sequence[SaveHandle]) -> None:
         for handle in handles:
             handle.wait()
+        self.wait_for_records()
 
     def wait_for_records(self) -> None:
         _bridge.run(self._queue.write_records())

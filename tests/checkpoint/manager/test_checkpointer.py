@@ -235,6 +235,16 @@ def test_saves_are_committed_in_order(stubborn: Checkpointer, server: GCSServer)
     assert stubborn.steps() == [1, 2]
 
 
+@pytest.mark.clouds("gs")
+def test_an_exit_without_close_waits_for_records(stubborn: Checkpointer, server: GCSServer) -> None:
+    server.faults.add(WRITE, key="*/record-*", status=503)
+    stubborn.save(1, state_of(1))
+    assert not any("/record-" in key for key in server.keys("bucket"))
+    threading.Timer(0.3, server.faults.clear).start()
+    stubborn.finish_at_exit()
+    assert any("/record-" in key for key in server.keys("bucket"))
+
+
 def test_a_forked_process_builds_one_of_its_own(checkpointer: Checkpointer) -> None:
     checkpointer.save(1, state_of(1))
     pid = os.fork()
