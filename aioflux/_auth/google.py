@@ -146,13 +146,17 @@ def _read_key_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
-    except (OSError, ValueError):
-        content = None
-    if isinstance(content, Mapping):
-        return content
+        if isinstance(content, Mapping):
+            return content
+        reason = "its JSON is not an object"
+    except OSError as exc:
+        reason = exc.strerror or "it cannot be read"
+    except ValueError:
+        reason = "it is not JSON"
     # Without the text, which may be a token or a key, and not a path.
     raise CredentialsError(
-        f"the text given as credentials= is neither {ANONYMOUS!r} nor the path of a key file (JSON)"
+        f"the text given as credentials= is neither {ANONYMOUS!r} nor the path of a key file: "
+        f"{reason}"
     )
 
 

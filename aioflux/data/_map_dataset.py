@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -214,8 +215,9 @@ class MapDataset(Dataset[Item_co]):
 
         Raises:
             IndexError: The index is out of range.
+            TypeError: The index is not an integer, such as a slice.
         """
-        return self.__getitems__([index])[0]
+        return self.__getitems__([operator.index(index)])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Item_co]:
         """Read the objects at `indices` in parallel, for a batch of DataLoader.

@@ -48,6 +48,12 @@ def test_an_index_outside_is_an_index_error(bucket: Bucket, index: int) -> None:
         MapDataset(bucket.uri)[index]
 
 
+def test_a_slice_is_no_index(bucket: Bucket) -> None:
+    bucket.fill(3)
+    with pytest.raises(TypeError, match="'slice' object cannot be interpreted as an integer"):
+        MapDataset(bucket.uri)[1:3]  # type: ignore[misc]
+
+
 def test_a_batch_comes_in_the_order_of_its_indices(bucket: Bucket) -> None:
     bucket.fill(9)
     dataset = MapDataset(bucket.uri, transform=key_of)

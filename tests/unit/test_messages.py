@@ -172,7 +172,8 @@ async def test_a_wrong_range_says_what_is_wrong(
     [
         ("gs://b", 1, TypeError, "must be google-auth credentials, a key file as a path"),
         ("gs://b", S3Access(), TypeError, "not S3Access"),
-        ("gs://b", "no/such/file.json", CredentialsError, "nor the path of a key file"),
+        ("gs://b", "no/such/file.json", CredentialsError, "a key file: No such file or directory"),
+        ("gs://b", __file__, CredentialsError, "a key file: it is not JSON"),
         ("gs://b", {"type": "service_account"}, CredentialsError, "not the whole content"),
         ("s3://b", "AKIA", TypeError, "must be aioflux.S3Access"),
         ("s3://b", ("key", "secret"), TypeError, "not tuple"),

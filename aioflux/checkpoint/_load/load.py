@@ -102,7 +102,11 @@ async def _describe_prefix(uri: str, options: StoreOptions) -> str:
             if any(parse_step(prefix) is not None for prefix in listing.prefixes):
                 return f"a run of a Checkpointer, not an object: use Checkpointer({uri!r}).load()"
             if any(meta.key in COMMIT_KEYS for meta in listing):
-                return f"a distributed checkpoint, not an object: use dcp.load_state({uri!r})"
+                return (
+                    "a distributed checkpoint, not an object: use "
+                    f"aioflux.checkpoint.dcp.load_state({uri!r}), or for a step of a Checkpointer "
+                    "its load(step=...)"
+                )
     return ""
 
 
