@@ -189,6 +189,8 @@ def draw(results: Sequence[Result], target: Path) -> None:
     import matplotlib as mpl  # here, so that runs work without matplotlib
 
     mpl.use("Agg")
+    texts = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    mpl.rcParams.update(dict.fromkeys(texts, "#7d8590") | {"legend.framealpha": 0})
     from matplotlib import pyplot
 
     figure, all_axes = pyplot.subplots(
@@ -209,7 +211,7 @@ def draw(results: Sequence[Result], target: Path) -> None:
         axes.tick_params(labelsize=7)
         axes.legend(fontsize=7)
     all_axes[0][0].set_ylabel("requests/s (dotted: documented rate)", fontsize=8)
-    figure.savefig(target, dpi=70)
+    figure.savefig(target, dpi=70, transparent=True)  # for light and dark pages
     pyplot.close(figure)
 
 
