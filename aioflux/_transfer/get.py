@@ -35,7 +35,6 @@ from aioflux._transfer.get_small import (
     fetch_small,
     first_range_bytes,
     lacks_checksum,
-    small_bytes,
 )
 from aioflux._transfer.range_plan import coalesce_ranges
 from aioflux._transfer.retry import Backoff
@@ -102,7 +101,7 @@ async def fetch(
     first = prior.first
     if meta is not None:
         num_reads = prior.num_reads
-        if 0 < meta.size <= small_bytes(session.options):
+        if 0 < meta.size <= session.small_bytes:
             small = await fetch_small(session, key, meta.size, meta, prior)
             if isinstance(small, Fetched):
                 return small
@@ -111,7 +110,7 @@ async def fetch(
             session, key, lambda: _fetch_known(session, key, meta), num_reads=num_reads
         )
     estimate = session.limits.unknown_size
-    is_small = estimate.is_known and estimate.num_bytes <= small_bytes(session.options)
+    is_small = estimate.is_known and estimate.num_bytes <= session.small_bytes
     num_reads = prior.num_reads
     if prior.failure is not None or (first is None and is_small):
         end = first_bytes or first_range_bytes(estimate.num_bytes, session.options)

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from aioflux.errors import TransientError
     from aioflux.options import TransferOptions
 
-_SMALL_BYTES: Final = 1024 * 1024
-"""Largest object that is read by one request. If the body of a small object breaks off, all of it
-is requested again; reads of larger objects keep the received bytes."""
-
 
 class Fetched(NamedTuple):
     """A whole object."""
@@ -62,11 +58,6 @@ def first_range_bytes(estimate_bytes: int, options: TransferOptions) -> int:
     share = options.max_in_flight_bytes // (2 * options.max_in_flight)
     num_wanted = max(share, estimate_bytes + estimate_bytes // 4, 1)
     return min(num_wanted, options.range_size_bytes)
-
-
-def small_bytes(options: TransferOptions) -> int:
-    """Return the largest size of an object that counts as small, in bytes."""
-    return min(_SMALL_BYTES, options.range_size_bytes)
 
 
 async def fetch_small(

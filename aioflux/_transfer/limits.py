@@ -99,9 +99,22 @@ class AdaptiveLimit:
         """Number of slots in use."""
         return self._held
 
-    def try_acquire(self) -> bool:
-        """Acquire a slot; return False if no slot is free or there are waiters."""
-        return not self._waiters and self._try_acquire()
+    def try_acquire(self, *, in_front: bool = False) -> bool:
+        """Acquire a slot if one is free, the rate allows a request, and nobody waits for it.
+
+        Args:
+            in_front: Acquire the slot also if others wait for it.
+        """
+        if self._held >= int(self._limit) or (self._waiters and not in_front):
+            return False
+        if self.rate is not None:
+            loop = asyncio.get_running_loop()
+            if wait := self.rate.try_acquire(loop.time()):
+                if self._rate_timer is None:
+                    self._rate_timer = loop.call_later(wait, self._on_rate_timer)
+                return False
+        self._held += 1
+        return True
 
     async def acquire(self, *, in_front: bool = False) -> None:
         """Wait for a slot.
@@ -109,7 +122,7 @@ class AdaptiveLimit:
         Args:
             in_front: Wait at the front of the queue, so that started work is finished first.
         """
-        if (in_front or not self._waiters) and self._try_acquire():
+        if self.try_acquire(in_front=in_front):
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if in_front:
@@ -124,19 +137,6 @@ class AdaptiveLimit:
             else:
                 self.release(is_unused=True)
             raise
-
-    def _try_acquire(self) -> bool:
-        """Acquire a slot if one is free and the rate allows a request, regardless of waiters."""
-        if self._held >= int(self._limit):
-            return False
-        if self.rate is not None:
-            loop = asyncio.get_running_loop()
-            if wait := self.rate.try_acquire(loop.time()):
-                if self._rate_timer is None:
-                    self._rate_timer = loop.call_later(wait, self._on_rate_timer)
-                return False
-        self._held += 1
-        return True
 
     def _on_rate_timer(self) -> None:
         self._rate_timer = None
@@ -169,10 +169,12 @@ class AdaptiveLimit:
 
         asyncio.get_running_loop().call_later(delay_seconds, open_slots)
 
-    def on_success(self) -> None:
-        """Grow the limit, up to `max_in_flight`."""
+    def release_after_success(self) -> None:
+        """Release a slot, and grow the limit, up to `max_in_flight`."""
+        self._held -= 1
         if self._limit < self._max:
             self._limit = min(self._max, self._limit + max(_GROWTH, 1 / self._limit))
+        if self._waiters:
             self._wake()
 
     def on_throttled(self, num_cuts: int) -> None:
@@ -191,7 +193,9 @@ class AdaptiveLimit:
         self._is_waking = True
         try:
             # A cancelled waiter calls `remove_waiter`, which wakes the next waiter.
-            while self._waiters and not self._waiters[0].cancelled() and self._try_acquire():
+            while self._waiters and not self._waiters[0].cancelled():
+                if not self.try_acquire(in_front=True):
+                    break
                 self._waiters.popleft().set_result(None)
         finally:
             self._is_waking = False

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from aioflux._concurrency.run_to_completion import run_to_completion, start_task
 from aioflux._http.memory import BytesPool
@@ -24,7 +24,7 @@ from aioflux._transfer.retry import RetryBudget, with_retry
 from aioflux._values.stats import Progress
 from aioflux._values.uri import meant_key
 from aioflux.errors import NotFoundError, TransientError
-from aioflux.options import CleanupTimeouts
+from aioflux.options import MIB, CleanupTimeouts
 
 if TYPE_CHECKING:
     from aioflux._services.base import Service
@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("aioflux")
 
+_SMALL_BYTES: Final = 1 * MIB
 THROTTLED = frozenset({429, 503})
 """Statuses of throttled requests."""
 
@@ -65,6 +66,9 @@ class Session:
     open_transfers: set[OpenTransfer] = field(default_factory=set)
     cleanup_tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     pid: int = field(default_factory=os.getpid)
+    small_bytes: int = field(init=False)
+    """Largest object that is read by one request, in bytes. If the body of a small object breaks
+    off, all of it is requested again; reads of larger objects keep the received bytes."""
     budget: RetryBudget = field(init=False)
     deadlines: Deadlines = field(init=False)
     prefaulter: Prefaulter = field(default_factory=Prefaulter)
@@ -74,6 +78,8 @@ class Session:
         retry = self.retry
         budget = RetryBudget(burst=retry.budget_retries, per_second=retry.budget_per_second)
         object.__setattr__(self, "budget", budget)
+        small_bytes = min(_SMALL_BYTES, self.options.range_size_bytes)
+        object.__setattr__(self, "small_bytes", small_bytes)
         deadlines = Deadlines(retry.deadline_seconds, clock=self.clock)
         object.__setattr__(self, "deadlines", deadlines)
         object.__setattr__(self, "memory", BytesPool(self.options.max_in_flight_bytes))
@@ -247,8 +253,7 @@ class Session:
         counters, requests = self.counters, self.limits.requests
         counters.num_in_flight -= 1
         counters.add_latency(self.clock() - started_at, is_call=is_call)
-        requests.release()
-        requests.on_success()
+        requests.release_after_success()
         self.budget.on_success(was_retry=was_retry)
         if isinstance(result, Body):
             num_received = len(result.data)

@@ -22,7 +22,6 @@ from aioflux._transfer.get_small import (
     PriorAttempt,
     check_small,
     first_range_bytes,
-    small_bytes,
 )
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import StorageError, TransientError
@@ -99,7 +98,7 @@ class SmallReadLoop:
         self._session = session
         self._budget = budget
         self._fan_out = fan_out
-        self._small_bytes = small_bytes(session.options)
+        self._small_bytes = session.small_bytes
         self._end_by_mean: dict[int, int] = {}
         self._exchange: Exchange | None = None
         self._slot_waiter: _SlotCallback | None = None

@@ -206,10 +206,12 @@ async def test_successes_grow_the_limit_back_to_what_the_user_set() -> None:
     assert limit.limit == 1
     num_successes = 0
     while limit.limit < 64:
-        limit.on_success()
+        await limit.acquire()
+        limit.release_after_success()
         num_successes += 1
     assert num_successes < 600
-    limit.on_success()
+    await limit.acquire()
+    limit.release_after_success()
     assert limit.limit == 64
 
 
@@ -230,11 +232,12 @@ async def test_a_cut_limit_lets_no_one_in_before_enough_have_left() -> None:
 async def test_growth_lets_in_who_waits() -> None:
     limit, order = AdaptiveLimit(2), []
     await limit.acquire()
+    await limit.acquire()
     limit.on_throttled(limit.num_cuts)
     waiting = take(limit, "next", order)
     await settle()
     assert order == []
-    limit.on_success()
+    limit.release_after_success()
     await waiting
     assert limit.num_held == 2
 
@@ -292,8 +295,9 @@ async def play_places(steps: list[tuple[str, int]]) -> None:
             waiting.pop(number % len(waiting)).cancel()
         elif action == "cut":
             limit.on_throttled(limit.num_cuts)
-        elif action == "grow":
-            limit.on_success()
+        elif action == "grow" and held:
+            limit.release_after_success()
+            held -= 1
         await settle()
         granted = [task for task in waiting if task.done()]
         waiting = [task for task in waiting if not task.done()]
@@ -385,7 +389,8 @@ async def test_a_limit_that_opens_later_holds_requests_until_then() -> None:
     limit.release()
     await tasks[2]
     for _ in range(1000):
-        limit.on_success()
+        limit.release_after_success()
+        await limit.acquire()
     assert limit.limit == 64
 
 
