@@ -512,7 +512,7 @@ class Store:
         """
         session = self._sessions.current()
         require_many_keys(keys)
-        return _tried_batch(await try_all(session, keys))
+        return await try_all(session, keys)
 
     @rejects_plain_for
     async def fetch_composed(

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from operator import length_hint
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self
 
 from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import bounded_batches, gather
@@ -47,11 +47,10 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux._concurrency.fan_out import Items
     from aioflux._transfer.composite_plan import Group
+    from aioflux._transfer.get_many import TriedBatch
     from aioflux._transfer.session import Session
 
 _log = logging.getLogger("aioflux")
-
-TriedBatch: TypeAlias = "list[tuple[ObjectMeta, bytes] | tuple[None, StorageError]]"
 
 _EXPECTED = (NotFoundError, PreconditionFailedError, ChecksumError)
 """Errors of a composite if one of its objects was changed since the listing. No warning is logged:

@@ -30,6 +30,7 @@ the consumer requests the next batch: one batch of all bytes would stop all read
 
 FetchedBatch: TypeAlias = list[tuple[str, Fetched]]
 TriedMany: TypeAlias = list[tuple[str, Fetched] | StorageError]
+TriedBatch: TypeAlias = "list[tuple[ObjectMeta, bytes] | tuple[None, StorageError]]"
 
 
 def fetch_many(
@@ -53,15 +54,16 @@ def try_many(
     return _batches(session, keys, ordered=ordered, recover=_storage_error)
 
 
-async def try_all(session: Session, keys: Sequence[str | ObjectMeta]) -> TriedMany:
-    """Return the results of `try_many` for all keys, in order."""
+async def try_all(session: Session, keys: Sequence[str | ObjectMeta]) -> TriedBatch:
+    """Read all objects; return pairs of metadata and bytes, or None and the error, in order."""
 
-    async def read(item: str | ObjectMeta) -> tuple[str, Fetched] | StorageError:
+    async def read(item: str | ObjectMeta) -> tuple[ObjectMeta, bytes] | tuple[None, StorageError]:
         name, meta = parse_key(item)
         try:
-            return name, await fetch(session, name, meta)
+            fetched = await fetch(session, name, meta)
         except StorageError as exc:
-            return exc
+            return None, exc
+        return meta or fetched.meta(), fetched.data
 
     if len(keys) == 1:
         return [await read(keys[0])]

@@ -76,6 +76,10 @@ class Source:
             self._stores.append(_StoreObjects(self._num_objects, items, reader))
             self._num_objects += len(items)
         self._first_indices = [store.first_index for store in self._stores]
+        self.has_metadata = all(isinstance(store.items, Listing) for store in self._stores)
+        """Whether the metadata of all objects is known, and not only the keys."""
+        self.transfer: TransferOptions = self._stores[0].reader.store.transfer
+        """Transfer options, the same for every store."""
 
     @property
     def uri(self) -> str:
@@ -124,19 +128,9 @@ class Source:
         return store.reader.store, item
 
     @property
-    def has_metadata(self) -> bool:
-        """Return whether the metadata of all objects is known, and not only the keys."""
-        return all(isinstance(objects.items, Listing) for objects in self._stores)
-
-    @property
     def num_retries(self) -> int:
         """Number of requests that were repeated, in this process."""
         return sum([sync.num_repeated(objects.reader.store) for objects in self._stores])
-
-    @property
-    def transfer(self) -> TransferOptions:
-        """Transfer options, the same for every store."""
-        return self._stores[0].reader.store.transfer
 
     def read(self, listing_indices: Sequence[int], *, is_ordered: bool = True) -> Samples:
         """Read objects, prefetched within the limits of `TransferOptions`.
