@@ -18,6 +18,7 @@ from typing import (
     ParamSpec,
     TypeAlias,
     TypeVar,
+    Unpack,
     cast,
 )
 
@@ -32,12 +33,14 @@ from aioflux._services.base import (
 from aioflux._services.open import open_service
 from aioflux._values.uri import parse_uri
 from aioflux.errors import StorageError, TransientError
+from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 from aioflux.store import Store
 
 if TYPE_CHECKING:
     import random
 
     from aioflux._services.base import Into, Precondition
+    from aioflux.options import StoreOptions
 
 __all__ = ["Fault", "FlakyService", "FlakyStore", "random_faults"]
 
@@ -265,10 +268,17 @@ class FlakyStore(Store):
     Args:
         uri: Uri of the store, as for `aioflux.open_store`.
         draw: Function that chooses the fault of each call, as for `FlakyService`.
-        **settings: Other arguments of `aioflux.Store`.
+        **options: Keywords of `aioflux.open_store`, with the same defaults.
     """
 
-    def __init__(self, uri: str, *, draw: Draw, **settings: Any) -> None:
+    def __init__(self, uri: str, *, draw: Draw, **options: Unpack[StoreOptions]) -> None:
+        defaults = {
+            "transfer": TransferOptions(),
+            "retry": RetryPolicy(),
+            "timeouts": Timeouts(),
+        }
+        given = {name: each for name, each in options.items() if each is not None}
+        settings: Any = defaults | given
         super().__init__(parse_uri(uri), **settings)
         self._draw = draw
         self.services: list[FlakyService] = []

@@ -5,10 +5,13 @@ All of it on `memory://`; on the others what talks to the service in ways of its
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 
+import aioflux
+from aioflux.testing.faults import FlakyStore, random_faults
 from aioflux.testing.store_suite import (
     ManyContract,
     ReadContract,
@@ -61,3 +64,10 @@ async def test_faults_are_met() -> None:
             await store.put(f"{at}", b"1")
         [service] = store.services
         assert service.num_faults > 5
+
+
+async def test_the_defaults_are_those_of_open_store() -> None:
+    async with FlakyStore("memory://defaults", draw=random_faults(Random(0), share=0)) as store:
+        plain = aioflux.open_store("memory://defaults")
+        assert (store.transfer, store.retry) == (plain.transfer, plain.retry)
+        await plain.aclose()
