@@ -38,7 +38,7 @@ def train(config: dict[str, str]) -> None:
             loss.backward()
             optimizer.step()
             if checkpoints.should_save(step):  # also before a preemption
-                metrics = {"loss": float(loss), "step": step, "restored": restored}
+                metrics = {"loss": loss.item(), "step": step, "restored": restored}
                 handle = checkpoints.report(step, training, metrics)
                 if step == 8 and not restored and get_context().get_world_rank() == 1:
                     handle.result()  # waits for the commit
