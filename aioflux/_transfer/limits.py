@@ -100,7 +100,7 @@ class AdaptiveLimit:
         return self._held
 
     def try_acquire(self, *, in_front: bool = False) -> bool:
-        """Acquire a slot if one is free, the rate allows a request, and nobody waits for it.
+        """Acquire a slot if one is free, the rate allows a request, and no request waits for it.
 
         Args:
             in_front: Acquire the slot also if others wait for it.

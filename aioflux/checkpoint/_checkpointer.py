@@ -577,7 +577,7 @@ class Checkpointer:
             for candidate, known in self._candidates(step):
                 uri = uri_below(self._store, step_prefix(candidate))
                 if failed_step is not None and candidate < failed_step:
-                    _warn(f"{uri} is loaded, because a newer step cannot be loaded: {failure}")
+                    _warn(f"{uri} is loaded, because a newer step cannot be loaded: {failure}", 3)
                 failure, failed_step = None, candidate
                 try:
                     loaded = self._load_from(candidate, known, into, map_location, weights_only)
@@ -656,9 +656,8 @@ class Checkpointer:
                 result = newer
             else:
                 problem = result.problems[0].message
-                _warn(
-                    f"{first.uri} failed verification, so the step before it is loaded: {problem}"
-                )
+                # From here to the caller of `load`: `following`, `on_coordinator`, `_candidates`.
+                _warn(f"{first.uri} failed verification and is not loaded: {problem}", 7)
 
     def steps(self) -> list[int]:
         """Return the committed steps, ascending, without verifying them."""
@@ -682,7 +681,10 @@ class Checkpointer:
         return _bridge.run(_verify.verify(self._store, step_prefix(step), deep=deep))
 
     def history(self) -> list[SaveRecord]:
-        """Return one record of each save, failed saves included, oldest first."""
+        """Return one record of each save, failed saves included, oldest first.
+
+        A process that is killed right after a save may leave no record of it; `steps` has the step.
+        """
         self._uploader.wait_for_records()
         return _bridge.run(read_history(self._store))
 
@@ -774,10 +776,10 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 
-def _warn(message: str) -> None:
+def _warn(message: str, stacklevel: int) -> None:
     """Log and warn that the newest step cannot be loaded."""
     _log.warning(message)
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    warnings.warn(message, RuntimeWarning, stacklevel=stacklevel)
 
 
 def _checked_step(step: Any) -> int:

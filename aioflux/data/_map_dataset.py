@@ -251,8 +251,10 @@ class MapDataset(Dataset[Item_co]):
 
     def _is_large(self, listing_indices: Sequence[int]) -> bool:
         """Return whether to transform objects while others are read, since all need much memory."""
-        if len(listing_indices) == 1 or not self._source.has_metadata:
+        if len(listing_indices) == 1:
             return False
+        if not self._source.has_metadata:  # of unknown sizes
+            return True
         num_bytes = sum(self._source.sizes(listing_indices))
         return num_bytes > self._source.transfer.max_in_flight_bytes
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import open_store
+from aioflux.checkpoint._maintain import history
 from aioflux.checkpoint._maintain.history import (
     COLUMNS,
     HISTORY_PREFIX,
@@ -162,6 +163,39 @@ async def test_a_record_or_listing_that_fails_is_logged(server, caplog, operatio
 
 
 @pytest.mark.clouds("gs")
+async def test_records_wait_for_a_service_that_is_away(server, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(history, "_FINISH_SECONDS", 0.5)
+    async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
+        writer = HistoryWriter(store)
+        with server.faults.inject("objects.insert", status=503):
+            for number in range(20):
+                writer.add(record(number))
+            await writer.finish(compacts=True)  # not 20 times as long as one record
+            assert await new_records(store) == 0
+        assert "20 records could not be stored within" in caplog.text
+        await writer.finish(compacts=True)
+        assert await read_history(store) == [record(number) for number in range(20)]
+
+
+async def test_after_a_temporary_failure_the_records_stay_queued(root, caplog) -> None:
+    faults = iter([Fault(kind="refuse")])
+
+    def draw(operation: str) -> Fault | None:
+        return next(faults, None) if operation == "put" else None
+
+    once = RetryPolicy(max_attempts=1)
+    async with FlakyStore(f"{root}/run", draw=draw, retry=once) as store:
+        writer = HistoryWriter(store)
+        writer.add(record(1))
+        writer.add(record(2))
+        await writer.write()
+        assert await new_records(store) == 0
+        await writer.write()
+        assert await read_history(store) == [record(1), record(2)]
+    assert caplog.text.count("could not be added") == 1
+
+
+@pytest.mark.clouds("gs")
 async def test_an_error_of_the_callers_credentials_is_logged(server, caplog) -> None:
     def token() -> str:
         raise RuntimeError("no token today")
@@ -169,7 +203,7 @@ async def test_an_error_of_the_callers_credentials_is_logged(server, caplog) -> 
     async with open_store(f"{server.root}/run", credentials=token) as store:
         writer = HistoryWriter(store)
         writer.add(record(1))
-        await writer.close()
+        await writer.finish(compacts=True)
     assert "no token today" in caplog.text
 
 
@@ -178,10 +212,10 @@ async def test_a_writer_that_is_closed_compacts(server) -> None:
     async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
         writer = HistoryWriter(store)
         writer.add(record(1))
-        await writer.close()
+        await writer.finish(compacts=True)
         assert await new_records(store) == 0
         before = store.stats.num_requests
-        await writer.close()
+        await writer.finish(compacts=True)
         assert store.stats.num_requests == before
         assert await read_history(store) == [record(1)]
 
@@ -288,6 +322,12 @@ async def test_a_damaged_history_is_a_typed_error_that_names_it(store) -> None:
 async def test_gathering_nothing_writes_nothing(store) -> None:
     await compact(store)
     assert not await store.list_all()
+
+
+async def test_an_outcome_of_a_later_version_can_be_read(store) -> None:
+    await append(store, record(1, outcome="paused"))
+    assert await read_history(store) == [record(1, outcome="paused")]
+    assert await read_history(store) == [record(1, outcome="paused")]  # compacted
 
 
 async def test_a_history_of_a_later_version_can_be_read(store) -> None:

@@ -257,6 +257,14 @@ def test_a_dtype_that_cannot_be_saved_is_named_with_what_to_do(
     assert torch.equal(loaded.view(torch.uint8), odd.view(torch.uint8))
 
 
+def test_a_nested_tensor_is_named(checkpointer: Checkpointer) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(CheckpointError, match=r"'model\.odd' is a nested tensor"):
+        checkpointer.save(1, {"model": {"odd": nested}})
+
+
 def test_an_expanded_tensor_is_not_loaded_into(checkpointer: Checkpointer) -> None:
     result = checkpointer.save(1, {"model": {"w": torch.arange(6).view(2, 3)}})
     into = {"model": {"w": torch.zeros(2, 1, dtype=torch.int64).expand(2, 3)}}

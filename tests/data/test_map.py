@@ -164,6 +164,21 @@ def test_an_error_ends_all_requests_while_it_is_referenced(bucket: Bucket) -> No
 
 
 @pytest.mark.clouds("gs")
+def test_a_batch_of_unknown_sizes_is_transformed_while_it_is_read(bucket: Bucket) -> None:
+    keys = bucket.fill(20)
+    received = []
+
+    def transform(sample: Sample) -> str:
+        received.append(store_of(dataset).stats.num_requests)
+        return sample.key
+
+    options = aioflux.TransferOptions(max_in_flight=2, max_in_flight_bytes=3)
+    dataset = MapDataset.from_keys(bucket.uri, keys, transform=transform, transfer=options)
+    assert dataset.__getitems__(range(20)) == keys
+    assert received[0] < 20
+
+
+@pytest.mark.clouds("gs")
 @pytest.mark.parametrize("max_bytes", [3, 1024])
 def test_a_large_batch_is_transformed_while_it_is_read(bucket: Bucket, max_bytes: int) -> None:
     """Its objects need not be in memory at the same time."""

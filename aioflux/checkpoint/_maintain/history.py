@@ -19,8 +19,7 @@ import io
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -32,6 +31,7 @@ from aioflux.errors import (
     CheckpointCorruptError,
     NotFoundError,
     PreconditionFailedError,
+    TransientError,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ _RECORD = f"{HISTORY_PREFIX}record-"
 _MAX_NEW_RECORDS: Final = 64
 """Number of new records above which a save compacts them."""
 _MAX_ATTEMPTS = 8
+_FINISH_SECONDS: Final = 10
 
 T = TypeVar("T")
 Outcome: TypeAlias = Literal["committed", "failed", "cancelled"]
@@ -63,7 +64,8 @@ class SaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     time: datetime
     """Time of the commit, the failure or the cancellation, with its time zone."""
     step: int
-    outcome: Outcome
+    outcome: str
+    """An `Outcome`, or what a later release adds."""
     num_bytes: int = 0
     """Bytes of the data objects of all ranks, without the commit object; 0 if not committed."""
     staged_seconds: float = 0.0
@@ -155,14 +157,24 @@ class HistoryWriter:
         self._queued.append(record)
 
     async def write(self) -> None:
-        """Store the queued records, unless records with the same ids exist."""
+        """Store the queued records, unless records with the same ids exist.
+
+        After a failure that may be temporary, all records stay queued for the next call.
+        """
         async with self._lock:
             while self._queued:
-                record = self._queued.popleft()
-                with self._logging_errors(f"step {record.step} could not be added to"):
+                record = self._queued[0]
+                try:
                     await append(self._store, record)
-                with self._logging_errors("could not compact"):
+                except Exception as exc:  # also of the user's function for credentials
+                    self._log_error(f"step {record.step} could not be added to", exc)
+                    if isinstance(exc, TransientError):
+                        return
+                self._queued.popleft()
+                try:
                     await self._compact_if_many()
+                except Exception as exc:
+                    self._log_error("could not compact", exc)
 
     async def _compact_if_many(self) -> None:
         """Count one record more, and compact the history if there are too many new ones."""
@@ -175,20 +187,30 @@ class HistoryWriter:
             self._num_new = 0  # if it fails, not again at the next save
             await compact(self._store)
 
-    async def close(self) -> None:
-        """Store the queued records, and compact the history if this process wrote any."""
-        await self.write()
-        if self._num_new:
-            self._num_new = 0
-            with self._logging_errors("could not compact"):
-                await compact(self._store)
+    async def finish(self, *, compacts: bool) -> None:
+        """Store the queued records for at most 10 s, and compact the history if `compacts`.
 
-    @contextmanager
-    def _logging_errors(self, what: str) -> Iterator[None]:
+        A process that ends must not wait longer. The committed steps do not depend on their
+        records, and other processes compact, too.
+        """
         try:
-            yield
-        except Exception as exc:  # also of the user's function for credentials
-            _log.warning("%s the history of %s: %s", what, self._store.uri, exc)
+            async with asyncio.timeout(_FINISH_SECONDS):
+                await self.write()
+                if compacts and self._num_new and not self._queued:
+                    self._num_new = 0
+                    await compact(self._store)
+        except TimeoutError:
+            _log.warning(
+                "the history of %s is not complete: %d records could not be stored within %d s",
+                self._store.uri,
+                len(self._queued),
+                _FINISH_SECONDS,
+            )
+        except Exception as exc:
+            self._log_error("could not compact", exc)
+
+    def _log_error(self, what: str, error: Exception) -> None:
+        _log.warning("%s the history of %s: %s", what, self._store.uri, error)
 
 
 async def append(store: Store, record: SaveRecord) -> None:

@@ -90,7 +90,7 @@ class Verification:
     """Metrics of the step."""
     generation: str = ""
     """Generation of the commit object that was read."""
-    found: CommitObject | None = None
+    found: CommitObject | None = field(default=None, repr=False)
     """The commit object; None if it could not be read. `verify_steps` drops it to save memory."""
 
     @property

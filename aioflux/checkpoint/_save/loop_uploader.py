@@ -78,7 +78,7 @@ class LoopUploader:
         self.wait_for_records()
 
     def wait_for_records(self) -> None:
-        _bridge.run(self._queue.write_records())
+        _bridge.run(self._queue.finish_records())
 
     def close(self) -> None:
         _bridge.run(self._queue.close())

@@ -120,7 +120,9 @@ def _describe_leaf(leaf: Any) -> Any:
     """Return the properties of a tensor that decide its plan; None for other leaves."""
     kind = type(leaf)
     if kind in TENSOR_TYPES:
-        return kind, leaf.dtype, leaf.shape, leaf.layout, leaf.requires_grad
+        # The shape of a nested tensor may be an error; the plan rejects the tensor.
+        shape = None if leaf.is_nested else leaf.shape
+        return kind, leaf.dtype, shape, leaf.layout, leaf.requires_grad
     if kind is DTensor:
         is_parameter = isinstance(leaf, torch.nn.Parameter)
         return leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh, is_parameter

@@ -900,8 +900,10 @@ class TestLoad:
         with aioflux.sync.open_store(URI) as store:
             store.delete(missing)
         into = state_of(9)
-        with pytest.warns(RuntimeWarning, match="step-00000003/ failed verification"):
+        with pytest.warns(RuntimeWarning, match="step-00000003/ failed verification") as warned:
             checkpointer.load(into=into)
+        assert warned[0].filename == __file__
+        assert len(repr(checkpointer.verify(2))) < 1000
         assert is_state_of(2, into)
         assert checkpointer.loaded_step == 2
         assert checkpointer.latest() == 2
