@@ -253,12 +253,19 @@ async def _run(runner: Runner[T], index: int, item: T) -> tuple[int, Any] | None
         raise
 
 
-def _start_worker(
+def _start_workers(
     fan_out: FanOut[T, R],
     function: Callable[[T], Awaitable[R]],
     new_runner: Callable[[FanOut[T, R]], Runner[T]] | None,
 ) -> None:
-    fan_out.workers.append(asyncio.create_task(_work(fan_out, function, new_runner)))
+    """Start two workers more, up to the maximum; each calls this when it has taken an item.
+
+    So one item does not start all workers, and many items start them almost at once. Workers that
+    start one after the other would wake the consumer more often, for fewer results each time.
+    """
+    num_missing = 0 if fan_out.closing else fan_out.max_workers - len(fan_out.workers)
+    for _ in range(min(2, num_missing)):
+        fan_out.workers.append(asyncio.create_task(_work(fan_out, function, new_runner)))
 
 
 async def _work(
@@ -282,8 +289,8 @@ async def _work(
                 if fan_out.idle_workers:
                     if fan_out.may_start:
                         fan_out.wake_workers(1)
-                elif len(fan_out.workers) < fan_out.max_workers and not fan_out.closing:
-                    _start_worker(fan_out, function, new_runner)
+                else:
+                    _start_workers(fan_out, function, new_runner)
                 if runner is not None:
                     indexed = await _run(runner, *indexed)
             if indexed is None:
@@ -353,7 +360,7 @@ async def bounded_batches(
         max_weight=max_weight,
         intake=intake,
     )
-    _start_worker(fan_out, function, new_runner)
+    _start_workers(fan_out, function, new_runner)
     pid = os.getpid()
     try:
         while True:
