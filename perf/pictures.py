@@ -97,10 +97,18 @@ _CHECKPOINTS = (
     Group("save-small", "Checkpointer.save, 100 kB", _DCP, unit="saves/s"),
     Group("load-small", "Checkpointer.load, 100 kB", _DCP, unit="loads/s"),
 )
+_FAULTS = (
+    Group(
+        "faults",
+        "reads of 100 KiB, 1 % 503 and 1 % resets",
+        {"clean": "aioflux, no faults", **_SMALL},
+    ),
+)
 PICTURES = {
     "reads.svg": ("Rates of reads", _READS),
     "loader.svg": ("Rates of epochs and listings", _EPOCHS),
     "checkpoints.svg": ("Rates of saves and loads", _CHECKPOINTS),
+    "faults.svg": ("Rates of reads during faults", _FAULTS),
 }
 """Title and groups of each picture."""
 

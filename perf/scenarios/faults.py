@@ -46,4 +46,13 @@ class Faults(ManyObjects):
         return Side(work=work, server=spec)
 
 
-SCENARIOS = (Faults(name="faults"),)
+SCENARIOS = (
+    Faults(
+        name="faults",
+        rivals=(
+            Rival(peer="obstore"),
+            Rival(peer="gcloud_aio", share=0.2),
+            Rival(peer="google", share=0.05),
+        ),
+    ),
+)
