@@ -100,10 +100,12 @@ class AdaptiveLimit:
         return self._held
 
     def try_acquire(self, *, in_front: bool = False) -> bool:
-        """Acquire a slot if one is free, the rate allows a request, and no request waits for it.
+        """Acquire a slot; return False if none is free, or the rate allows no request now.
+
+        Also return False if other requests wait for a slot, unless `in_front` is set.
 
         Args:
-            in_front: Acquire the slot also if others wait for it.
+            in_front: Do not let requests that wait go first.
         """
         if self._held >= int(self._limit) or (self._waiters and not in_front):
             return False

@@ -164,16 +164,16 @@ async def test_a_record_or_listing_that_fails_is_logged(server, caplog, operatio
 
 @pytest.mark.clouds("gs")
 async def test_records_wait_for_a_service_that_is_away(server, caplog, monkeypatch) -> None:
-    monkeypatch.setattr(history, "_FINISH_SECONDS", 0.5)
+    monkeypatch.setattr(history, "_WRITE_SECONDS", 0.5)
     async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
         writer = HistoryWriter(store)
         with server.faults.inject("objects.insert", status=503):
             for number in range(20):
                 writer.add(record(number))
-            await writer.finish(compacts=True)  # not 20 times as long as one record
+            await writer.close()  # not 20 times as long as one record
             assert await new_records(store) == 0
-        assert "20 records could not be stored within" in caplog.text
-        await writer.finish(compacts=True)
+        assert "lacks 20 records, which could not be stored within" in caplog.text
+        await writer.close()
         assert await read_history(store) == [record(number) for number in range(20)]
 
 
@@ -203,7 +203,7 @@ async def test_an_error_of_the_callers_credentials_is_logged(server, caplog) -> 
     async with open_store(f"{server.root}/run", credentials=token) as store:
         writer = HistoryWriter(store)
         writer.add(record(1))
-        await writer.finish(compacts=True)
+        await writer.close()
     assert "no token today" in caplog.text
 
 
@@ -212,10 +212,10 @@ async def test_a_writer_that_is_closed_compacts(server) -> None:
     async with open_store(f"{server.root}/run", timeouts=PATIENT) as store:
         writer = HistoryWriter(store)
         writer.add(record(1))
-        await writer.finish(compacts=True)
+        await writer.close()
         assert await new_records(store) == 0
         before = store.stats.num_requests
-        await writer.finish(compacts=True)
+        await writer.close()
         assert store.stats.num_requests == before
         assert await read_history(store) == [record(1)]
 

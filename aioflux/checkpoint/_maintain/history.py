@@ -50,7 +50,7 @@ _RECORD = f"{HISTORY_PREFIX}record-"
 _MAX_NEW_RECORDS: Final = 64
 """Number of new records above which a save compacts them."""
 _MAX_ATTEMPTS = 8
-_FINISH_SECONDS: Final = 10
+_WRITE_SECONDS: Final = 10
 
 T = TypeVar("T")
 Outcome: TypeAlias = Literal["committed", "failed", "cancelled"]
@@ -157,24 +157,36 @@ class HistoryWriter:
         self._queued.append(record)
 
     async def write(self) -> None:
-        """Store the queued records, unless records with the same ids exist.
+        """Store the queued records within 10 s, unless records with the same ids exist.
 
-        After a failure that may be temporary, all records stay queued for the next call.
+        Records that cannot be stored now stay queued for the next call. The committed steps do not
+        depend on their records, so a process that ends must not wait for them much longer.
         """
-        async with self._lock:
-            while self._queued:
-                record = self._queued[0]
-                try:
-                    await append(self._store, record)
-                except Exception as exc:  # also of the user's function for credentials
-                    self._log_error(f"step {record.step} could not be added to", exc)
-                    if isinstance(exc, TransientError):
-                        return
-                self._queued.popleft()
-                try:
-                    await self._compact_if_many()
-                except Exception as exc:
-                    self._log_error("could not compact", exc)
+        try:
+            async with asyncio.timeout(_WRITE_SECONDS), self._lock:
+                await self._write_queued()
+        except TimeoutError:
+            _log.warning(
+                "the history of %s lacks %d records, which could not be stored within %d s",
+                self._store.uri,
+                len(self._queued),
+                _WRITE_SECONDS,
+            )
+
+    async def _write_queued(self) -> None:
+        while self._queued:
+            record = self._queued[0]
+            try:
+                await append(self._store, record)
+            except Exception as exc:  # also of the user's function for credentials
+                self._log_error(f"step {record.step} could not be added to", exc)
+                if isinstance(exc, TransientError):
+                    return
+            self._queued.popleft()
+            try:
+                await self._compact_if_many()
+            except Exception as exc:
+                self._log_error("could not compact", exc)
 
     async def _compact_if_many(self) -> None:
         """Count one record more, and compact the history if there are too many new ones."""
@@ -187,30 +199,22 @@ class HistoryWriter:
             self._num_new = 0  # if it fails, not again at the next save
             await compact(self._store)
 
-    async def finish(self, *, compacts: bool) -> None:
-        """Store the queued records for at most 10 s, and compact the history if `compacts`.
+    async def close(self) -> None:
+        """Store the queued records, and compact the history within 10 s if this process wrote any.
 
-        A process that ends must not wait longer. The committed steps do not depend on their
-        records, and other processes compact, too.
+        If that takes longer, the next process compacts it.
         """
-        try:
-            async with asyncio.timeout(_FINISH_SECONDS):
-                await self.write()
-                if compacts and self._num_new and not self._queued:
-                    self._num_new = 0
+        await self.write()
+        if self._num_new and not self._queued:
+            self._num_new = 0
+            try:
+                async with asyncio.timeout(_WRITE_SECONDS):
                     await compact(self._store)
-        except TimeoutError:
-            _log.warning(
-                "the history of %s is not complete: %d records could not be stored within %d s",
-                self._store.uri,
-                len(self._queued),
-                _FINISH_SECONDS,
-            )
-        except Exception as exc:
-            self._log_error("could not compact", exc)
+            except Exception as exc:
+                self._log_error("could not compact", exc)
 
     def _log_error(self, what: str, error: Exception) -> None:
-        _log.warning("%s the history of %s: %s", what, self._store.uri, error)
+        _log.warning("%s the history of %s: %s", what, self._store.uri, str(error) or repr(error))
 
 
 async def append(store: Store, record: SaveRecord) -> None:

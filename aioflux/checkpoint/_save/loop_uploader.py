@@ -38,7 +38,7 @@ class Uploader(Protocol):
         """Wait for the saves, and their records, that the exit of this process would stop."""
 
     def wait_for_records(self) -> None:
-        """Wait until the completed saves are in the history."""
+        """Wait until the completed saves are in the history, for at most 10 s."""
 
     def close(self) -> None:
         """Release the resources of the uploader; call this after all saves are complete."""
@@ -78,7 +78,7 @@ class LoopUploader:
         self.wait_for_records()
 
     def wait_for_records(self) -> None:
-        _bridge.run(self._queue.finish_records())
+        _bridge.run(self._queue.write_records())
 
     def close(self) -> None:
         _bridge.run(self._queue.close())

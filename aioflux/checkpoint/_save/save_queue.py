@@ -82,16 +82,12 @@ class SaveQueue:
                 await run_to_end(heartbeat.stop())
 
     async def write_records(self) -> None:
-        """Add the saves that have ended to the history; call this after each `run`."""
+        """Add the saves that have ended to the history, within 10 s; call this after each `run`."""
         await run_to_end(self._history.write())
-
-    async def finish_records(self) -> None:
-        """Wait until the saves that have ended are in the history, but not for ever."""
-        await self._history.finish(compacts=False)
 
     async def close(self) -> None:
         """Compact the history, and close the store of the heartbeats."""
-        await self._history.finish(compacts=True)
+        await self._history.close()
         await self.heartbeat_store.aclose()
 
     async def _run(self, save: RankSave, *, is_urgent: bool) -> SaveResult:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from argparse import Namespace
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -26,6 +27,7 @@ import torch.distributed.checkpoint as dcp
 import aioflux
 from aioflux import PermissionDeniedError
 from aioflux.checkpoint import save
+from aioflux.checkpoint._maintain import history
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from tests.checkpoint.manager.trainer import is_state_of, state_of
@@ -243,6 +245,24 @@ def test_an_exit_without_close_waits_for_records(stubborn: Checkpointer, server:
     threading.Timer(0.3, server.faults.clear).start()
     stubborn.finish_at_exit()
     assert any("/record-" in key for key in server.keys("bucket"))
+
+
+@pytest.mark.clouds("gs")
+def test_close_waits_no_longer_for_many_records_than_for_one(
+    stubborn: Checkpointer,
+    server: GCSServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(history, "_WRITE_SECONDS", 0.5)
+    server.faults.add(WRITE, key="*/record-*", status=503)
+    for step in range(10):
+        stubborn.save(step, state_of(step))
+    started = time.monotonic()
+    stubborn.close()
+    assert time.monotonic() - started < LONG / 10
+    assert "lacks 10 records" in caplog.text
+    assert "is closed" not in caplog.text  # no write of a record goes on
 
 
 def test_a_forked_process_builds_one_of_its_own(checkpointer: Checkpointer) -> None:
@@ -918,8 +938,9 @@ class TestLoad:
             checkpointer.save(step, state_of(step))
         server.faults.add("objects.media", key="*step-00000002/*" + DATA, flip_at=90_000)
         into = state_of(9)
-        with pytest.warns(RuntimeWarning, match=r"00001/ is loaded, because.*00002/"):
+        with pytest.warns(RuntimeWarning, match=r"00001/ is loaded, because.*00002/") as warned:
             checkpointer.load(into=into)
+        assert {each.filename for each in warned} == {__file__}
         assert is_state_of(1, into)
 
     def test_a_step_that_is_saved_anew_meanwhile_is_read_anew(
