@@ -23,7 +23,10 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 STORE_BYTES = 200_000_000
+SAME_PRIORITY = {"worker_niceness": 0}
+"""Beside other tests, workers that give way to them, as by default, start too late for timeouts."""
 SYSTEM_CONFIG = {
+    **SAME_PRIORITY,
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
@@ -50,6 +53,7 @@ def local_node(num_cpus: int = 2) -> Iterator[None]:
             object_store_memory=STORE_BYTES,
             log_to_driver=False,
             _temp_dir=directory,
+            _system_config=SAME_PRIORITY,
         )
         try:
             quiet()
