@@ -24,7 +24,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 STORE_BYTES = 200_000_000
 SAME_PRIORITY = {"worker_niceness": 0}
-"""Beside other tests, workers that give way to them, as by default, start too late for timeouts."""
+"""Workers of Ray have a lower priority by default. Beside busy tests, they would start too late."""
 SYSTEM_CONFIG = {
     **SAME_PRIORITY,
     "health_check_period_ms": 1000,
