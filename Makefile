@@ -169,13 +169,13 @@ lint: $(VENV)/.installed-test  ## Check style, format and types.
 	$(BIN)/mypy
 
 docs: $(VENV)/.installed-docs  ## Build the documentation site in site/, without network.
-	$(BIN)/python -m docs_site
+	$(BIN)/python -m docs.site
 	$(BIN)/python -m zensical build --strict --clean
-	$(BIN)/python -m docs_site.check
+	$(BIN)/python -m docs.site.check
 	@echo 'Built: site/index.html. To read it: make docs-serve'
 
 docs-serve: $(VENV)/.installed-docs  ## Serve the documentation site on http://127.0.0.1:8000.
-	$(BIN)/python -m docs_site
+	$(BIN)/python -m docs.site
 	$(BIN)/python -m zensical serve --dev-addr 127.0.0.1:8000
 
 perf: $(VENV)/.installed-perf  ## Measure; choose with ARGS="<scenario> ...".

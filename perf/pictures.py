@@ -1,7 +1,7 @@
 """`python -m perf.pictures`: the pictures of `docs/images`, from the results of record.
 
 Of each match the newest run in `perf/results` counts. The bars of a group are rates; a client
-without a kept result has no bar. Also prints the table of rates in README.
+without a kept result has no bar. Also prints the tables of README and of `docs/performance.md`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from perf.scenarios import SCENARIOS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["PICTURES", "STYLE", "Group", "bars_of", "draw", "kept", "read_results", "table"]
+__all__ = [
+    "PICTURES",
+    "STYLE",
+    "Group",
+    "bars_of",
+    "cpu_table",
+    "draw",
+    "kept",
+    "rate_table",
+    "read_results",
+]
 
 ROOT = Path(__file__).parents[1]
 _WIDTH, _LABEL_END, _BAR_START, _BAR_WIDTH = 440, 150, 156, 200
@@ -73,7 +83,8 @@ _SMALL = {"obstore": "obstore", "gcloud_aio": "gcloud-aio-storage", "google": _G
 _LARGE = {"obstore": "obstore", "gcloud_aio": "gcloud-aio-storage", "transfer_manager": _GOOGLE}
 _DATAFLUX = {"dataflux x16": "dataflux, 16 threads", "dataflux": "dataflux, default"}
 _LOADERS = {"litdata": "litData", **_DATAFLUX, "direct": _GOOGLE}
-_TORCH, _DCP = {"obstore_torch": "obstore", **_GCSFS}, {"gcsfs_steps": "DCP with gcsfs"}
+_TORCH = {"obstore_torch": "obstore", **_GCSFS}
+_STEPS, _DCP = {"gcsfs_steps": "DCP with gcsfs"}, {"gcsfs_dcp": "with gcsfs"}
 _READS = (
     Group("get-1KiB", "reads of 1 KiB", _SMALL),
     Group("get-100KiB", "reads of 100 KiB", _SMALL),
@@ -85,6 +96,10 @@ _WRITES = (
     Group("put-many", "writes of 100 KiB", _SMALL),
     Group("put-1GiB", "write of 1 GiB", _LARGE),
 )
+_BUFFER_AND_TLS = (
+    Group("object-1GiB-tls", "read of 1 GiB, TLS 1.3", _LARGE),
+    Group("get-into", "get_into of 1 GiB", _LARGE),
+)
 _EPOCHS = (
     Group("loader-100KiB", "epoch of objects of 100 KiB", _LOADERS),
     Group("list-1M", "listing of 1,000,000 objects", {"google": _GOOGLE}),
@@ -94,8 +109,12 @@ _CHECKPOINTS = (
     Group("ratio-load-298MB", "load, 298 MB", _GCSFS, "fp32"),
     Group("torch-save-298MB", "torch.save, 298 MB", _TORCH),
     Group("torch-load-298MB", "torch.load, 298 MB", _TORCH),
-    Group("save-small", "Checkpointer.save, 100 kB", _DCP, unit="saves/s"),
-    Group("load-small", "Checkpointer.load, 100 kB", _DCP, unit="loads/s"),
+    Group("save-small", "Checkpointer.save, 100 kB", _STEPS, unit="saves/s"),
+    Group("load-small", "Checkpointer.load, 100 kB", _STEPS, unit="loads/s"),
+    Group("dcp-save-1", "dcp.save, 256 MiB, one process", _DCP),
+    Group("dcp-load-1", "dcp.load, 256 MiB, one process", _DCP),
+    Group("dcp-save-4", "dcp.save, 256 MiB, four ranks", _DCP),
+    Group("dcp-load-4", "dcp.load, 256 MiB, four ranks", _DCP),
 )
 _FAULTS = (
     Group(
@@ -106,6 +125,7 @@ _FAULTS = (
 )
 PICTURES = {
     "reads.svg": ("Rates of reads", _READS),
+    "writes.svg": ("Rates of writes, and of other reads", (*_WRITES, *_BUFFER_AND_TLS)),
     "loader.svg": ("Rates of epochs and listings", _EPOCHS),
     "checkpoints.svg": ("Rates of saves and loads", _CHECKPOINTS),
     "faults.svg": ("Rates of reads during faults", _FAULTS),
@@ -230,15 +250,37 @@ def _rate(rate: float) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 
 
-def table(runs: Runs) -> str:
+def rate_table(runs: Runs) -> str:
     """Return the table of the rates of reads and writes in Markdown."""
     clients = ["aioflux", *_SMALL.values()]
-    lines = [f"| | {' | '.join(clients)} |", f"| --- |{' ---: |' * len(clients)}"]
+    rows = {}
     for group in (*_READS, *_WRITES):
         rates = {bar.client: _rate(bar.rate) for bar in bars_of(group, runs)}
-        cells = (f"{group.about} ({_unit(group)})", *(rates.get(each, "") for each in clients))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows[f"{group.about} ({_unit(group)})"] = [rates.get(each, "") for each in clients]
+    return _markdown(clients, rows)
+
+
+def cpu_table(runs: Runs) -> str:
+    """Return the table of the CPU times of reads and writes in Markdown."""
+    clients = [*_SMALL.values(), "wrk"]
+    rows = {}
+    for group in (*_READS, *_BUFFER_AND_TLS, *_WRITES):
+        is_large = _unit(group) == "GB/s"
+        cells = dict.fromkeys(clients, "")
+        for match, client in {**group.clients, "wrk": "wrk"}.items():
+            if pairs := _pairs(runs.get((group.scenario, group.case, match), ({}, []))[1]):
+                times = (
+                    statistics.median(result.cpu_us for result in side)
+                    for side in zip(*pairs, strict=True)
+                )
+                cells[client] = " / ".join(_rate(each / 1000**is_large) for each in times)
+        rows[f"{group.about} ({'ms' if is_large else 'us'})"] = list(cells.values())
+    return _markdown(clients, rows)
+
+
+def _markdown(clients: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    lines = [f"| | {' | '.join(clients)} |", f"| --- |{' ---: |' * len(clients)}"]
+    return "\n".join(lines + [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()])
 
 
 def read_results() -> Runs:
@@ -248,12 +290,12 @@ def read_results() -> Runs:
 
 
 def main() -> None:
-    """Write the pictures, and print the table."""
+    """Write the pictures, and print the tables."""
     runs = read_results()
     for name, (title, groups) in PICTURES.items():
         text = draw(title, groups, runs)
         (ROOT / "docs" / "images" / name).write_text(text, encoding="utf-8")
-    print(table(runs))
+    print(rate_table(runs), cpu_table(runs), sep="\n\n")
 
 
 if __name__ == "__main__":

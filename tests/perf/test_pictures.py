@@ -12,7 +12,17 @@ import pytest
 
 from aioflux.data._sharding import Reader, shard
 from aioflux.data._shuffle import permutation
-from perf.pictures import PICTURES, STYLE, Group, bars_of, draw, kept, read_results, table
+from perf.pictures import (
+    PICTURES,
+    STYLE,
+    Group,
+    bars_of,
+    cpu_table,
+    draw,
+    kept,
+    rate_table,
+    read_results,
+)
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
@@ -74,8 +84,12 @@ def test_the_committed_picture_is_drawn_from_the_kept_results(name: str) -> None
     assert (IMAGES / name).read_text(encoding="utf-8") == draw(*PICTURES[name], read_results())
 
 
-def test_the_table_of_readme_is_made_from_the_kept_results() -> None:
-    assert table(read_results()) in (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("page", "table"), [("README.md", rate_table), ("docs/performance.md", cpu_table)]
+)
+def test_the_table_of_a_page_is_made_from_the_kept_results(page: str, table: Any) -> None:
+    """If this fails, copy the table that `python -m perf.pictures` prints."""
+    assert table(read_results()) in (ROOT / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", sorted(IMAGES.glob("*.svg")), ids=lambda path: path.name)

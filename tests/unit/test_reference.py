@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from docs_site.pages import REPOSITORY, rewrite_links
+from docs.site.pages import REPOSITORY, rewrite_links
 from tests.unit.test_public_names import load, public_modules
 
 griffe = pytest.importorskip("griffe")
-commands = pytest.importorskip("docs_site.command_line", exc_type=ModuleNotFoundError)
-reference = importlib.import_module("docs_site.reference")
+commands = pytest.importorskip("docs.site.command_line", exc_type=ModuleNotFoundError)
+reference = importlib.import_module("docs.site.reference")
 
 ROOT = Path(__file__).parents[2]
 CONFIG = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ DESCRIBED = set(re.findall(r"^::: (\S+)$", "".join(PAGES.values()), re.MULTILINE
 @pytest.fixture(scope="module")
 def package() -> griffe.Module:
     """The package, as the site shows it."""
-    from docs_site.signatures import ReadableSignatures
+    from docs.site.signatures import ReadableSignatures
 
     extensions = griffe.load_extensions(ReadableSignatures(KEYWORDS))
     return griffe.load(

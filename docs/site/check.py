@@ -1,6 +1,6 @@
 """Comparison of the built site with the code: every public name, member and command is described.
 
-    python -m docs_site.check
+    python -m docs.site.check
 
 Exit status: 1 if something is missing, which is printed.
 """
@@ -11,9 +11,9 @@ import sys
 
 from mkdocstrings import Inventory
 
-from docs_site.command_line import commands
-from docs_site.pages import ROOT
-from docs_site.reference import ON_ONE_PAGE, public_members, public_modules
+from docs.site.command_line import commands
+from docs.site.pages import ROOT
+from docs.site.reference import ON_ONE_PAGE, public_members, public_modules
 
 __all__ = ["missing"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 
-from docs_site.command_line import command_page
-from docs_site.pages import ROOT, copy_pages
-from docs_site.reference import module_pages, navigation, reference_pages
+from docs.site.command_line import command_page
+from docs.site.pages import ROOT, copy_pages
+from docs.site.reference import module_pages, navigation, reference_pages
 
 if __name__ == "__main__":
     target = ROOT / "build" / "docs"

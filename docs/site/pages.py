@@ -15,7 +15,7 @@ from pathlib import Path
 
 __all__ = ["REPOSITORY", "ROOT", "copy_pages", "rewrite_links"]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REPOSITORY = "https://github.com/aioflux/aioflux"
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?:(?<=\[)[\w-]+\.md)?\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
@@ -38,7 +38,7 @@ def copy_pages(target: Path, modules: dict[str, str]) -> None:
             text = source.read_text(encoding="utf-8")
             page = source.relative_to(ROOT).as_posix()
             copy.write_text(rewrite_links(text, page, modules), encoding="utf-8")
-        elif source.is_file():
+        elif source.parent.name == "images":
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, copy)
 

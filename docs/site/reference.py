@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import griffe
 
-from docs_site.pages import ROOT
+from docs.site.pages import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,1 @@
+"""Pages of the documentation; `docs.site` makes a site of them."""
