@@ -1064,7 +1064,7 @@ async def read_hashed(store: Store, meta: ObjectMeta, view: memoryview, *, start
     """
     session = sessions_of(store).current()
     pin = Pin(meta.generation, meta.size)
-    return await read_into(session, meta.key, view, start=start, pin=pin)
+    return await read_into(session, meta.key, view, start=start, pin=pin, is_covered=True)
 
 
 def count_mismatch(store: Store, meta: ObjectMeta, reason: str) -> None:

@@ -8,10 +8,11 @@ attempt may succeed.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 from aioflux.errors import UnsupportedError
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from aioflux._values.uri import Location
     from aioflux.errors import StorageError
     from aioflux.options import Timeouts
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Into: TypeAlias = "memoryview | Callable[[int], memoryview]"
 """Memory to receive a body into, or a function that allocates it, given the length in bytes."""
@@ -88,10 +92,12 @@ class Capabilities:
     listed_checksums: bool = True
     """Listings and reads of a range return the crc32c of the whole object. False: only `head` and
     reads of the whole object return it."""
+    max_checked_range_bytes: int = 0
+    """Largest range whose bytes the service module compares with a checksum, if the request
+    `wants_checksum`; 0 if the service has no checksum of ranges."""
     guarded_transport: bool = True
-    """Bytes that change on the way cause an error, because they arrive over TLS or from this
-    machine. Services return no checksum for a range; with a guarded transport ranges are trusted
-    without one."""
+    """Bytes that change on the way cause an error, because they arrive over TLS, from this machine,
+    or twice. Ranges are then trusted without a checksum."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +127,13 @@ class ReadRequest:
     """First byte, counted from 0."""
     end: int | None = None
     """One past the last byte. None, or a value beyond the end, means the end of the object."""
+    object_size: int | None = None
+    """Size of the object, if it is known."""
+    is_covered: bool = False
+    """The caller compares the crc32c of the whole object, of which these bytes are a part; without
+    a generation only if the response has a crc32c."""
+    wants_checksum: bool = False
+    """Request a checksum of the range, if the service has one for a range of this size."""
 
 
 _ALWAYS = Precondition()
@@ -422,3 +435,65 @@ class Service(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Close connections and sessions. The service cannot be used afterwards."""
+
+
+def _forward(
+    method: Callable[Concatenate[Service, P], Awaitable[T]],
+) -> Callable[Concatenate[ServiceWrapper, P], Coroutine[Any, Any, T]]:
+    """Return a method that calls the same method of the inner service."""
+    name = method.__name__
+
+    async def call(self: ServiceWrapper, /, *args: P.args, **settings: P.kwargs) -> T:
+        return await cast("Callable[P, Awaitable[T]]", getattr(self.inner, name))(*args, **settings)
+
+    call.__name__, call.__doc__ = name, method.__doc__
+    return call
+
+
+class ServiceWrapper(Service):
+    """A service that calls another one. Subclasses override methods.
+
+    Attributes:
+        inner: The other service.
+    """
+
+    def __init__(self, inner: Service) -> None:
+        super().__init__(root_uri=inner.uri(), prefix="")
+        self.capabilities = inner.capabilities
+        self.conditions_known = inner.conditions_known
+        self.inner = inner
+
+    head = _forward(Service.head)
+    get = _forward(Service.get)
+    put = _forward(Service.put)
+    delete = _forward(Service.delete)
+    delete_page = _forward(Service.delete_page)
+    list_page = _forward(Service.list_page)
+    compose = _forward(Service.compose)
+    copy = _forward(Service.copy)
+    initiate_upload = _forward(Service.initiate_upload)
+    put_part = _forward(Service.put_part)
+    complete_upload = _forward(Service.complete_upload)
+    abort_upload = _forward(Service.abort_upload)
+    list_uploads = _forward(Service.list_uploads)
+    granted_permissions = _forward(Service.granted_permissions)
+    has_conditional_delete = _forward(Service.has_conditional_delete)
+    aclose = _forward(Service.aclose)
+
+    async def unprobed_server(self) -> str:
+        server = await self.inner.unprobed_server()
+        self.conditions_known = self.inner.conditions_known
+        return server
+
+    def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
+        self.inner.set_conditions(create=create, replace=replace, delete=delete)
+        self.capabilities = dataclasses.replace(
+            self.capabilities,
+            conditional_create=create,
+            conditional_replace=replace,
+            conditional_delete=delete,
+        )
+        self.conditions_known = True
+
+    def reject_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
+        self.inner.reject_condition(key, precondition, warns=warns)

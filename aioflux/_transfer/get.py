@@ -6,8 +6,6 @@ key, or meta of a listing
     -> combined crc32c of all ranges == crc32c of the object
 
 ranges -> coalesce_ranges -> merged ranges -> fetch_range of each, pinned -> slices, in order
-
-A part of an object is verified as described in `get_range`.
 """
 
 from __future__ import annotations
@@ -20,12 +18,9 @@ from aioflux._http.memory import BytesBuffer
 from aioflux._transfer.get_range import (
     Pin,
     ReplacedError,
-    confirm,
     mismatch_text,
     read_first,
-    read_first_twice,
     read_into,
-    reads_twice,
     size_error,
 )
 from aioflux._transfer.get_small import (
@@ -210,7 +205,7 @@ async def _fetch_unknown(
         end = first_bytes or first_range_bytes(estimate.num_bytes, session.options)
         if not estimate.is_known or estimate.num_bytes > session.options.range_size_bytes:
             end = min(end, _MAX_FIRST_BYTES)
-        first = await read_first(session, key, start=0, end=end, allocate=allocate)
+        first = await read_first(session, key, start=0, end=end, allocate=allocate, is_covered=True)
         estimate.add(first.body.size)
     body = first.body
     if not body.size:
@@ -224,18 +219,16 @@ async def _fetch_unknown(
     num_read = first.data.nbytes
     if num_read == body.size:
         await _head_checksum(session, key, body, is_whole=True)
-        if not _reads_whole_twice(session, body.crc32c):
-            if not body.is_verified:
-                session.count_unverified(num_read, is_whole=True, expected=body.crc32c)
-            actual = first.crc32c() if session.options.verify else 0
-            data = buffers[-1].finish() if buffers else bytes(first.data)
-            return Fetched(data, body.meta), body.crc32c, actual
+        if not body.is_verified:
+            session.count_unverified(num_read, is_whole=True, expected=body.crc32c)
+        actual = first.crc32c() if session.options.verify else 0
+        data = buffers[-1].finish() if buffers else bytes(first.data)
+        return Fetched(data, body.meta), body.crc32c, actual
     if may_hold is not None and not may_hold(body.size):
         buffers.clear()
         first.drop()
         raise ExceedsReservationError(body.meta())
-    if num_read < body.size:
-        await _head_checksum(session, key, body, is_whole=False)
+    await _head_checksum(session, key, body, is_whole=False)
     checksum = first.crc32c() if session.options.verify else 0
     buffer = session.memory.allocate(body.size)
     buffer.view[:num_read] = first.data
@@ -243,10 +236,6 @@ async def _fetch_unknown(
     first.drop()
     actual = await _complete(session, key, buffer.view, 0, num_read, checksum, body, is_whole=True)
     return Fetched(buffer.finish(), body.meta), body.crc32c, actual
-
-
-def _reads_whole_twice(session: Session, expected: int | None) -> bool:
-    return expected is None and reads_twice(session)
 
 
 async def _head_checksum(session: Session, key: str, body: Body, *, is_whole: bool) -> None:
@@ -268,41 +257,28 @@ async def _complete(
     body: Body,
     *,
     is_whole: bool,
-    is_confirmed: bool = False,
 ) -> int:
     """Read the bytes after the first range, and return the crc32c of all of `view`.
 
     `view` is for the bytes of the object from `start` on. It already has the `num_read` bytes of
-    the first range, whose crc32c is `checksum` and whose response is `body`. With `is_confirmed`,
-    the first range was read twice.
+    the first range, whose crc32c is `checksum` and whose response is `body`.
     """
-    twice = reads_twice(session) and not (is_whole and body.crc32c is not None)
     rest_size = view.nbytes - num_read
-    pin = Pin(body.generation, body.size)
-
-    async def check() -> int:
-        if not twice or is_confirmed or not num_read:
-            return checksum
-        return await confirm(session, key, view[:num_read], start=start, pin=pin, checksum=checksum)
-
-    async def read_rest() -> int:
-        if not rest_size:
-            return 0
-        return await read_into(
-            session,
-            key,
-            view[num_read:],
-            start=start + num_read,
-            pin=pin,
-            twice=twice,
-            is_hashed=is_whole,
-        )
-
-    try:
-        checksum, rest = await pair(check(), read_rest())
-    except NotFoundError as exc:
-        raise ReplacedError from exc
-    if not (twice or (body.is_verified and not rest_size)):
+    rest = 0
+    if rest_size:
+        try:
+            rest = await read_into(
+                session,
+                key,
+                view[num_read:],
+                start=start + num_read,
+                pin=Pin(body.generation, body.size),
+                is_covered=is_whole and body.crc32c is not None,
+                is_hashed=is_whole,
+            )
+        except NotFoundError as exc:
+            raise ReplacedError from exc
+    if rest_size or not body.is_verified:
         expected = body.crc32c if is_whole else None
         session.count_unverified(view.nbytes, is_whole=is_whole, expected=expected)
     return combine_crc32c(checksum, rest, rest_size)
@@ -344,22 +320,21 @@ async def _fill_known(
             view[:length],
             start=start,
             pin=Pin(meta.generation, meta.size, meta.crc32c),
-            twice=_reads_whole_twice(session, expected),
+            is_covered=expected is not None,
             is_hashed=length == meta.size,
         )
 
     can_ask = session.options.verify and session.service.capabilities.checksums
     if length < meta.size or expected is not None or not can_ask:
         actual = await read()
-    elif reads_twice(session):
-        # If `head` returns a checksum, the bytes need not be read twice.
+    elif session.options.verify_ranges:
+        # Whether a checksum covers the bytes must be known before they are read.
         expected = (await _head_of(session, key, meta)).crc32c
         actual = await read()
     else:
         current, actual = await pair(_head_of(session, key, meta), read())
         expected = current.crc32c
-    if not reads_twice(session):
-        session.count_unverified(length, is_whole=length == meta.size, expected=expected)
+    session.count_unverified(length, is_whole=length == meta.size, expected=expected)
     return length, expected, actual
 
 
@@ -368,9 +343,7 @@ async def _fill_unknown(
 ) -> tuple[int, int | None, int]:
     largest = session.options.range_size_bytes
     end = start + (view.nbytes if view.nbytes <= largest else min(largest, _MAX_FIRST_BYTES))
-    # A range from byte 0 often has the whole object, whose crc32c saves the second read.
-    read = read_first_twice if start else read_first
-    first = await read(session, key, start=start, end=end, allocate=lambda size: view[:size])
+    first = await read_first(session, key, start=start, end=end, allocate=lambda size: view[:size])
     body, num_read = first.body, first.data.nbytes
     length = max(0, min(view.nbytes, body.size - start))
     if not length:
@@ -387,7 +360,6 @@ async def _fill_unknown(
         first.crc32c() if session.options.verify else 0,
         body,
         is_whole=is_whole,
-        is_confirmed=start > 0,
     )
     return length, body.crc32c if is_whole else None, actual
 
@@ -445,11 +417,11 @@ async def _range_unknown(
         buffers.append(BytesBuffer(size))
         return buffers[-1].view
 
-    first = await read_first_twice(session, key, start=start, end=end, allocate=allocate)
+    first = await read_first(session, key, start=start, end=end, allocate=allocate)
     is_whole = first.data.nbytes == first.body.size
     actual = first.crc32c() if session.options.verify and is_whole else 0
     expected = first.body.crc32c if is_whole else None
-    if not (reads_twice(session) or first.body.is_verified):
+    if not first.body.is_verified:
         session.count_unverified(first.data.nbytes, is_whole=is_whole, expected=expected)
     return buffers[-1].finish(), expected, actual
 

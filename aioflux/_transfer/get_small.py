@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aioflux._services.base import ReadRequest
-from aioflux._transfer.get_range import FirstRange, mismatch_text, reads_twice
+from aioflux._transfer.get_range import FirstRange, mismatch_text
 from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ async def fetch_small(
 ) -> Fetched | FirstRange | None:
     """Read the bytes `[0, end)` of an object in one request; for the result see `check_small`."""
     service = session.service
-    request = ReadRequest(key, "" if meta is None else meta.generation, 0, end)
+    is_covered = meta is None or meta.crc32c is not None
+    generation, size = ("", None) if meta is None else (meta.generation, meta.size)
+    request = ReadRequest(key, generation, 0, end, size, is_covered)
     body = await session.call(
         key,
         lambda _: service.get(request),
@@ -122,9 +124,6 @@ def check_small(
         if expected is None:
             if lacks_checksum(session, body, is_whole=True):
                 return FirstRange(memoryview(data), body) if meta is None else None
-            # On a service without checksums a second read would prove nothing; TLS is trusted.
-            if session.service.capabilities.checksums and reads_twice(session):
-                return None
             if not body.is_verified:
                 session.count_unverified(size, is_whole=True)
         elif expected != (actual := crc32c(data)):

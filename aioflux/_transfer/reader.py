@@ -1,30 +1,23 @@
 """A stream of an object: pinned to one generation, prefetched in ranges, bounded, verified.
 
-position -> prefetched ranges -> returned in order -> crc32c of the object, before the last range
-            |                    |
-            |                    +-- before a read elsewhere, or if closed early: read again
-            +-- elsewhere than in order: the bytes are read twice at the same time
+position -> prefetched ranges -> returned -> crc32c of the object, before the last range
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-import logging
 from bisect import bisect_right
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Self
 
-from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._http.memory import BytesBuffer
 from aioflux._transfer.arguments import parse_memory
 from aioflux._transfer.get_range import (
     Pin,
     mismatch_text,
-    read_checked,
-    read_checksum,
     read_into,
-    reads_twice,
+    read_range,
 )
 from aioflux._transfer.range_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c
@@ -34,11 +27,9 @@ if TYPE_CHECKING:
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
-_log = logging.getLogger("aioflux")
-
 _EDGE_BYTES = 1024 * 1024
-"""Size of the first and the last range of an object that does not fit in memory: a directory there
-is read out of order, and so is read twice."""
+"""Size of the first and the last range of an object that does not fit in memory. A directory is
+often there, and is read out of order."""
 
 _MAX_GAP_BYTES = 64 * 1024
 """Longest forward seek within a stream. torch.load skips headers and padding of a zip file so."""
@@ -58,11 +49,7 @@ class ObjectReader:
     times; if the crc32c still differs, ChecksumError is raised and no more bytes are returned.
 
     If the reader is closed early, the crc32c is never compared. With
-    `TransferOptions.verify_ranges`, a range that follows the returned bytes in order is read once,
-    and any other range twice in parallel. Before such another range is returned, and at the exit,
-    the returned ranges that were read once are read again. So a stream reads each byte once, even
-    if a directory at the end of the object is read first, as by `torch.load`. If the object has no
-    crc32c, every range is read twice from the start.
+    `TransferOptions.verify_ranges` each range is read twice, unless the object is one range.
     """
 
     def __init__(
@@ -87,39 +74,24 @@ class ObjectReader:
             *plan_ranges(meta.size - edge, meta.size, _EDGE_BYTES),
         ]
         self._ranges: dict[int, asyncio.Task[bytes]] = {}
-        self._read_once: set[int] = set()  # of `_ranges`
         self._dropped: set[asyncio.Task[bytes]] = set()
-        self._calls: set[asyncio.Task[None]] = set()  # of reads, cancelled by `aclose`
+        self._calls: set[asyncio.Task[object]] = set()  # of reads, cancelled by `aclose`
         self._checksums: dict[int, int] = {}
         self._returned: set[int] = set()
-        self._num_leading = 0  # returned ranges without a gap, from the first range on
         self._last_index = -1  # of the returned ranges; -2 after a jump
-        self._has_jumped = False
         self._read_alone: set[int] = set()  # ranges of which a jump has requested its bytes only
         self._is_reading = False
-        self._confirmed: set[int] = set()
-        self._confirming = ByteBudget(self._max_bytes)
-        self._twice = reads_twice(session)
-        self._has_checksum = meta.crc32c is not None
         self._verified = False
         self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            if error is None and not self._closed:
-                await self._confirm_at_end()
-        finally:
-            await self.aclose()
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel reads in progress, and drop prefetched ranges. A second call has no effect.
-
-        This does not verify the returned bytes, and then the exit of the `async with` does not,
-        either.
-        """
+        """Cancel reads in progress, and drop prefetched ranges. A second call has no effect."""
         self._closed = True
         if self._session.is_inherited:
             return
@@ -173,12 +145,12 @@ class ObjectReader:
         start = self._position
         end = max(start, min(start + target.nbytes, self.meta.size))
         if end > start and not 0 <= start - self._next_position <= _MAX_GAP_BYTES:
-            self._last_index, self._has_jumped = -2, True
+            self._last_index = -2
         last, num_filled = self._index(max(start, end - 1)), 0
         self._is_reading = True
         try:
             if self._last_index == -2 and self._is_alone(start, end):
-                await self._until_closed(self._read_jump(start, target[: end - start]))
+                await self._read_jump(start, target[: end - start])
                 num_filled = end - start
                 self._read_alone.add(self._index(start))
             while start + num_filled < end:
@@ -220,16 +192,16 @@ class ObjectReader:
         is_new = index not in self._ranges and index not in self._read_alone
         is_short = 0 < end - start < self._plan[index][1] - self._plan[index][0]
         is_large = self.meta.size > self._max_bytes
-        return is_far and is_new and is_short and is_large and not self._is_rest_in_flight(index)
+        return is_far and is_new and is_short and is_large
 
     async def _read_jump(self, start: int, piece: memoryview) -> None:
-        await self._confirm_returned()
-        key, pin = self.meta.key, self._pin
-        await read_into(self._session, key, piece, start=start, pin=pin, twice=self._twice)
-        if not self._twice:
-            self._session.count_unverified(piece.nbytes, is_whole=False)
+        reading = read_into(
+            self._session, self.meta.key, piece, start=start, pin=self._pin, is_hashed=False
+        )
+        await self._until_closed(reading)
+        self._session.count_unverified(piece.nbytes, is_whole=False)
 
-    async def _until_closed(self, call: Coroutine[Any, Any, None]) -> None:
+    async def _until_closed(self, call: Coroutine[Any, Any, object]) -> None:
         """Await a call of a read. `aclose` cancels the call, and the read raises StorageError."""
         task = asyncio.create_task(call)
         self._calls.add(task)
@@ -240,19 +212,6 @@ class ObjectReader:
             self._raise_if_closed(task, exc)
             raise
 
-    def _reads_twice(self, index: int, first: int) -> bool:
-        """Return whether a range must be read twice, in a read that goes on from range `first`."""
-        is_known = self._verified or index in self._returned or index in self._confirmed
-        is_next = first == self._num_leading == self._last_index + 1
-        is_in_order = self._has_checksum and (is_next or first < self._num_leading)
-        return self._twice and not is_known and not is_in_order
-
-    def _is_rest_in_flight(self, index: int) -> bool:
-        """Return whether the object's crc32c can verify a range once all that is read has come."""
-        known = self._checksums.keys() | self._ranges
-        is_all = bool(self._ranges) and len(known) == len(self._plan)
-        return is_all and self._has_checksum and self._reads_twice(index, index)
-
     def _combined_checksum(self) -> int:
         checksum = 0
         for index, (start, end) in enumerate(self._plan):
@@ -261,21 +220,12 @@ class ObjectReader:
 
     async def _range(self, index: int, last: int) -> bytes:
         """Return the bytes of a range, and prefetch the next ranges; `last` is needed, too."""
-        if self._is_rest_in_flight(index):
-            # The crc32c of the object verifies all of it.
-            await asyncio.wait(self._ranges.values())
-            await self._check_whole()
-        is_elsewhere = self._reads_twice(index, index)
         self._start_window(index, last)
-        if is_elsewhere:  # the whole object may never be read
-            await self._until_closed(self._confirm_returned())
         data = await self._wait_for(index)
         if self._session.options.verify and await self._check_whole():
             data = await self._wait_for(index)
         self._returned.add(index)
         self._last_index = index
-        while self._num_leading in self._returned:
-            self._num_leading += 1
         return data
 
     def _start_window(self, index: int, last: int) -> None:
@@ -286,25 +236,21 @@ class ObjectReader:
         is_jump = self._last_index not in {-1, index - 1, index}
         room, window = self._max_bytes, set[int]()
         for i in range(index, last + 1 if is_jump else len(self._plan)):
-            twice = self._reads_twice(i, index)
-            size = (1 + twice) * (self._plan[i][1] - self._plan[i][0])
+            size = self._plan[i][1] - self._plan[i][0]
             if window and size > room:
                 break
             room -= size
             window.add(i)
-            if twice and i in self._ranges and i in self._read_once:
-                self._drop_ranges({i})
             if i not in self._ranges:
-                self._start(i, twice=twice)
+                self._start(i)
         # Ranges before this one are needed least.
         for i in sorted(self._ranges.keys() - window, key=lambda i: (i < index, i)):
             room -= self._plan[i][1] - self._plan[i][0]
             if room < 0:
                 self._drop_ranges({i})
 
-    def _start(self, index: int, *, twice: bool) -> None:
-        task = self._ranges[index] = asyncio.create_task(self._fetch(index, twice))
-        (self._read_once.discard if twice else self._read_once.add)(index)
+    def _start(self, index: int) -> None:
+        task = self._ranges[index] = asyncio.create_task(self._fetch(index))
         # A range that is never read may fail: mark the failure as retrieved, or asyncio logs it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
@@ -330,31 +276,30 @@ class ObjectReader:
         """Cancel the reads of ranges that are no longer needed, and ignore their failures."""
         for index in indexes:
             task = self._ranges.pop(index)
-            if not (self._verified or index in self._returned or index in self._confirmed):
+            if not (self._verified or index in self._returned):
                 self._checksums.pop(index, None)
             if not task.cancel() and not task.cancelled() and task.exception() is None:
                 self._session.memory.offer(task.result())
             self._dropped.add(task)
             task.add_done_callback(self._dropped.discard)
 
-    async def _fetch(self, index: int, twice: bool) -> bytes:
+    async def _fetch(self, index: int) -> bytes:
         start, end = self._plan[index]
         buffer = self._session.memory.allocate(end - start)
-        # Later reads of a range must match the bytes that were returned, confirmed or verified.
-        is_known = index in self._returned or index in self._confirmed or self._verified
+        # Later reads of a range must match the bytes that were returned, or verified.
+        is_known = index in self._returned or self._verified
         for _ in range(_MAX_READS):
-            checksum = await read_checked(
+            checksum = await read_range(
                 self._session,
                 self.meta.key,
                 buffer.view,
                 start=start,
                 pin=self._pin,
-                twice=twice,
+                is_covered=is_known or (len(self._plan) == 1 and self.meta.crc32c is not None),
+                is_hashed=self._session.options.verify,
             )
             if not is_known or self._checksums[index] == checksum:
                 self._checksums[index] = checksum
-                if twice:
-                    self._confirmed.add(index)
                 return buffer.finish()
             self._session.count_mismatch(self.meta.key, f"the bytes from {start} on have changed")
         raise self._mismatch(f"bytes [{start}, {end}) were different when they were read again")
@@ -379,62 +324,18 @@ class ObjectReader:
             unreturned = sorted(self._ranges.keys() - self._returned)
             self._drop_ranges(set(unreturned))
             for index in unreturned:
-                self._start(index, twice=index not in self._read_once)
+                self._start(index)
             for index in unreturned:
                 await self._wait_for(index)
         raise self._mismatch(mismatch_text(actual, expected))
 
     def _count_unverified(self) -> None:
         """Count the returned bytes that were read once, unless the whole object was verified."""
-        unverified = () if self._verified else self._returned - self._confirmed
+        unverified = () if self._verified else self._returned
         num_bytes = sum(self._plan[index][1] - self._plan[index][0] for index in unverified)
         is_whole = len(self._returned) == len(self._plan)
         self._session.count_unverified(num_bytes, is_whole=is_whole)
         self._returned.clear()
-
-    async def _confirm_returned(self) -> None:
-        """Read returned ranges a second time, unless that was done before.
-
-        All of them are read, so that ChecksumError is raised even if other reads fail first.
-        """
-        if not self._twice or self._verified:
-            return
-        pending = sorted(self._returned - self._confirmed)
-        results = await asyncio.gather(*map(self._confirm, pending), return_exceptions=True)
-        errors = [result for result in results if result is not None]
-        errors.sort(key=lambda error: not isinstance(error, ChecksumError))
-        if errors:
-            raise errors[0]
-
-    async def _confirm(self, index: int) -> None:
-        start, end = self._plan[index]
-        await self._confirming.acquire(end - start)
-        try:
-            for _ in range(_MAX_READS - 1):
-                checksum = await read_checksum(
-                    self._session, self.meta.key, start, end - start, self._pin
-                )
-                if checksum == self._checksums[index]:
-                    self._confirmed.add(index)
-                    return
-                self._session.count_mismatch(self.meta.key, f"two reads from {start} on differ")
-        finally:
-            self._confirming.release(end - start)
-        raise self._mismatch(
-            f"bytes [{start}, {end}) were returned, and were different when they were read again "
-            f"{_MAX_READS - 1} times"
-        )
-
-    async def _confirm_at_end(self) -> None:
-        """Confirm the returned ranges of a reader that is closed before all bytes were read."""
-        self._drop_ranges(set(self._ranges))
-        try:
-            await self._confirm_returned()
-        except StorageError as exc:
-            if self._has_jumped or isinstance(exc, ChecksumError):
-                raise
-            # Not raised: the bytes may be right, and the object may have been deleted since.
-            _log.warning("the bytes read from %s could not be verified: %s", self.meta.uri, exc)
 
     def _mismatch(self, reason: str) -> ChecksumError:
         uri = self.meta.uri

@@ -15,6 +15,7 @@ from aioflux._transfer.counters import StoreCounters
 from aioflux._transfer.limits import Limits, RequestRate, plan_start
 from aioflux._transfer.session import Session
 from aioflux._transfer.spread import Spread
+from aioflux._transfer.twice import ReadingTwice
 from aioflux.options import longest_cleanup
 
 if TYPE_CHECKING:
@@ -82,23 +83,36 @@ class Sessions:
         for other_loop, other in self.open_sessions():
             if other_loop.is_closed():
                 other.memory.clear()  # the timer of the memory ended with its loop
+        transfer = self._transfer
+        reads_twice = transfer.verify and transfer.verify_ranges
+        # A read may be two requests at the same time.
         limits = Limits(
-            max_in_flight=self._transfer.max_in_flight,
-            max_in_flight_bytes=self._transfer.max_in_flight_bytes,
+            max_in_flight=-(-transfer.max_in_flight // (1 + reads_twice)),
+            max_in_flight_bytes=-(-transfer.max_in_flight_bytes // (1 + reads_twice)),
         )
         text, num_workers = os.environ.get("WORLD_SIZE", ""), _num_workers()
         world_size = (int(text) if text.isdecimal() else 1) * num_workers
-        first, delay = plan_start(self._transfer.max_in_flight, world_size, _jitter())
+        first, delay = plan_start(transfer.max_in_flight, world_size, _jitter())
         if delay:
             limits.requests.start_slowly(first, delay)
-        if (per_second := self._transfer.max_requests_per_second) is not None:
+        if (per_second := transfer.max_requests_per_second) is not None:
             limits.requests.rate = RequestRate(per_second / num_workers, fraction=_jitter())
-        service = self._open_service()
+        services = [self._open_service() for _ in range(self._num_loops)]
+        if reads_twice:
+
+            def on_mismatch(key: str, reason: str) -> None:
+                """Count wrong bytes; the thread of another event loop may call this."""
+                if asyncio.get_running_loop() is loop:
+                    session.count_mismatch(key, reason)
+                else:
+                    loop.call_soon_threadsafe(session.count_mismatch, key, reason)
+
+            services = [ReadingTwice(service, on_mismatch) for service in services]
         counters = self._counters.add_loop(loop, limits.requests)
         session = Session(
-            service,
-            Spread(service, [self._open_service() for _ in range(self._num_loops - 1)]),
-            self._transfer,
+            services[0],
+            Spread(services[0], services[1:]),
+            transfer,
             self._retry,
             limits,
             counters,

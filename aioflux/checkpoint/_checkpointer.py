@@ -59,7 +59,6 @@ from aioflux.checkpoint._save.state_spec import (
 )
 from aioflux.checkpoint._schedule import Schedule, StopSignals
 from aioflux.checkpoint._store.commits import describe_steps, list_steps, uri_below
-from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp import _load_step as _step
 from aioflux.errors import (
     AiofluxError,
@@ -68,6 +67,7 @@ from aioflux.errors import (
     CheckpointNotFoundError,
     UnsupportedError,
 )
+from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._load.stored_checkpoint import CommitBytes
@@ -193,7 +193,7 @@ class Checkpointer:
             options["transfer"] = plan_transfer(self._ranks.world_size)
         self._schedule = Schedule(every)
         self._signals = StopSignals()
-        self._store = open_checkpoint(uri, **options)
+        self._store = open_store(uri, **options)
         _bridge.close_when_dropped(self._store)
         kind = ProcessUploader if staging == "process" else LoopUploader
         self._uploader: Uploader = kind(self._store, self._settings)

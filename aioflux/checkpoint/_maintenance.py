@@ -13,7 +13,6 @@ from aioflux.checkpoint._maintain import orphans as _orphans
 from aioflux.checkpoint._maintain import verify as _verify
 from aioflux.checkpoint._maintain.copy import CheckpointLocation
 from aioflux.checkpoint._store.commits import as_prefix, read_commits
-from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.errors import CheckpointNotFoundError
 from aioflux.store import open_store
 
@@ -47,7 +46,7 @@ def verify(uri: str, *, deep: bool = False, **options: Unpack[StoreOptions]) -> 
     """
 
     async def work() -> Verification:
-        async with open_checkpoint(uri, **options) as store:
+        async with open_store(uri, **options) as store:
             return await _verify.verify(store, "", deep=deep)
 
     return _bridge.run(work())
@@ -126,7 +125,7 @@ async def _open_locations(
                 if has_bucket and parsed.scheme not in REMOTE_SCHEMES:
                     for name in _ONLY_REMOTE:
                         root_options.pop(name, None)
-                store = open_checkpoint(root, **root_options)
+                store = open_store(root, **root_options)
                 stores[root] = await stack.enter_async_context(store)
             opened.append(
                 CheckpointLocation(stores[root], "" if is_disk else as_prefix(parsed.key))

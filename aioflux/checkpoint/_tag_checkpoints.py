@@ -29,7 +29,6 @@ from aioflux.checkpoint._maintain.tags import (
 from aioflux.checkpoint._save.job import Job, UploadSettings
 from aioflux.checkpoint._save.tag_save import PartData, TagSave, tag_job, write_part
 from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
-from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint._store.tag_names import quote_name
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ __all__ = [
     "keep_newest",
     "list_tags",
     "new_save_id",
-    "open_checkpoint",
     "open_ranks",
     "pickle_state",
     "quote_name",

@@ -28,6 +28,7 @@ from aioflux._services.base import (
     ReadRequest,
     Service,
     ServiceConfig,
+    ServiceWrapper,
     WriteRequest,
 )
 from aioflux._services.open import open_service
@@ -39,7 +40,7 @@ from aioflux.store import Store
 if TYPE_CHECKING:
     import random
 
-    from aioflux._services.base import Into, Precondition
+    from aioflux._services.base import Into
     from aioflux.options import StoreOptions
 
 __all__ = ["Fault", "FlakyService", "FlakyStore", "random_faults"]
@@ -68,7 +69,8 @@ class Fault:
     error: StorageError | None = None
     """Error that `refuse`, `lose` and `cut` raise. By default a TransientError."""
     num_bytes: int = 0
-    """Length of the truncated body for `cut` and `short`; position of the wrong byte for `flip`."""
+    """Length of the truncated body for `cut` and `short`; position of the wrong byte for
+    `flip`, which is the last byte of a shorter body."""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     """Event that the fault sets when the call starts to hang."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -124,14 +126,14 @@ def _forward(
 
     async def call(self: FlakyService, /, *args: P.args, **settings: P.kwargs) -> T:
         key = next((key for value in args if (key := _key_of(value)) is not None), "")
-        inner = cast("Callable[P, Awaitable[T]]", getattr(self._inner, name))
+        inner = cast("Callable[P, Awaitable[T]]", getattr(self.inner, name))
         return await self._run(operation or name, key, lambda: inner(*args, **settings))
 
     call.__name__, call.__doc__ = name, method.__doc__
     return call
 
 
-class FlakyService(Service):
+class FlakyService(ServiceWrapper):
     """Wrapper that forwards every call to another service and injects faults.
 
     Args:
@@ -144,12 +146,9 @@ class FlakyService(Service):
     """
 
     def __init__(self, inner: Service, *, draw: Draw | None = None) -> None:
-        super().__init__(root_uri=inner.uri(), prefix="")
-        self.capabilities = inner.capabilities
-        self.conditions_known = inner.conditions_known
+        super().__init__(inner)
         self.calls: list[tuple[str, str]] = []
         self.num_faults = 0
-        self._inner = inner
         self._draw = draw
         self._faults: defaultdict[str, deque[Fault | None]] = defaultdict(deque)
 
@@ -184,31 +183,7 @@ class FlakyService(Service):
 
         # Not `into` itself, which may compute the checksum of bytes that a fault changes later.
         memory = allocate if callable(into) else into
-        return await self._run("get", request.key, lambda: self._inner.get(request, into=memory))
-
-    async def unprobed_server(self) -> str:
-        """See base class."""
-        server = await self._inner.unprobed_server()
-        self.conditions_known = self._inner.conditions_known
-        return server
-
-    def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
-        """See base class."""
-        self._inner.set_conditions(create=create, replace=replace, delete=delete)
-        self.capabilities = self._inner.capabilities
-        self.conditions_known = True
-
-    def reject_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
-        """See base class."""
-        self._inner.reject_condition(key, precondition, warns=warns)
-
-    async def has_conditional_delete(self, *, in_pages: bool = False) -> bool:
-        """See base class."""
-        return await self._inner.has_conditional_delete(in_pages=in_pages)
-
-    async def aclose(self) -> None:
-        """Close the inner service."""
-        await self._inner.aclose()
+        return await self._run("get", request.key, lambda: self.inner.get(request, into=memory))
 
     async def _run(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
         self.calls.append((operation, key))
@@ -246,7 +221,7 @@ def _damage_body(body: Body, fault: Fault, uri: str) -> Body:
     if data.readonly:
         data = memoryview(bytearray(data))
     if fault.kind == "flip":
-        data[fault.num_bytes] ^= 1
+        data[min(fault.num_bytes, data.nbytes - 1)] ^= 1
         return replace(body, data=data)
     if fault.kind in {"cut", "short"}:
         size = min(fault.num_bytes, data.nbytes)

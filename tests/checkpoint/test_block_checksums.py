@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux import CheckpointCorruptError, TransferOptions
+from aioflux import CheckpointCorruptError, TransferOptions, open_store
 from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._format.block_checksums import (
     BlockDigest,
@@ -19,7 +19,7 @@ from aioflux.checkpoint._format.block_checksums import (
     verify_blocks,
 )
 from aioflux.checkpoint._format.commit import StoredObject
-from aioflux.checkpoint._store.objects import open_checkpoint, read_range, write_object
+from aioflux.checkpoint._store.objects import read_range, write_object
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
@@ -89,7 +89,7 @@ async def test_a_damaged_range_is_read_again(
     data = random.Random(0).randbytes(1_000_000)
     into = memoryview(bytearray(len(data) - start))
     transfer = TransferOptions(verify=verify)
-    async with open_checkpoint("gs://bucket/blocks", transfer=transfer) as store:
+    async with open_store("gs://bucket/blocks", transfer=transfer) as store:
         stored = await write_object(store, "a", [data])
         server.faults.add("objects.media", flip_at=100_000, times=2)
         await read_range(store, stored, start=start, into=into)

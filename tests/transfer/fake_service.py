@@ -114,7 +114,7 @@ class FakeService(FlakyService):
 
     def end_get(self, request: ReadRequest, exchange: Any, response: Any) -> Any:
         assert exchange.request == request
-        stored = self._inner._find(request.key, request.generation)
+        stored = self.inner._find(request.key, request.generation)
         return response(self._body(stored, stored.data[: request.end]))
 
     def fail_get(

@@ -108,7 +108,7 @@ async def test_a_guarded_transport_is_trusted(
 
 @pytest.mark.parametrize(
     ("option", "start", "expected"),
-    [(False, 0, True), (False, 100, False), (True, 100, True)],
+    [(False, 0, True), (False, 100, False), (True, 0, True)],
 )
 async def test_only_bytes_that_are_compared_are_hashed(
     scripted: ScriptedService,
@@ -178,7 +178,9 @@ async def test_a_whole_object_is_read_once(
     else:
         got = await span(call, 0, 9000)(plain.store, known)
     assert got == DATA
-    assert plain.service.count("get") == 4
+    # Of a read by name into memory, the first range is read before the size is known.
+    num_more = 2 if call == "get_into" and not is_known else 0
+    assert plain.service.count("get") == 4 + num_more
 
 
 @pytest.mark.parametrize("call", ["get_range", "get_into"])
@@ -606,7 +608,7 @@ async def test_an_idle_reader_fetches_no_more_than_its_window(
 ) -> None:
     server.put("bucket", "large", bytes(64 * MIB))
     options = {"range_size_bytes": 4 * MIB, "max_buffered_bytes": 16 * MIB, "part_size_bytes": PART}
-    async with opened(server, verify_ranges=True, **options) as store:
+    async with opened(server, **options) as store:
         server.stats.reset()
         async with store.open_reader("large") as reader:
             await reader.read(1)
@@ -622,14 +624,6 @@ def small_window(scripted: ScriptedService, **options: Any) -> aioflux.Store:
 LONG = pattern(4 * PART + 1000)
 
 
-async def test_a_stream_from_beginning_to_end_is_read_once(plain: ScriptedService) -> None:
-    meta = plain.put("a", LONG)
-    async with small_window(plain).open_reader(meta) as reader:
-        while await reader.read(MIB):
-            pass
-    assert plain.service.count("get") == 5
-
-
 async def test_after_a_jump_every_range_is_sure(plain: ScriptedService) -> None:
     meta = plain.put("a", LONG)
     async with small_window(plain).open_reader(meta) as reader:
@@ -639,80 +633,6 @@ async def test_after_a_jump_every_range_is_sure(plain: ScriptedService) -> None:
         plain.service.fail("get", *[Fault(kind="flip", num_bytes=at) for at in (0, 3, 6)])
         with pytest.raises(ChecksumError, match="three different contents"):
             await reader.read(PART)
-
-
-async def test_what_was_fetched_ahead_before_a_jump_is_not_believed_after_it(
-    plain: ScriptedService,
-) -> None:
-    meta = plain.put("a", LONG)
-    async with small_window(plain).open_reader(meta) as reader:
-        plain.service.fail("get", None, Fault(kind="flip", num_bytes=70))
-        assert await reader.read(9) == LONG[:9]
-        await until(lambda: plain.service.count("get") == 2)
-        reader.seek(PART + 60)
-        assert await reader.read(20) == LONG[PART + 60 :][:20]
-
-
-async def test_what_was_handed_out_before_a_jump_is_confirmed(plain: ScriptedService) -> None:
-    meta = plain.put("a", LONG)
-    store = plain.new_store(range_size_bytes=PART, max_buffered_bytes=PART)
-    plain.service.fail("get", Fault(kind="flip", num_bytes=3))
-    async with store.open_reader(meta) as reader:
-        assert await reader.read(9) != LONG[:9]
-        for _ in range(2):
-            reader.seek(2 * PART)
-            with pytest.raises(ChecksumError, match="returned"):
-                await reader.read(9)
-        await reader.aclose()
-
-
-async def test_a_second_read_that_is_wrong_itself_is_no_error(plain: ScriptedService) -> None:
-    meta = plain.put("a", LONG)
-    store = plain.new_store(range_size_bytes=PART, max_buffered_bytes=PART)
-    async with store.open_reader(meta) as reader:
-        assert await reader.read(9) == LONG[:9]
-        plain.service.fail("get", Fault(kind="flip", num_bytes=3))
-        reader.seek(2 * PART)
-        assert await reader.read(9) == LONG[2 * PART :][:9]
-
-
-async def test_a_reader_that_is_left_early_confirms_what_it_gave(plain: ScriptedService) -> None:
-    meta = plain.put("a", LONG)
-    store = plain.new_store(range_size_bytes=PART, max_buffered_bytes=PART)
-    plain.service.fail("get", Fault(kind="flip", num_bytes=3))
-
-    async def leave_early() -> None:
-        async with store.open_reader(meta) as reader:
-            await reader.read(9)
-
-    with pytest.raises(ChecksumError, match="returned"):
-        await leave_early()
-    await leave_early()
-    assert plain.is_clean()
-
-
-async def test_a_reader_that_cannot_confirm_reports_and_does_not_fail(
-    plain: ScriptedService, caplog: pytest.LogCaptureFixture
-) -> None:
-    meta = plain.put("a", LONG)
-    async with small_window(plain).open_reader(meta) as reader:
-        await reader.read(9)
-        plain.put("a", b"another")
-    assert "could not be verified" in caplog.text
-
-
-async def test_an_error_in_the_body_is_not_kept_waiting(plain: ScriptedService) -> None:
-    meta = plain.put("a", LONG)
-    store = plain.new_store(range_size_bytes=PART, max_buffered_bytes=PART)
-
-    async def fail() -> None:
-        async with store.open_reader(meta) as reader:
-            await reader.read(9)
-            raise KeyError("of the body")
-
-    with pytest.raises(KeyError):
-        await fail()
-    assert plain.service.count("get") == 1
 
 
 async def test_a_verified_object_may_be_read_again_at_any_place(plain: ScriptedService) -> None:

@@ -446,31 +446,6 @@ async def test_bytes_that_do_not_match_are_read_three_times_in_all(
     assert reading.is_clean()
 
 
-@pytest.mark.parametrize(
-    ("told_by", "num_gets"), [("", 3), ("head", 2), ("listing", 0)], ids=["none", "head", "listing"]
-)
-async def test_an_object_without_a_checksum_is_read_with_more_care(
-    fake: FakeService, told_by: str, num_gets: int
-) -> None:
-    """Unless the listing or `head` tells one, it is read twice if `verify_ranges` asks for it."""
-    stored = filled(fake, "a")
-    fake.spoil = lambda body: replace(body, crc32c=None)
-    meta, unknown = (
-        fake.bucket.objects["a"].meta,
-        replace(fake.bucket.objects["a"].meta, crc32c=None),
-    )
-    if not told_by:
-        kept = fake.bucket.objects["a"]
-        fake.bucket.objects["a"] = replace(kept, meta=unknown)
-    reading = Reading(fake.open(verify_ranges=True), [meta if told_by == "listing" else unknown])
-    await settle()
-    fake.answer("a", change=fake.spoil)
-    await reading.task
-    assert reading.got == list(stored.items())
-    assert len(fake.gets) == num_gets
-    assert reading.is_clean()
-
-
 async def test_of_a_large_object_no_byte_is_read_twice(fake: FakeService) -> None:
     data = pattern(FIRST_BYTES + 70_000)
     fake.store("a", data)

@@ -53,7 +53,7 @@ def fetch(
     on_loaded: Callable[[int], None],
     is_verified: bool = True,
 ) -> None:
-    """Load all targets from a store that `open_checkpoint` opened.
+    """Load all targets from a store.
 
     `on_loaded` is called in this thread with the index of each target, once the target is complete.
     If `is_verified` is True, the bytes are compared with the checksums of the commit.

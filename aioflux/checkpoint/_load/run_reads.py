@@ -35,7 +35,7 @@ _MAX_DECODING: Final = 4
 
 
 class DataObjects:
-    """The data objects of one load, in a store that `open_checkpoint` opened.
+    """The data objects of one load.
 
     If `is_verified` is True, bytes are compared with the checksums of the commit.
     """

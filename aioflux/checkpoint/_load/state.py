@@ -22,8 +22,8 @@ from aioflux.checkpoint._load.stored_checkpoint import (
 )
 from aioflux.checkpoint._save.nesting import CONTAINERS, nest, parameter_names
 from aioflux.checkpoint._store.commits import Replacements, uri_below
-from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.errors import CheckpointCorruptError
+from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint._extension import ExtensionRegistry
@@ -68,7 +68,7 @@ def load_state(
         CheckpointError: `weights_only` rejects a value, or `extension_registry` lacks a transform.
         StorageError: The checkpoint could not be read.
     """
-    store = open_checkpoint(uri, **options)
+    store = open_store(uri, **options)
     _bridge.close_when_dropped(store)
     try:
         return load_below(
@@ -92,7 +92,7 @@ def load_below(
     verify: bool = True,
     extension_registry: ExtensionRegistry | None = None,
 ) -> dict[Any, Any]:
-    """Load the checkpoint below a prefix of a store that `open_checkpoint` opened.
+    """Load the checkpoint below a prefix of a store.
 
     `known` is its commit object, if the caller has read it. For the other arguments and the errors
     see `load_state`.

@@ -18,14 +18,13 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import address_of, combine_crc32c
 from aioflux.errors import NotFoundError, PreconditionFailedError
-from aioflux.options import MIB, TransferOptions
+from aioflux.options import MIB
 from aioflux.store import count_mismatch, open_store, read_hashed
 
 if TYPE_CHECKING:
@@ -192,15 +191,12 @@ async def read_into_memory(
         ChecksumError: The bytes did not match the checksum of the object in any of four reads.
         PreconditionFailedError: The object was replaced in each attempt of the retry policy.
     """
-    # Ranges need not be read twice: the checksum of the whole object is compared here.
-    transfer = options.get("transfer") or TransferOptions()
-    read_once: StoreOptions = {**options, "transfer": replace(transfer, verify_ranges=False)}
-    async with open_store(root, **read_once) as store:
+    async with open_store(root, **options) as store:
         backoff = Backoff(store.retry)
         while True:
             meta = await store.head(key)
             try:
-                return meta, await _read_generation(store, root, meta, options, kind)
+                return meta, await _read_generation(store, meta, kind)
             except (NotFoundError, PreconditionFailedError):
                 newer = await store.head(key)
                 if (newer.generation, newer.etag) == (meta.generation, meta.etag):
@@ -213,12 +209,10 @@ async def read_into_memory(
                 raise PreconditionFailedError.of("read", meta.uri, why)
 
 
-async def _read_generation(
-    store: Store, root: str, meta: ObjectMeta, options: StoreOptions, kind: type[Memory]
-) -> Memory:
-    """Read one generation with a store that does not verify ranges, and verify the whole object.
+async def _read_generation(store: Store, meta: ObjectMeta, kind: type[Memory]) -> Memory:
+    """Read one generation, and verify the whole object.
 
-    If the service reports no crc32c, or it does not match, a store that verifies reads the object.
+    If the service reports no crc32c, or it does not match, `get_into` reads the object.
     """
     is_hashed = store.transfer.verify
     memory = kind(meta.size)
@@ -231,8 +225,7 @@ async def _read_generation(
                 if not is_valid:
                     count_mismatch(store, meta, "they do not match the checksum of the object")
             if not is_valid:
-                async with open_store(root, **options) as verifying_store:
-                    await verifying_store.get_into(meta, view)
+                await store.get_into(meta, view)
     except BaseException:
         memory.close()
         raise

@@ -7,9 +7,8 @@ read:  range, extended to whole blocks -> compare crc32c of each block -> caller
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Final
 
 from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._format.block_checksums import BlockDigest, joined_blocks, verify_blocks
@@ -21,11 +20,9 @@ from aioflux.errors import (
     NotFoundError,
     PreconditionFailedError,
 )
-from aioflux.options import TransferOptions
-from aioflux.store import count_mismatch, open_store, read_hashed
+from aioflux.store import count_mismatch, read_hashed
 
 if TYPE_CHECKING:
-    from aioflux.options import StoreOptions
     from aioflux.store import Store
 
 _SLICE_BYTES: Final = 16 * 1024 * 1024
@@ -35,13 +32,6 @@ _SLICE_BYTES: Final = 16 * 1024 * 1024
 _MAX_READS: Final = 3
 """Maximum number of reads of a range in which a block does not match: the transfer may have damaged
 the bytes."""
-
-
-def open_checkpoint(uri: str, **options: Unpack[StoreOptions]) -> Store:
-    """Open a store that does not verify ranges, because `read_range` verifies blocks."""
-    transfer = options.get("transfer") or TransferOptions()
-    options["transfer"] = replace(transfer, verify_ranges=False)
-    return open_store(uri, **options)
 
 
 async def write_object(
@@ -145,8 +135,7 @@ async def read_range(
     blocks, by up to two blocks, and copied.
 
     Args:
-        store: A store from `open_checkpoint`. Another store may read each range a second time, to
-            verify ranges itself.
+        store: The store.
         stored: Description of the object in the commit.
         start: Offset of the first byte in the object.
         into: Memory to fill.
@@ -180,8 +169,8 @@ async def _read_blocks(
     store: Store, stored: StoredObject, meta: ObjectMeta, start: int, into: memoryview
 ) -> None:
     damaged_block = 0
-    transfer, num_read = store.transfer, into.nbytes
-    is_hashed = meta.generation and transfer.verify and not transfer.verify_ranges
+    num_read = into.nbytes
+    is_hashed = meta.generation and store.transfer.verify
     for number in range(_MAX_READS):
         if number:
             count_mismatch(store, meta, "they do not match the checksums of the commit")

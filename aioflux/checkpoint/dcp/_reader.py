@@ -31,7 +31,6 @@ from aioflux.checkpoint._load.stored_checkpoint import (
 from aioflux.checkpoint._save.nesting import CONTAINERS
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._store.commits import Replacements, uri_below
-from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.errors import (
     AiofluxError,
@@ -39,6 +38,7 @@ from aioflux.errors import (
     CheckpointError,
     CheckpointNotFoundError,
 )
+from aioflux.store import open_store
 
 if TYPE_CHECKING:
     import os
@@ -147,7 +147,7 @@ class StorageReader(dcp_storage.StorageReader):
         _bridge.close_when_dropped(self._store)
 
     def _open(self, uri: str) -> Store:
-        store = open_checkpoint(uri, **self._options)
+        store = open_store(uri, **self._options)
         _bridge.close_when_dropped(store)
         return store
 

@@ -69,12 +69,11 @@ class UploadedPart:
 
 
 async def finish_objects(
-    store: Store, reader: Store, parts: Sequence[UploadedPart], *, rank: int
+    store: Store, parts: Sequence[UploadedPart], *, rank: int
 ) -> dict[str, TensorLocation]:
     """Write the objects of sharded tensors, and return the locations of the tensors by name.
 
-    `parts` has the parts of all ranks. They are read by `reader`, the same store, which
-    `open_checkpoint` opened.
+    `parts` has the parts of all ranks.
 
     Raises:
         CheckpointError: An object could not be written.
@@ -90,7 +89,7 @@ async def finish_objects(
             if of_object[0].placement.kind is WriteKind.COMPOSED:
                 stored = await _compose(store, key, layout, of_object, rank)
             else:
-                stored = await _assemble(store, reader, key, layout, of_object, rank)
+                stored = await _assemble(store, key, layout, of_object, rank)
         except Exception as exc:
             raise CheckpointError(
                 f"rank {rank} could not write {store.uri}{key} from the parts that the ranks "
@@ -142,7 +141,6 @@ async def _compose(
 
 async def _assemble(
     store: Store,
-    reader: Store,
     key: str,
     layout: ObjectLayout,
     parts: Sequence[UploadedPart],
@@ -158,14 +156,14 @@ async def _assemble(
         of_tensors = list(by_name.values())
         for start in range(0, len(of_tensors), _MAX_TENSORS):
             batch = of_tensors[start : start + _MAX_TENSORS]
-            tensors = await gather(_read_tensor(reader, of_tensor) for of_tensor in batch)
+            tensors = await gather(_read_tensor(store, of_tensor) for of_tensor in batch)
             for tensor in tensors:
                 yield tensor_memory(tensor)
 
     return await write_object(store, key, pieces(), rank=rank, size_hint=layout.size)
 
 
-async def _read_tensor(reader: Store, parts: Sequence[UploadedPart]) -> torch.Tensor:
+async def _read_tensor(store: Store, parts: Sequence[UploadedPart]) -> torch.Tensor:
     """Read the parts of a tensor, and return the whole tensor."""
     spec = parts[0].tensor
     dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -177,7 +175,7 @@ async def _read_tensor(reader: Store, parts: Sequence[UploadedPart]) -> torch.Te
         if not size:
             continue
         data = bytearray(size * spec.item_size)
-        await read_range(reader, part.stored, start=part.start, into=memoryview(data))
+        await read_range(store, part.stored, start=part.start, into=memoryview(data))
         target = narrow(whole, part.offsets, part.sizes)
         target.copy_(torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(part.sizes))
     if num_read != whole.numel():

@@ -33,7 +33,6 @@ from aioflux.checkpoint._format.commit import (
     data_key,
     new_save_id,
 )
-from aioflux.checkpoint._store.objects import open_checkpoint
 from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects, plan_ranks
 from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart, finish_objects
@@ -363,10 +362,7 @@ class StorageWriter(dcp_storage.StorageWriter):
                     if isinstance(result.storage_data, UploadedPart)
                 ]
                 has_leftovers = bool(parts)
-                async with open_checkpoint(context.store.uri, **self._options) as reader:
-                    shared = await finish_objects(
-                        context.store, reader, parts, rank=context.rank or 0
-                    )
+                shared = await finish_objects(context.store, parts, rank=context.rank or 0)
                 data, commit = encode_safetensors(metadata, results, shared, commit)
             key = self._commit_keys(context)[0]
             await finish_save(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 from aioflux import _bridge
 from aioflux._store_cache import StoreCache
 from aioflux._values.uri import parse_uri
-from aioflux.checkpoint._tag_checkpoints import open_checkpoint
 from aioflux.compat.nebula._daemon_client import DaemonClient
 from aioflux.compat.nebula._settings import parse_settings, to_uri
 from aioflux.compat.nebula._storage_tier import DISK, STORAGE
+from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._tag_checkpoints import Ranks
@@ -69,7 +69,7 @@ class TrainingRun:
 
     def _open_store(self, uri: str) -> Store:
         options: StoreOptions = self.options if uri == self.settings.uri else {}
-        return _bridge.close_when_dropped(open_checkpoint(uri, **options))
+        return _bridge.close_when_dropped(open_store(uri, **options))
 
     def options_at(self, path: str) -> StoreOptions:
         """Return the options for a storage; for another cloud, only `_CLOUD_INDEPENDENT` ones."""

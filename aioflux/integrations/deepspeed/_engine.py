@@ -30,7 +30,6 @@ from aioflux.checkpoint._tag_checkpoints import (
     TagSave,
     UploadSettings,
     new_save_id,
-    open_checkpoint,
     open_ranks,
     pickle_state,
     read_part,
@@ -40,6 +39,7 @@ from aioflux.checkpoint._tag_checkpoints import (
 )
 from aioflux.errors import AiofluxError, CheckpointError, CheckpointNotFoundError
 from aioflux.integrations.deepspeed._placeholders import LATEST, Placeholders, put_placeholders
+from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._tag_checkpoints import Job, Ranks, StoredObject
@@ -390,7 +390,7 @@ class AiofluxCheckpointEngine:
 
 
 def _open_store(options: StoreOptions, uri: str) -> Store:
-    return _bridge.close_when_dropped(open_checkpoint(uri, **options))
+    return _bridge.close_when_dropped(open_store(uri, **options))
 
 
 def _wait(upload: concurrent.futures.Future[StoredObject]) -> StoredObject:

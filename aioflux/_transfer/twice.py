@@ -1,0 +1,185 @@
+"""A service that reads bytes twice if no checksum covers them (`TransferOptions.verify_ranges`).
+
+request -> first copy  [start, end)         --+
+        -> second copy [start - 1, end + 1) --+--> equal: the bytes
+                                              +--> different: a third copy decides
+
+Services return checksums of whole objects only. In the second copy each byte except the first and
+the last of the object has another position, counted from the beginning of the response and from its
+end, so that a fault at a fixed position changes different bytes. At the edge of an object, where no
+byte is before or after the range, the second copy is read by several requests.
+
+Not found are a first or last byte of the object that is wrong in every response, and responses
+whose bytes are all wrong in the same way, or every second one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from aioflux._concurrency.fan_out import gather, pair
+from aioflux._http import HashedMemory
+from aioflux._http.memory import new_buffer
+from aioflux._services.base import ReadRequest, ServiceWrapper
+from aioflux._values.checksums import crc32c
+from aioflux.errors import ChecksumError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from aioflux._services.base import Body, Into, Service
+
+_THIRD_MARGIN: Final = 2
+
+
+def copy_pieces(start: int, end: int, size: int, margin: int) -> list[tuple[int, int]]:
+    """Return the ranges of the requests for another copy of `[start, end)`.
+
+    Args:
+        start: First byte of the range.
+        end: One past its last byte.
+        size: Size of the object.
+        margin: Number of bytes that the copy has before and after the range. If the object has no
+            such bytes, the first or last `margin` bytes of the range are requested by themselves.
+    """
+    cuts = {max(0, start - margin), min(end + margin, size)}
+    if start < margin:
+        cuts.add(min(start + margin, end))
+    if end + margin > size:
+        cuts.add(max(start, end - margin))
+    return list(pairwise(sorted(cuts)))
+
+
+class _Copy(NamedTuple):
+    """Another copy of a range."""
+
+    uri: str
+    start: int
+    """Position of the first byte in the object."""
+    memory: memoryview
+    bodies: Sequence[Body]
+    """Responses, whose bytes are in `memory`."""
+
+    def of(self, request: ReadRequest, body: Body) -> memoryview:
+        """Return the bytes that the response `body` has, too.
+
+        Raises:
+            TransientError: The copy is of another generation, or too short.
+        """
+        kinds = {(each.generation, each.size) for each in (body, *self.bodies)}
+        is_short = sum(len(each.data) for each in self.bodies) < self.memory.nbytes
+        if is_short or len(kinds) > 1:
+            why = "the object was replaced meanwhile" if len(kinds) > 1 else "bytes are missing"
+            message = f"could not read {self.uri} a second time: {why}"
+            raise TransientError(message, uri=self.uri)
+        begin = request.start - self.start
+        return self.memory[begin : begin + len(body.data)]
+
+
+class ReadingTwice(ServiceWrapper):
+    """The service of a store that compares the bytes of reads with a second copy.
+
+    Args:
+        inner: The service.
+        on_mismatch: Called with a key and a reason if two copies differ.
+    """
+
+    def __init__(self, inner: Service, on_mismatch: Callable[[str, str], None]) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, guarded_transport=True)
+        self._on_mismatch = on_mismatch
+
+    async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
+        start, end, is_pinned = request.start, request.end, bool(request.generation)
+        if request.is_covered and is_pinned:
+            return await self.inner.get(request, into=into)
+        if end is None or not (start or is_pinned):
+            # The response may have the whole object, and its checksum.
+            body = await self._read(request, into)
+            is_sure = await self._has_checksum(request, body)
+        elif end - start <= self.capabilities.max_checked_range_bytes:
+            body = await self._read(replace(request, wants_checksum=True), into)
+            is_sure = body.is_verified
+        else:
+            return await self._read_twice(request, end, into)
+        if is_sure or not body.data:
+            return body
+        checksum = crc32c(body.data)
+        return await self._compare(request, body, checksum, await self._read_copy(request, body, 1))
+
+    async def _has_checksum(self, request: ReadRequest, body: Body) -> bool:
+        """Return whether the caller compares the bytes with a checksum of the object."""
+        if not (request.is_covered or len(body.data) == body.size):
+            return body.is_verified
+        can_ask = self.capabilities.checksums and body.generation
+        if body.crc32c is None and can_ask and not body.is_verified:
+            body.crc32c = (await self.inner.head(request.key, generation=body.generation)).crc32c
+        return body.is_verified or body.crc32c is not None
+
+    async def _read(self, request: ReadRequest, into: Into | None) -> Body:
+        try:
+            return await self.inner.get(request, into=into)
+        except TransientError as exc:
+            exc.generation = ""  # The next attempt must not keep bytes of which there is no copy.
+            raise
+
+    async def _read_twice(self, request: ReadRequest, end: int, into: Into | None) -> Body:
+        """Read two copies at the same time."""
+        start, size = request.start, request.object_size
+        hashed = None if into is None else HashedMemory(into)
+        pieces = copy_pieces(start, end if size is None else min(end, size), size or end + 1, 1)
+        body, copy = await pair(self._read(request, hashed), self._read_pieces(request, pieces))
+        data = memoryview(body.data)
+        checksum = crc32c(data) if hashed is None else hashed.crc32c(data)
+        if not data.nbytes:
+            return body
+        if size is None and end >= body.size:  # the end of the object was not known
+            return await self._compare(
+                request, body, checksum, await self._read_copy(request, body, 1)
+            )
+        return await self._compare(request, body, checksum, copy.of(request, body))
+
+    async def _read_copy(self, request: ReadRequest, body: Body, margin: int) -> memoryview:
+        """Read the bytes of a response once more; `margin` as for `copy_pieces`."""
+        pieces = copy_pieces(request.start, request.start + len(body.data), body.size, margin)
+        pinned = replace(request, generation=body.generation)
+        return (await self._read_pieces(pinned, pieces)).of(pinned, body)
+
+    async def _read_pieces(self, request: ReadRequest, pieces: Sequence[tuple[int, int]]) -> _Copy:
+        first, last = pieces[0][0], pieces[-1][1]
+        memory = memoryview(new_buffer(last - first))
+        bodies = await gather(
+            self._read(replace(request, start=start, end=end), memory[start - first : end - first])
+            for start, end in pieces
+        )
+        return _Copy(self.uri(request.key), first, memory, bodies)
+
+    async def _compare(
+        self, request: ReadRequest, body: Body, checksum: int, copy: memoryview
+    ) -> Body:
+        """Return the response, with the bytes that two of up to three copies have.
+
+        Raises:
+            ChecksumError: Three reads returned three different contents.
+        """
+        key, start, end = request.key, request.start, request.start + len(body.data)
+        other = crc32c(copy)
+        if checksum == other:
+            return body
+        self._on_mismatch(key, f"two reads of the bytes from {start} on differ")
+        third = await self._read_copy(request, body, _THIRD_MARGIN)
+        if crc32c(third) not in {checksum, other}:
+            self._on_mismatch(key, "three reads differ")
+            uri = self.uri(key)
+            raise ChecksumError(
+                f"could not read bytes [{start}, {end}) of {uri}: three reads returned three "
+                "different contents; the network, or a proxy in between, changes bytes",
+                uri=uri,
+            )
+        data = memoryview(body.data)
+        if data.readonly:
+            return replace(body, data=bytes(third))
+        data[:] = third
+        return body
