@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import pickle
+import random
 import re
 import time
 import traceback
@@ -182,6 +183,52 @@ async def test_whether_bytes_match_their_md5_is_recorded(*, is_small_read: bool)
             await read()
     error = raised.value
     assert (error.is_damaged, error.num_bytes_received, error.generation) == (True, 5, "")
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+async def test_a_range_is_compared_with_its_md5(*, is_wrong: bool) -> None:
+    """If ranges are verified: one request instead of two; wrong bytes are requested again."""
+    data, heads = bytes(range(100)), list[bytes]()
+
+    async def script(peer: Peer) -> None:
+        while True:
+            head, _ = await peer.read_request()
+            heads.append(head)
+            body = b"wrong" if is_wrong and len(heads) == 1 else data[10:15]
+            await peer.send(
+                ok(
+                    body,
+                    b'ETag: "0x1"',
+                    b"x-ms-request-id: 1",
+                    b"Content-Range: bytes 10-14/100",
+                    b"Content-MD5: " + base64.b64encode(hashlib.md5(data[10:15]).digest()),
+                    status=b"206 Partial Content",
+                )
+            )
+
+    retry = RetryPolicy(initial_seconds=1e-4, max_seconds=1e-3)
+    settings = {"retry": retry, "transfer": TransferOptions(verify_ranges=True)}
+    async with serving(script) as (_, origin):
+        url = f"http://127.0.0.1:{origin.port}"
+        async with aioflux.open_store(
+            "az://acct/c", endpoint_url=url, credentials=KEY, **settings
+        ) as store:
+            assert await store.get_range("a", start=10, end=15) == data[10:15]
+            assert store.stats.num_checksum_mismatches == is_wrong
+    assert len(heads) == 1 + is_wrong
+    assert all(b"x-ms-range-get-content-md5: true" in head for head in heads)
+
+
+@pytest.mark.parametrize("size", [1000, 5 * MIB])
+async def test_ranges_are_verified(place: AzurePlace, size: int) -> None:
+    """By their MD5 up to 4 MiB, and otherwise by a second copy."""
+    data = random.randbytes(size + 10)
+    place.write("a", data)
+    async with place.open(transfer=TransferOptions(verify_ranges=True)) as store:
+        assert await store.get_range("a", start=5, end=size) == data[5:size]
+        [meta] = await store.list_all()
+        assert await store.get_range(meta, start=5, end=size) == data[5:size]
+        assert store.stats.num_checksum_mismatches == 0
 
 
 async def test_a_directory_is_no_object(azurite: Azurite, place: AzurePlace) -> None:

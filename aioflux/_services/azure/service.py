@@ -207,9 +207,7 @@ class AzureService(HTTPService):
         if not self._verify or not body.data or not (is_whole or request.wants_checksum):
             return None
         try:
-            return wire.md5_of(
-                response.headers, is_part=is_part and not request.wants_checksum
-            )
+            return wire.md5_of(response.headers, is_part=is_part and not request.wants_checksum)
         except ValueError as exc:
             raise self._malformed_response(request.key, exc) from exc
 
