@@ -31,7 +31,7 @@ IDIOMS: Final = re.compile(
 """Banned wording; use the terms of the field instead."""
 
 SEAMS: Final = frozenset(
-    {"aioflux._services.base", "aioflux._http", "aioflux._http.pool", "aioflux._http.request"}
+    {"aioflux._services.base", "aioflux._http", "aioflux._http.pool", "aioflux._http.codec"}
 )
 """Private modules that tests may import, in addition to the pure modules."""
 PURE: Final = re.compile(r"^PURE := \$\(addprefix aioflux/,(.*?)\)$", re.MULTILINE | re.DOTALL)

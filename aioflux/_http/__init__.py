@@ -5,7 +5,7 @@ attempt. The caller decides on retries, compares checksums, and maps status code
 """
 
 from aioflux._http.body import MAX_METADATA_BYTES, HashedMemory
-from aioflux._http.codec import Headers, ResponseHead
+from aioflux._http.codec import FixedHeaders, Headers, Origin, ResponseHead
 from aioflux._http.connect import certificate_error_text, default_context
 from aioflux._http.connection import Connection, Response, ResponseFuture
 from aioflux._http.errors import (
@@ -18,7 +18,6 @@ from aioflux._http.errors import (
 )
 from aioflux._http.pool import Pool
 from aioflux._http.proxy import Proxy, open_pool, proxy_for
-from aioflux._http.request import FixedHeaders, Origin
 
 __all__ = [
     "MAX_METADATA_BYTES",

@@ -23,8 +23,8 @@ from aioflux._http.connection import Connection
 from aioflux._http.errors import CertificateError, ConnectError, ProtocolError
 
 if TYPE_CHECKING:
+    from aioflux._http.codec import Origin
     from aioflux._http.proxy import Proxy
-    from aioflux._http.request import Origin
     from aioflux.options import Timeouts
 
 _NO_SUCH_HOST: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}

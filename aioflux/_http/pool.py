@@ -7,24 +7,26 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._http.body import Buffer, Destination, as_destination, as_views
-from aioflux._http.codec import encode_fields, encode_head, match_target
-from aioflux._http.connect import Connector
-from aioflux._http.connection_slots import ConnectionSlots
-from aioflux._http.errors import ConnectionLostError
-from aioflux._http.request import (
+from aioflux._http.codec import (
     BODY_METHODS,
     RESENDABLE,
     FixedHeaders,
     check_headers,
     default_head_seconds,
+    encode_fields,
+    encode_head,
+    match_target,
 )
+from aioflux._http.connect import Connector
+from aioflux._http.connection_slots import ConnectionSlots
+from aioflux._http.errors import ConnectionLostError
 
 if TYPE_CHECKING:
     import ssl
 
+    from aioflux._http.codec import Origin
     from aioflux._http.connection import Connection, Response, ResponseFuture
     from aioflux._http.proxy import Proxy
-    from aioflux._http.request import Origin
     from aioflux.options import Timeouts
 
 _NO_HEADERS: Final = FixedHeaders()

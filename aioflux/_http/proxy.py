@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from aioflux._http.codec import encode_fields
+from aioflux._http.codec import Origin, encode_fields
 from aioflux._http.pool import Pool
-from aioflux._http.request import Origin
 
 if TYPE_CHECKING:
     import ssl
