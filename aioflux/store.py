@@ -202,7 +202,7 @@ class Store:
         self._config = ServiceConfig(
             location=Location(location.scheme, location.bucket, key),
             timeouts=timeouts,
-            max_connections=transfer.max_in_flight,
+            max_idle=transfer.max_in_flight,
             credentials=credentials,
             endpoint_url=endpoint_url,
             ssl_context=ssl_context,

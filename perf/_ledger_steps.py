@@ -401,7 +401,7 @@ async def _open(reads: Reads, stack: AsyncExitStack) -> dict[str, Callable[[], A
         stack.callback(bare.close)
         await bare.open()
         variants[name] = bare.run
-    pool = Pool(max_connections=reads.in_flight, timeouts=Timeouts())
+    pool = Pool(max_idle=reads.in_flight, timeouts=Timeouts())
     stack.push_async_callback(pool.aclose)
     origin, target = Origin.from_url(reads.url), reads.target(next(reads.each_key()))
     await asyncio.gather(

@@ -55,7 +55,6 @@ if sys.platform == "linux":
     import termios
 
 if TYPE_CHECKING:
-    from aioflux._http.connection_slots import ConnectionSlots
     from aioflux.options import Timeouts
 
 # Size of the scratch buffer. A recv into this buffer receives a head and the beginning of the body,
@@ -122,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
     """A connection that carries one request at a time.
 
     Attributes:
-        slots: Slots of the origin, one of which the connection holds; None before the pool sets it.
+        on_release: Called with the connection by `release`; set by the pool.
         is_usable: Another request may be sent.
         is_lost: The transport is closed, and `on_lost` was called or is being called.
         num_requests: Number of requests so far, including the current one.
@@ -167,12 +166,12 @@ class Connection(asyncio.BufferedProtocol):
         "is_lost",
         "is_usable",
         "num_requests",
+        "on_release",
         "response_started",
-        "slots",
     )
 
     def __init__(self, *, on_lost: Callable[[Connection], None], is_tls: bool) -> None:
-        self.slots: ConnectionSlots | None = None
+        self.on_release: Callable[[Connection], None] | None = None
         self.is_usable = False
         self.is_lost = False
         self.num_requests = 0
@@ -292,9 +291,9 @@ class Connection(asyncio.BufferedProtocol):
         self._reset()
 
     def release(self) -> None:
-        """Release the slot of the connection, after a request of `Pool.start_get`."""
-        assert self.slots is not None
-        self.slots.release(self)
+        """Return the connection to the pool, after a request of `Pool.start_get`."""
+        assert self.on_release is not None
+        self.on_release(self)
 
     def retire(self) -> None:
         """Accept no further request: close now, or when the current request is complete."""

@@ -1,4 +1,4 @@
-"""A pool of HTTP connections, which are kept alive and limited in number for each origin."""
+"""A pool of HTTP connections: those that are idle are kept open and used again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from aioflux._http.codec import (
     match_target,
 )
 from aioflux._http.connect import Connector
-from aioflux._http.connection_slots import ConnectionSlots
 from aioflux._http.errors import ConnectionLostError
 
 if TYPE_CHECKING:
@@ -35,6 +34,47 @@ _MAX_CHECK_SECONDS: Final = 0.25
 """Longest time between two checks of the timeouts, in seconds."""
 
 
+class Server:
+    """An origin: the idle connections to it, and what every request to it contains.
+
+    The connection that became idle last is used first, so that connections that are not needed
+    reach the idle timeout.
+
+    Attributes:
+        host_line: Encoded header lines of every request to the origin: Host, and
+            Proxy-Authorization if a proxy receives the request itself.
+        target_prefix: Beginning of the target of every request: the origin if a proxy receives the
+            request itself (absolute-form of RFC 9112, 3.2.2), otherwise empty.
+        idle: Idle connections, in the order in which they became idle.
+    """
+
+    __slots__ = ("_max_idle", "host_line", "idle", "target_prefix")
+
+    def __init__(
+        self, max_idle: int, *, host_line: bytes = b"", target_prefix: bytes = b""
+    ) -> None:
+        self.host_line = host_line
+        self.target_prefix = target_prefix
+        self.idle: list[Connection] = []
+        self._max_idle = max_idle
+
+    def take(self) -> Connection | None:
+        """Return an idle connection, which is no longer idle; None if there is none."""
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.is_usable:
+                return connection
+        return None
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection after its request, if it is usable and not too many are idle."""
+        if connection.is_usable:
+            if len(self.idle) < self._max_idle:
+                self.idle.append(connection)
+            else:
+                connection.retire()
+
+
 class Pool:
     """A pool of connections, used on the event loop of its first request.
 
@@ -47,7 +87,7 @@ class Pool:
     def __init__(
         self,
         *,
-        max_connections: int,
+        max_idle: int,
         timeouts: Timeouts,
         ssl_context: ssl.SSLContext | None = None,
         proxy: Proxy | None = None,
@@ -55,21 +95,19 @@ class Pool:
         """Initialize without opening a connection.
 
         Args:
-            max_connections: Maximum number of connections to one origin; further requests wait.
+            max_idle: Maximum number of idle connections to one origin; others are closed.
             timeouts: Timeouts of one attempt.
             ssl_context: TLS settings; `default_context()` by default.
             proxy: Proxy for all requests; None for direct connections.
         """
-        if max_connections < 1:
-            raise ValueError(f"max_connections must be above 0, not {max_connections!r}")
         self.num_opened = 0
         self.num_stale = 0
-        self._max_connections = max_connections
+        self._max_idle = max_idle
         self._timeouts = timeouts
         self._proxy = proxy
-        self._slots: dict[Origin, ConnectionSlots] = {}
-        # Slots of the last request: comparing an origin is cheaper than hashing it.
-        self._last_slots: tuple[Origin | None, ConnectionSlots] = (None, ConnectionSlots(1))
+        self._servers: dict[Origin, Server] = {}
+        # Server of the last request: comparing an origin is cheaper than hashing it.
+        self._last_server: tuple[Origin | None, Server] = (None, Server(0))
         self._open: set[Connection] = set()
         self._connector = Connector(
             timeouts=timeouts,
@@ -92,7 +130,7 @@ class Pool:
     @property
     def num_idle(self) -> int:
         """Number of idle connections."""
-        return sum(len(slots.idle) for slots in self._slots.values())
+        return sum(len(server.idle) for server in self._servers.values())
 
     def request(
         self,
@@ -112,7 +150,7 @@ class Pool:
         A server may close an idle connection just before a request is sent over it. The request is
         then sent again over another connection if this is safe: always for GET and HEAD, and for
         other methods if the request was not sent completely, so that the server cannot have carried
-        it out. Cancellation closes the connection and frees its slot.
+        it out. Cancellation closes the connection.
 
         Args:
             origin: The server.
@@ -142,18 +180,18 @@ class Pool:
             into = as_destination(into)
         if head_seconds is None:
             head_seconds = default_head_seconds(method, self._timeouts)
-        slots = self._slots_of(origin)
-        target = slots.target_prefix + target
-        head = encode_head(method, target, headers, slots.host_line + fixed.encoded)
+        server = self._server_of(origin)
+        target = server.target_prefix + target
+        head = encode_head(method, target, headers, server.host_line + fixed.encoded)
         # Returned without `await`, which saves one coroutine for each request.
         return self._exchange(
-            origin, slots, method, head, views, into, max_body_bytes, head_seconds
+            origin, server, method, head, views, into, max_body_bytes, head_seconds
         )
 
     async def _exchange(
         self,
         origin: Origin,
-        slots: ConnectionSlots,
+        server: Server,
         method: bytes,
         head: bytes,
         body: list[memoryview],
@@ -165,14 +203,14 @@ class Pool:
         if self._is_closed:
             raise RuntimeError("the pool is closed")
         is_resendable = method in RESENDABLE
-        connection = slots.acquire_idle() or await slots.acquire()
+        connection = server.take()
         try:
             if connection is not None and not is_resendable and connection.is_readable():
                 self.num_stale += 1
                 connection.abort()
             while True:
                 if connection is None or not connection.is_usable:
-                    connection = await self._connect(origin, slots)
+                    connection = await self._connect(origin, server)
                 future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
                 connection.send(
                     head,
@@ -199,7 +237,8 @@ class Pool:
                 connection.abort()
             raise
         finally:
-            slots.release(connection)
+            if connection is not None:
+                server.give_back(connection)
 
     def start_get(
         self,
@@ -232,9 +271,9 @@ class Pool:
         Raises:
             ValueError: The request cannot be encoded.
         """
-        last, slots = self._last_slots
+        last, server = self._last_server
         if origin is not last:
-            slots = self._slots_of(origin)
+            server = self._server_of(origin)
         # The code of `encode_head`, without the cost of a call for each small read.
         if match_target(target) is None:
             raise ValueError("target must be percent-encoded: visible ASCII only, no spaces")
@@ -242,16 +281,16 @@ class Pool:
         head = b"".join(
             (
                 b"GET ",
-                slots.target_prefix,
+                server.target_prefix,
                 target,
                 b" HTTP/1.1\r\n",
-                slots.host_line,
+                server.host_line,
                 fixed.encoded,
                 lines,
                 b"\r\n",
             )
         )
-        connection = None if self._is_closed else slots.acquire_idle()
+        connection = None if self._is_closed else server.take()
         if connection is not None:
             connection.send(
                 head,
@@ -288,8 +327,6 @@ class Pool:
         if self._check_timer is not None:
             self._check_timer.cancel()
             self._check_timer = None
-        for slots in self._slots.values():
-            slots.fail_waiters(ConnectionLostError("the pool was closed"))
         for connection in tuple(self._open):
             connection.close()
         await self._connector.aclose()
@@ -299,29 +336,28 @@ class Pool:
             self._all_lost = asyncio.Event()
             await self._all_lost.wait()
 
-    def _slots_of(self, origin: Origin) -> ConnectionSlots:
-        last, slots = self._last_slots
+    def _server_of(self, origin: Origin) -> Server:
+        last, server = self._last_server
         if origin is last:
-            return slots
-        if origin not in self._slots:
+            return server
+        if origin not in self._servers:
             host_line, target_prefix = encode_fields([(b"Host", origin.authority)]), b""
             if self._proxy is not None and origin.scheme == "http":
                 host_line += self._proxy.header_line
                 target_prefix = origin.url.encode()
-            self._slots[origin] = ConnectionSlots(
-                self._max_connections, host_line=host_line, target_prefix=target_prefix
+            self._servers[origin] = Server(
+                self._max_idle, host_line=host_line, target_prefix=target_prefix
             )
-        slots = self._slots[origin]
-        self._last_slots = (origin, slots)
-        return slots
+        server = self._servers[origin]
+        self._last_server = (origin, server)
+        return server
 
-    async def _connect(self, origin: Origin, slots: ConnectionSlots) -> Connection:
-        """Open a connection for a slot that the caller has acquired."""
+    async def _connect(self, origin: Origin, server: Server) -> Connection:
         connection = await self._connector.connect(origin)
         self.num_opened += 1
         if connection.is_lost:
             raise ConnectionLostError(f"{origin.url} closed the connection as soon as it was open")
-        connection.slots = slots
+        connection.on_release = server.give_back
         self._open.add(connection)
         if self._is_closed:
             connection.abort()
@@ -338,8 +374,9 @@ class Pool:
 
     def _connection_lost(self, connection: Connection) -> None:
         self._open.discard(connection)
-        if connection.slots is not None:
-            connection.slots.remove_idle(connection)
+        for server in self._servers.values():
+            if connection in server.idle:
+                server.idle.remove(connection)
         if not self._open and self._all_lost is not None:
             self._all_lost.set()
 

@@ -125,7 +125,7 @@ def _is_loopback(host: str) -> bool:
 def open_pool(
     origin: Origin,
     *,
-    max_connections: int,
+    max_idle: int,
     timeouts: Timeouts,
     ssl_context: ssl.SSLContext | None = None,
 ) -> Pool:
@@ -138,7 +138,7 @@ def open_pool(
     """
     url = proxy_for(origin)
     return Pool(
-        max_connections=max_connections,
+        max_idle=max_idle,
         timeouts=timeouts,
         ssl_context=ssl_context,
         proxy=None if url is None else Proxy.from_url(url),

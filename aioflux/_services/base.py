@@ -232,7 +232,8 @@ class ServiceConfig:
     """Bucket and prefix; the prefix is empty or ends with a slash."""
     timeouts: Timeouts
     """Deadlines of one attempt."""
-    max_connections: int
+    max_idle: int
+    """Largest number of idle connections to one server."""
     credentials: Any = field(default=None, repr=False)
     """Credentials, as for `open_store`."""
     endpoint_url: str | None = None

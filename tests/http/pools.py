@@ -35,7 +35,7 @@ MIB = 1024 * 1024
 @contextlib.asynccontextmanager
 async def opening(**options: Any) -> AsyncIterator[Pool]:
     """Open a `Pool`, and see that closing it closes every connection."""
-    pool = Pool(**({"max_connections": 4, "timeouts": PATIENT} | options))
+    pool = Pool(**({"max_idle": 4, "timeouts": PATIENT} | options))
     try:
         yield pool
     finally:

@@ -180,7 +180,7 @@ async def test_requests_go_through_it_with_its_password_and_without_netrc(
     bucket = Origin("http", "bucket.test", 80)
     async with serving(script) as (server, proxy):
         monkeypatch.setenv("HTTP_PROXY", f"http://user:word@127.0.0.1:{proxy.port}")
-        pool = open_pool(bucket, max_connections=1, timeouts=PATIENT)
+        pool = open_pool(bucket, max_idle=1, timeouts=PATIENT)
         response = await pool.request(bucket, b"GET", b"/k", [(b"Authorization", b"Bearer t")])
         await pool.aclose()
     assert response.body == b"by proxy"
@@ -195,7 +195,7 @@ async def test_an_emulator_on_this_machine_is_reached_without_it(
 ) -> None:
     async with serving(answering(ok(b"direct"))) as (_, origin):
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-        pool = open_pool(origin, max_connections=1, timeouts=PATIENT)
+        pool = open_pool(origin, max_idle=1, timeouts=PATIENT)
         assert (await pool.request(origin, b"GET", b"/")).body == b"direct"
         await pool.aclose()
 
@@ -215,7 +215,7 @@ async def proxied(
     async with serving(script, tls=tls) as (_, at):
         url = f"{proxy}://{user}localhost:{at.port}"
         async with opening(
-            max_connections=1,
+            max_idle=1,
             timeouts=timeouts,
             ssl_context=ssl_context or authority.client_context(),
             proxy=Proxy.from_url(url),

@@ -72,7 +72,7 @@ async def test_a_response_in_pieces_does_not_wait_for_a_delayed_acknowledgement(
     client = authority.client_context() if is_tls else None
     async with (
         sending(pieces, server) as origin,
-        opening(max_connections=1, ssl_context=client) as pool,
+        opening(max_idle=1, ssl_context=client) as pool,
     ):
         begun = time.monotonic()
         for _ in range(NUM_REQUESTS):
@@ -95,7 +95,7 @@ async def test_head_and_small_body_of_a_request_leave_in_one_segment() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         origin = Origin("http", "127.0.0.1", listener.getsockname()[1])
         talking = asyncio.create_task(asyncio.to_thread(talk, listener))
-        async with opening(max_connections=1) as pool:
+        async with opening(max_idle=1) as pool:
             for _ in range(NUM_REQUESTS):
                 await pool.request(origin, b"PUT", b"/a", body=b"small body")
         await talking

@@ -45,7 +45,7 @@ async def test_many_at_once_are_replaced_under_reads() -> None:
 
     all_open = asyncio.Event()
     scripts = [once] * 50 + [answering(ok(b"second"))]
-    async with serving(*scripts) as (server, origin), opening(max_connections=50) as pool:
+    async with serving(*scripts) as (server, origin), opening(max_idle=50) as pool:
         for body in (b"first", b"second"):
             responses = await asyncio.gather(
                 *(pool.request(origin, b"GET", b"/") for _ in range(50))

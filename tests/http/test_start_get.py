@@ -264,7 +264,7 @@ class TestStartGet:
 
         async with (
             serving(script, answering(ok())) as (_, origin),
-            opening(max_connections=1) as pool,
+            opening(max_idle=1) as pool,
         ):
             reader = await warm(pool, origin)
             reader.start()
@@ -291,18 +291,6 @@ class TestStartGet:
             await until(lambda: bool(server.requests))
         assert server.requests == [(b"", b"")]
 
-    async def test_requests_that_wait_for_a_slot_come_first(self) -> None:
-        async with serving(answering(ok(b"a"))) as (_, origin), opening(max_connections=1) as pool:
-            reader = await warm(pool, origin)
-            reader.start()
-            waiting = asyncio.create_task(pool.request(origin, b"GET", b"/"))
-            await asyncio.sleep(0)
-            await until(reader.done)
-            assert not reader.start()  # the connection belongs to the waiting request
-            await waiting
-            assert reader.start()
-            await until(reader.done)
-
     async def test_it_fails_when_the_pool_is_closed(self) -> None:
         async def script(peer: Peer) -> None:
             await peer.read_request()
@@ -316,7 +304,7 @@ class TestStartGet:
             assert isinstance(reader.error, ConnectionLostError)
 
     async def test_a_request_that_cannot_be_encoded_takes_no_connection(self) -> None:
-        async with serving(answering(ok())) as (_, origin), opening(max_connections=1) as pool:
+        async with serving(answering(ok())) as (_, origin), opening(max_idle=1) as pool:
             reader = await warm(pool, origin)
             with pytest.raises(ValueError, match="target"):
                 pool.start_get(origin, b"/a b", (), reader, bytes, 1)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def service_config(uri: str, **settings: Any) -> ServiceConfig:
     """Return the settings of a service; `settings` are those of `ServiceConfig`."""
-    settings = {"timeouts": Timeouts(), "max_connections": 4, **settings}
+    settings = {"timeouts": Timeouts(), "max_idle": 4, **settings}
     return ServiceConfig(location=parse_uri(uri), **settings)
 
 

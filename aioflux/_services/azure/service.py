@@ -117,7 +117,7 @@ class AzureService(HTTPService):
         )
         pool = open_pool(
             origin,
-            max_connections=config.max_connections,
+            max_idle=config.max_idle,
             timeouts=config.timeouts,
             ssl_context=config.ssl_context,
         )

@@ -104,7 +104,7 @@ class GCSService(XMLService):
         token = open_token(config.credentials, emulator=is_emulator)
         pool = open_pool(
             origin,
-            max_connections=config.max_connections,
+            max_idle=config.max_idle,
             timeouts=config.timeouts,
             ssl_context=config.ssl_context,
         )

@@ -260,7 +260,7 @@ class S3Sender(Sender):
             config = self._config
             self.pool = open_pool(
                 endpoint.origin,
-                max_connections=config.max_connections,
+                max_idle=config.max_idle,
                 timeouts=config.timeouts,
                 ssl_context=config.ssl_context or _context_of(settings.ca_bundle),
             )
