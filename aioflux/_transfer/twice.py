@@ -15,6 +15,7 @@ whose bytes are all wrong in the same way, or every second one.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -24,10 +25,10 @@ from aioflux._http import HashedMemory
 from aioflux._http.memory import new_buffer
 from aioflux._services.base import ReadRequest, ServiceWrapper
 from aioflux._values.checksums import crc32c
-from aioflux.errors import ChecksumError, TransientError
+from aioflux.errors import ChecksumError, NotFoundError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from aioflux._services.base import Body, Into, Service
 
@@ -71,11 +72,17 @@ class _Copy(NamedTuple):
         kinds = {(each.generation, each.size) for each in (body, *self.bodies)}
         is_short = sum(len(each.data) for each in self.bodies) < self.memory.nbytes
         if is_short or len(kinds) > 1:
-            why = "the object was replaced meanwhile" if len(kinds) > 1 else "bytes are missing"
-            message = f"could not read {self.uri} a second time: {why}"
-            raise TransientError(message, uri=self.uri)
+            raise _replaced(self.uri) if len(kinds) > 1 else _failed(self.uri, "bytes are missing")
         begin = request.start - self.start
         return self.memory[begin : begin + len(body.data)]
+
+
+def _replaced(uri: str) -> TransientError:
+    return _failed(uri, "the object was replaced meanwhile")
+
+
+def _failed(uri: str, why: str) -> TransientError:
+    return TransientError(f"could not read {uri} a second time: {why}", uri=uri)
 
 
 class ReadingTwice(ServiceWrapper):
@@ -115,7 +122,9 @@ class ReadingTwice(ServiceWrapper):
             return body.is_verified
         can_ask = self.capabilities.checksums and body.generation
         if body.crc32c is None and can_ask and not body.is_verified:
-            body.crc32c = (await self.inner.head(request.key, generation=body.generation)).crc32c
+            with self._same_object(request):
+                meta = await self.inner.head(request.key, generation=body.generation)
+            body.crc32c = meta.crc32c
         return body.is_verified or body.crc32c is not None
 
     async def _read(self, request: ReadRequest, into: Into | None) -> Body:
@@ -145,7 +154,18 @@ class ReadingTwice(ServiceWrapper):
         """Read the bytes of a response once more; `margin` as for `copy_pieces`."""
         pieces = copy_pieces(request.start, request.start + len(body.data), body.size, margin)
         pinned = replace(request, generation=body.generation)
-        return (await self._read_pieces(pinned, pieces)).of(pinned, body)
+        with self._same_object(request):
+            return (await self._read_pieces(pinned, pieces)).of(pinned, body)
+
+    @contextmanager
+    def _same_object(self, request: ReadRequest) -> Iterator[None]:
+        """Raise TransientError if a read by name is continued, and its object was replaced."""
+        try:
+            yield
+        except NotFoundError as exc:
+            if request.generation:
+                raise
+            raise _replaced(self.uri(request.key)) from exc
 
     async def _read_pieces(self, request: ReadRequest, pieces: Sequence[tuple[int, int]]) -> _Copy:
         first, last = pieces[0][0], pieces[-1][1]

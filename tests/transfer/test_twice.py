@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -112,3 +113,29 @@ async def test_both_requests_are_within_the_limit(scripted: ScriptedService) -> 
     scripted.service.get = get  # type: ignore[method-assign]
     await store.get_range(meta, start=1, end=59_000)
     assert 2 < most <= 4
+
+
+@pytest.mark.parametrize("operation", ["get", "get_into"])
+@pytest.mark.parametrize("has_checksum", [True, False])
+async def test_an_object_that_is_replaced_between_two_copies_is_read_anew(
+    scripted: ScriptedService, operation: str, *, has_checksum: bool
+) -> None:
+    changed, buffer = pattern(3500, seed=9), bytearray(900)
+    scripted.put("a", DATA)
+    store = scripted.new_store(verify_ranges=True, range_size_bytes=4000)
+    inner, num_gets = scripted.service.get, 0
+
+    async def get(request: ReadRequest, **settings: Any) -> Body:
+        nonlocal num_gets
+        body = await inner(request, **settings)
+        if num_gets == 0:
+            scripted.put("a", changed)
+        num_gets += 1
+        return body if has_checksum else replace(body, crc32c=None)
+
+    scripted.service.get = get  # type: ignore[method-assign]
+    if operation == "get_into":
+        await store.get_into("a", buffer)
+        assert buffer == changed[:900]
+    else:
+        assert await store.get("a") == (DATA if has_checksum else changed)
