@@ -47,13 +47,13 @@ from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import BufferedIterator
 from aioflux._concurrency.fork_safe_lock import ForkSafeLock
 from aioflux._concurrency.loop_threads import new_loop, run_until_stopped
-from aioflux._transfer.sessions import copied, live_sessions, longest_cleanup_of_all
+from aioflux._transfer.session import copied, live_sessions, longest_cleanup_of_all
 from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from aioflux._transfer.sessions import Sessions
+    from aioflux._transfer.session import Sessions
     from aioflux.store import Store
 
 __all__ = [

@@ -45,7 +45,7 @@ from aioflux._transfer.get_range import Pin, read_into
 from aioflux._transfer.put import write_request
 from aioflux._transfer.range_plan import MAX_GAP_BYTES
 from aioflux._transfer.reader import ObjectReader
-from aioflux._transfer.sessions import Sessions
+from aioflux._transfer.session import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX
 from aioflux._transfer.writer import ObjectWriter
 from aioflux._transfer.zero_copy_writer import ZeroCopyWriter

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux._services.base import Body, Capabilities, Page, Service, UploadedPart
 from aioflux._transfer.deadlines import Deadlines
-from aioflux._transfer.sessions import Sessions
+from aioflux._transfer.session import Sessions
 from aioflux._values.meta import ObjectMeta, OpenUpload
 from aioflux._values.uri import parse_uri
 from aioflux.errors import NotFoundError, PreconditionFailedError

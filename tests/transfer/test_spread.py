@@ -14,7 +14,7 @@ import pytest
 import aioflux
 from aioflux import PermissionDeniedError, RetryPolicy, TransferOptions
 from aioflux._concurrency.loop_threads import loop_threads, run_on
-from aioflux._transfer.spread import Spread
+from aioflux._transfer.session import Spread
 from aioflux.testing import GCSServer
 from tests.loops import OTHER_LOOPS
 

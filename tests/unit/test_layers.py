@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, str] = {
     "_services.local": "errors _values.* _http.memory _services.base _services.xml_multipart",
     "_transfer": ("errors options _values.* _concurrency.* _http _http.memory _services.base"),
     "store": ("errors options _values.* _concurrency.* _services.base _services.open _transfer.*"),
-    "_bridge": "store _concurrency.* _transfer.sessions",
+    "_bridge": "store _concurrency.* _transfer.session",
     "_files": "_bridge store _values.*",
     "_store_cache": "",
     "sync": f"{STORE} _bridge _transfer.range_plan",
