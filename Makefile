@@ -22,20 +22,14 @@ PURE := $(addprefix aioflux/,\
 	_concurrency/run_to_completion.py \
 	_http/codec.py \
 	_http/errors.py \
-	_http/request.py \
 	_services/azure/batch.py \
-	_services/azure/list_page.py \
+	_services/azure/listing.py \
 	_services/azure/wire.py \
-	_services/gcs/list_page.py \
-	_services/gcs/read.py \
+	_services/gcs/listing.py \
 	_services/gcs/wire.py \
-	_services/headers.py \
+	_services/responses.py \
 	_services/s3/endpoint.py \
-	_services/s3/errors.py \
-	_services/s3/read.py \
 	_services/s3/wire.py \
-	_services/status.py \
-	_services/xml_multipart.py \
 	_transfer/arguments.py \
 	_transfer/composite_plan.py \
 	_transfer/counters.py \

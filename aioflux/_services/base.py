@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
+from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -222,6 +223,16 @@ class UploadedPart:
     """Size in bytes."""
     crc32c: int | None = None
     """CRC32C that the service returned for the part; None if it returned none."""
+
+
+def combined_crc32c(parts: Sequence[UploadedPart]) -> int | None:
+    """Return the crc32c of the concatenation of parts; None if a part has no known crc32c."""
+    checksum = 0
+    for part in parts:
+        if part.crc32c is None:
+            return None
+        checksum = combine_crc32c(checksum, part.crc32c, part.size)
+    return checksum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
-from aioflux._services.gcs import list_page as gcs_list
+from aioflux._services.gcs import listing as gcs_list
 from aioflux._values.listing import Listing
 from perf._meter import steady
 from perf.pages import pages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aioflux._services import memory as _memory
 from aioflux._services.memory import memory_bucket
-from aioflux._services.s3 import conditions as _s3_conditions
+from aioflux._services.s3 import writes as _s3_conditions
 from aioflux._transfer import conditions as _conditions
 
 __all__ = ["forget_objects", "forget_servers", "memory_bucket"]

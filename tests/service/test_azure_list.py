@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux import StorageError, TransientError
-from aioflux._services.azure import list_page as listing
-from aioflux._services.azure.list_page import ListedBlob, ListedPage
+from aioflux._services.azure import listing
+from aioflux._services.azure.listing import ListedBlob, ListedPage
 from aioflux._services.base import ListRequest
 from tests.http.scripted import Peer, ok, serving
 

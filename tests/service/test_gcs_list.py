@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflux._services.gcs import list_page as listing
-from aioflux._services.gcs.resources import decode_resource, meta_from_resource
+from aioflux._services.gcs import listing
+from aioflux._services.gcs.listing import decode_resource, meta_from_resource
 
 times = st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
 texts = st.text(st.characters(codec="utf-8"), max_size=6)

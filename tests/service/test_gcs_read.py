@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import aioflux
 from aioflux import NotFoundError, StorageError, TransientError, _http
 from aioflux._services.base import ReadRequest, WriteRequest
-from aioflux._services.gcs.read import object_size
-from aioflux._services.headers import size_from_unsatisfied
+from aioflux._services.gcs.wire import object_size
+from aioflux._services.responses import size_from_unsatisfied
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import Response
 from tests.http.scripted import answering, ok, serving

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux._services.base import Precondition
-from aioflux._services.gcs import list_page as listing
-from aioflux._services.gcs import resources, wire
-from aioflux._services.headers import decode_crc32c, encode_crc32c, parse_http_date
+from aioflux._services.gcs import listing, wire
+from aioflux._services.responses import decode_crc32c, encode_crc32c, parse_http_date
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,12 +58,12 @@ def test_headers_that_are_not_there_leave_fields_empty() -> None:
 
 
 def test_a_resource_becomes_metadata() -> None:
-    resource = resources.decode_resource(
+    resource = listing.decode_resource(
         b'{"kind":"storage#object","name":"a/b","size":"7","etag":"e","generation":"12",'
         b'"crc32c":"AAAAAg==","updated":"2024-05-01T10:20:30.123Z","contentType":"text/csv",'
         b'"storageClass":"NEARLINE","metadata":{"label":"cat"},"unknown":[1]}'
     )
-    meta = resources.meta_from_resource(resource, key="b", uri="gs://x/a/b")
+    meta = listing.meta_from_resource(resource, key="b", uri="gs://x/a/b")
     assert (meta.size, meta.generation, meta.crc32c) == (7, "12", 2)
     assert meta.updated == datetime(2024, 5, 1, 10, 20, 30, 123_000, UTC)
     assert (meta.content_type, dict(meta.metadata)) == ("text/csv", {"label": "cat"})
@@ -86,7 +85,7 @@ def test_an_empty_page_is_a_page() -> None:
     ],
 )
 def test_an_error_body_reports_its_message(body: bytes, message: str) -> None:
-    assert resources.decode_error(body) == message
+    assert listing.decode_error(body) == message
 
 
 @pytest.mark.parametrize(

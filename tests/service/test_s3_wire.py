@@ -15,12 +15,9 @@ from aioflux import ChecksumError, NotFoundError, PermissionDeniedError, Precond
 from aioflux._http import Headers, Response
 from aioflux._services.base import Precondition, ReadRequest
 from aioflux._services.s3 import endpoint as sites
-from aioflux._services.s3 import list_page as listing
-from aioflux._services.s3 import read as reading
-from aioflux._services.s3 import wire
-from aioflux._services.s3.copy import copy_headers, plan_copy
-from aioflux._services.s3.delete import delete_body, fits_xml
-from aioflux._services.s3.errors import deletion_error, error_in_success, service_error
+from aioflux._services.s3 import listing, wire
+from aioflux._services.s3.wire import deletion_error, error_in_success, service_error
+from aioflux._services.s3.writes import copy_headers, delete_body, fits_xml, plan_copy
 
 ETAG = "5d41402abc4b2a76b9719d911017c592"
 TOLD = {b"etag": f'"{ETAG}"'.encode()}
@@ -198,7 +195,7 @@ def test_an_answer_that_is_another_is_refused(
     status: int, headers: dict[bytes, bytes], num_bytes: int, start: int, end: int, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
-        reading.object_size(
+        wire.object_size(
             ReadRequest("a", f"{ETAG}/5", start, end),
             Response(status, Headers(headers), b"", num_bytes),
             wire.etag_of(headers),
@@ -220,11 +217,11 @@ def test_an_answer_that_is_another_is_refused(
 def test_the_whole_is_requested_without_a_range(
     start: int, end: int | None, pin: wire.Pin, expected: bytes
 ) -> None:
-    assert reading.byte_range(start, end, pin) == expected
+    assert wire.byte_range(start, end, pin) == expected
 
 
 def test_a_size_past_the_end_must_be_possible() -> None:
-    size = reading.size_past_the_end
+    size = wire.size_past_the_end
     assert size({b"content-range": b"bytes */5"}, b"", start=5) == 5
     assert size({b"content-range": b"bytes */5"}, b"", start=4) is None
     assert size({}, b"", start=4) is None
@@ -232,9 +229,9 @@ def test_a_size_past_the_end_must_be_possible() -> None:
 
 def test_the_head_of_a_broken_body_reports_its_generation() -> None:
     part = {**TOLD, b"content-range": b"bytes 2-4/5"}
-    assert reading.generation_from_head(part) == f"{ETAG}/5"
-    assert reading.generation_from_head({**TOLD, b"content-length": b"5"}) == f"{ETAG}/5"
-    assert reading.generation_from_head(TOLD) == ""
+    assert wire.generation_from_head(part) == f"{ETAG}/5"
+    assert wire.generation_from_head({**TOLD, b"content-length": b"5"}) == f"{ETAG}/5"
+    assert wire.generation_from_head(TOLD) == ""
 
 
 def test_a_crc64nvme_is_compared_where_awscrt_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,11 +239,11 @@ def test_a_crc64nvme_is_compared_where_awscrt_is_there(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "awscrt", SimpleNamespace())
     module = SimpleNamespace(crc64nvme=lambda data: 7 if data == b"hello" else 8)
     monkeypatch.setitem(sys.modules, "awscrt.checksums", module)
-    assert reading.is_same_content(headers, b"hello", uses_md5=False) is True
-    assert reading.is_same_content(headers, b"hellO", uses_md5=False) is False
+    assert wire.is_same_content(headers, b"hello", uses_md5=False) is True
+    assert wire.is_same_content(headers, b"hellO", uses_md5=False) is False
     monkeypatch.setitem(sys.modules, "awscrt.checksums", None)
-    assert reading.is_same_content(headers, b"hello", uses_md5=False) is None
-    assert reading.is_same_content(headers, b"hellO", uses_md5=True) is False
+    assert wire.is_same_content(headers, b"hello", uses_md5=False) is None
+    assert wire.is_same_content(headers, b"hellO", uses_md5=True) is False
 
 
 @pytest.mark.parametrize(
@@ -258,8 +255,8 @@ def test_a_crc64nvme_is_compared_where_awscrt_is_there(monkeypatch: pytest.Monke
     ],
 )
 def test_an_entity_tag_is_not_always_an_md5(headers: dict[bytes, bytes]) -> None:
-    assert reading.has_md5({**TOLD, b"x-amz-server-side-encryption": b"AES256"})
-    assert not reading.has_md5({**TOLD, **headers})
+    assert wire.has_md5({**TOLD, b"x-amz-server-side-encryption": b"AES256"})
+    assert not wire.has_md5({**TOLD, **headers})
 
 
 @pytest.mark.parametrize("name", [".", "..", "", "\u00e9" * 513, "a" * 1025, "\ud800"])

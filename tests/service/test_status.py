@@ -15,7 +15,7 @@ from aioflux import (
     TransientError,
 )
 from aioflux._services.base import MAX_EMPTY_PAGES
-from aioflux._services.status import EmptyPageCounter, error_from_status, parse_retry_after
+from aioflux._services.responses import EmptyPageCounter, error_from_status, parse_retry_after
 
 TABLE = [
     (400, "", StorageError),

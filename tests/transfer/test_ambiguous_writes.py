@@ -27,8 +27,8 @@ from aioflux import (
     TransientError,
 )
 from aioflux._services.base import WriteRequest
-from aioflux._services.s3.errors import deletion_error
-from aioflux._services.status import error_from_status
+from aioflux._services.responses import error_from_status
+from aioflux._services.s3.wire import deletion_error
 from aioflux._transfer.lost_uploads import Window, lost_uploads
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault, FlakyService

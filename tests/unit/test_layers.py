@@ -29,8 +29,8 @@ CHECKPOINT_FILES = (
 )
 # What every service on the data plane is made of.
 SERVICE_PARTS = (
-    "_auth.redaction _services.base _services.http _services.sender _services.headers "
-    "_services.status _services.xml_multipart _services.xml_reader _services.xml_uploads"
+    "_auth.redaction _services.base _services.http _services.responses _services.sender "
+    "_services.xml_multipart _services.xml_reader"
 )
 STORE = "errors options _values.* store"
 BLOCKING = f"{STORE} sync _bridge _files _store_cache"
@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, str] = {
     "_services.gcs": f"errors options _values.* _http _auth.google {SERVICE_PARTS}",
     "_services.s3": f"errors options _values.* _http _auth.aws _auth.sigv4 {SERVICE_PARTS}",
     "_services.azure": f"errors options _values.* _http _auth.azure {SERVICE_PARTS}",
-    "_services.local": "errors _values.* _http.memory _services.base _services.xml_multipart",
+    "_services.local": "errors _values.* _http.memory _services.base",
     "_transfer": ("errors options _values.* _concurrency.* _http _http.memory _services.base"),
     "store": ("errors options _values.* _concurrency.* _services.base _services.open _transfer.*"),
     "_bridge": "store _concurrency.* _transfer.session",

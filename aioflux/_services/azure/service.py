@@ -32,10 +32,11 @@ from aioflux._auth.azure import open_access
 from aioflux._auth.redaction import redact
 from aioflux._http import Origin, open_pool
 from aioflux._services.azure import batch, wire
-from aioflux._services.azure.lister import AzureLister
+from aioflux._services.azure.listing import AzureLister
 from aioflux._services.azure.sender import AzureSender
 from aioflux._services.base import Body, Capabilities, Precondition
 from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, HTTPService
+from aioflux._services.responses import EmptyPageCounter, malformed_response
 from aioflux._services.sender import (
     CONDITIONAL,
     MAX_PAGE_BYTES,
@@ -43,7 +44,6 @@ from aioflux._services.sender import (
     RequestKind,
     hash_body,
 )
-from aioflux._services.status import EmptyPageCounter, malformed_response
 from aioflux._values.meta import OpenUpload
 from aioflux._values.uri import check_endpoint
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError

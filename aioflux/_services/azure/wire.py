@@ -13,9 +13,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from aioflux._services import headers as _headers
-from aioflux._services.headers import DEFAULT_TYPE
-from aioflux._services.status import error_from_status, response_error
+from aioflux._services import responses as _responses
+from aioflux._services.responses import DEFAULT_TYPE, error_from_status, response_error
 from aioflux._services.xml_reader import parse_fields, read_xml
 from aioflux.errors import (
     ChecksumError,
@@ -233,7 +232,7 @@ def meta_from_headers(
     written: WriteRequest | None = None,
 ) -> ObjectMeta:
     """Build the metadata of an object from the headers of a response."""
-    return _headers.meta_from_headers(
+    return _responses.meta_from_headers(
         headers,
         key=key,
         uri=uri,
@@ -251,7 +250,7 @@ def meta_from_headers(
 
 def range_header(start: int, end: int | None) -> tuple[bytes, bytes]:
     """Return the header for the range `[start, end)`; `end=None`: to the end of the object."""
-    return b"x-ms-range", _headers.byte_range(start, end)
+    return b"x-ms-range", _responses.byte_range(start, end)
 
 
 def object_size(request: ReadRequest, response: Response) -> int:
@@ -269,14 +268,14 @@ def object_size(request: ReadRequest, response: Response) -> int:
         raise ValueError(f"the response is of generation {etag}")
     if response.status == 206 and not request.start and request.end is None:
         raise ValueError("the service returned a range in place of the whole object")
-    return _headers.size_from_response(request, response)
+    return _responses.size_from_response(request, response)
 
 
 def size_past_the_end(headers: Mapping[bytes, bytes], *, start: int) -> int | None:
     """Return the object size from a response without bytes; None if missing or above `start`."""
-    part = _headers.parse_content_range(headers)
+    part = _responses.parse_content_range(headers)
     if part is None:
-        return _headers.size_from_unsatisfied(headers, start=start)
+        return _responses.size_from_unsatisfied(headers, start=start)
     first, last, size = part
     # An emulator returns 206 without bytes for a range that starts at the end.
     return size if first == last + 1 and size <= start else None

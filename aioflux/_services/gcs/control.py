@@ -19,8 +19,8 @@ from gcloud.aio.storage import Storage
 
 from aioflux._auth.google import AnonymousToken
 from aioflux._services.gcs import wire
-from aioflux._services.gcs.resources import decode_json
-from aioflux._services.status import malformed_response
+from aioflux._services.gcs.listing import decode_json
+from aioflux._services.responses import malformed_response
 from aioflux.errors import PreconditionFailedError
 
 if TYPE_CHECKING:

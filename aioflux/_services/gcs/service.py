@@ -21,10 +21,16 @@ from aioflux._auth.redaction import add_secret, redact, redact_error
 from aioflux._http import FixedHeaders, Origin, open_pool
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Page, Precondition
-from aioflux._services.gcs import read as reading
 from aioflux._services.gcs import wire
-from aioflux._services.headers import byte_range, size_from_unsatisfied
 from aioflux._services.http import COMPLETE_SECONDS
+from aioflux._services.responses import (
+    byte_range,
+    error_from_status,
+    malformed_page,
+    malformed_response,
+    size_from_unsatisfied,
+    unexpected_page,
+)
 from aioflux._services.sender import (
     MAX_PAGE_BYTES,
     USER_AGENT,
@@ -32,14 +38,8 @@ from aioflux._services.sender import (
     RequestKind,
     TokenSender,
 )
-from aioflux._services.status import (
-    error_from_status,
-    malformed_page,
-    malformed_response,
-    unexpected_page,
-)
+from aioflux._services.xml_multipart import XMLService
 from aioflux._services.xml_reader import parse_error, parse_fields
-from aioflux._services.xml_uploads import XMLService
 from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ class GCSSender(TokenSender):
         return wire.generation_of(headers)
 
     def _parse_error(self, response: ErrorResponse) -> tuple[str, str]:
-        from aioflux._services.gcs import resources
+        from aioflux._services.gcs import listing
 
         code, detail = parse_error(response.body)
-        return code, detail or resources.decode_error(response.body)
+        return code, detail or listing.decode_error(response.body)
 
     def _service_error(self, status: int, kind: RequestKind, **texts: Any) -> StorageError:
         return error_from_status(status, generation=kind.generation, **texts)
@@ -150,7 +150,7 @@ class GCSService(XMLService):
         if response.status == 416:
             size = size_from_unsatisfied(response.headers, start=request.start)
             return None if size is None else self._body(request.key, response, b"", size)
-        size = reading.object_size(request, response)
+        size = wire.object_size(request, response)
         return self._body(request.key, response, response.body, size)
 
     def _body(self, key: str, response: Response, data: Any, size: int) -> Body:
@@ -172,12 +172,12 @@ class GCSService(XMLService):
         self, data: Any, action: str, key: str, *, generation: str = "", maybe_done: bool = False
     ) -> ObjectMeta:
         """Return the metadata in an object resource, which must have the requested generation."""
-        from aioflux._services.gcs import resources
+        from aioflux._services.gcs import listing
 
         uri = self.uri(key)
         try:
-            resource = resources.decode_resource(data)
-            meta = resources.meta_from_resource(resource, key=key, uri=uri)
+            resource = listing.decode_resource(data)
+            meta = listing.meta_from_resource(resource, key=key, uri=uri)
         except ValueError as exc:
             why = f"the response is not an object resource ({redact_error(exc)})"
             raise malformed_response(action, uri, why, maybe_done=maybe_done) from exc
@@ -225,7 +225,7 @@ class GCSService(XMLService):
             raise self._not_from_service("delete", key, response)
 
     async def list_page(self, request: ListRequest) -> Page:
-        from aioflux._services.gcs import list_page as listing
+        from aioflux._services.gcs import listing
 
         prefix, glob = request.prefix, request.match_glob
         query = {
@@ -316,14 +316,14 @@ class GCSService(XMLService):
         return replace(meta, etag=etag)
 
     async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
-        from aioflux._services.gcs import resources
+        from aioflux._services.gcs import listing
 
         action = "test the permissions of"
         query = urlencode([("permissions", permission) for permission in permissions])
         target = f"{self._json_path}/iam/testPermissions?{query}".encode()
         response = await self._sender.send(b"GET", target, action, "")
         try:
-            return resources.decode_permissions(response.body)
+            return listing.decode_permissions(response.body)
         except ValueError as exc:
             response.discard_connection()
             why = f"the response is not a list of permissions ({redact_error(exc)})"

@@ -35,6 +35,7 @@ from aioflux._services.base import (
     Service,
     UploadedPart,
     WriteRequest,
+    combined_crc32c,
 )
 from aioflux._services.local.checksums import read_checksum
 from aioflux._services.local.errors import error_from_os
@@ -57,7 +58,6 @@ from aioflux._services.local.write import (
     replace_file,
     write_all,
 )
-from aioflux._services.xml_multipart import combined_crc32c
 from aioflux._values.checksums import combine_crc32c
 from aioflux._values.meta import ObjectMeta, OpenUpload
 from aioflux._values.uri import quote_path

@@ -20,8 +20,12 @@ from aioflux._services.s3.endpoint import (
     endpoint_of,
     region_from_response,
 )
-from aioflux._services.s3.errors import EXPIRED_CODES, SKEWED_CODE, service_error
-from aioflux._services.s3.read import generation_from_head
+from aioflux._services.s3.wire import (
+    EXPIRED_CODES,
+    SKEWED_CODE,
+    generation_from_head,
+    service_error,
+)
 from aioflux._services.sender import (
     USER_AGENT,
     AuthorizedRequest,

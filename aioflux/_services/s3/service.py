@@ -14,21 +14,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aioflux._auth.redaction import redact
 from aioflux._services import xml_multipart as multipart
-from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest
-from aioflux._services.headers import DEFAULT_TYPE
+from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest, combined_crc32c
 from aioflux._services.http import COMPLETE_SECONDS
-from aioflux._services.s3 import read as reading
+from aioflux._services.responses import DEFAULT_TYPE
 from aioflux._services.s3 import wire
-from aioflux._services.s3.conditions import reject_ignored_condition, unquoted_endpoints
-from aioflux._services.s3.copy import MAX_COPY_BYTES, copy_by_parts, copy_headers
-from aioflux._services.s3.delete import delete_many, fits_xml
 from aioflux._services.s3.endpoint import is_amazon
-from aioflux._services.s3.errors import deletion_error, error_in_success
-from aioflux._services.s3.lister import S3Lister
+from aioflux._services.s3.listing import S3Lister
 from aioflux._services.s3.sender import S3Sender
+from aioflux._services.s3.wire import deletion_error, error_in_success
+from aioflux._services.s3.writes import (
+    MAX_COPY_BYTES,
+    copy_by_parts,
+    copy_headers,
+    delete_many,
+    fits_xml,
+    reject_ignored_condition,
+    unquoted_endpoints,
+)
 from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind
+from aioflux._services.xml_multipart import XMLService
 from aioflux._services.xml_reader import parse_fields
-from aioflux._services.xml_uploads import XMLService
 from aioflux._values.checksums import crc32c as crc32c_of
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
@@ -83,7 +88,7 @@ class S3Service(XMLService):
             config, access, uri=self.uri, on_endpoint=self._update_trust
         )
         self._update_trust()
-        self._guesses = reading.WholeObjectGuesses()
+        self._guesses = wire.WholeObjectGuesses()
         self._lister = S3Lister(
             self._sender, prefix, uri=self.uri, note_unsorted=self._note_unsorted
         )
@@ -219,7 +224,7 @@ class S3Service(XMLService):
         generation, start, end = request.generation, request.start, request.end
         pin = wire.parse_pin(generation)
         is_guess = not generation and start == 0 and self._guesses.omits_range(end)
-        byte_range = b"" if is_guess else reading.byte_range(start, end, pin)
+        byte_range = b"" if is_guess else wire.byte_range(start, end, pin)
         headers = wire.read_headers(pin, byte_range)
         return self._target(request.key, pin), headers, bool(byte_range), is_guess
 
@@ -230,9 +235,9 @@ class S3Service(XMLService):
         key, headers = request.key, response.headers
         etag = wire.etag_of(headers)
         if response.status == 416:
-            size = reading.size_past_the_end(headers, response.body, start=request.start)
+            size = wire.size_past_the_end(headers, response.body, start=request.start)
             return None if size is None else self._body(key, headers, etag, b"", size, None)
-        size = reading.object_size(request, response, etag)
+        size = wire.object_size(request, response, etag)
         is_whole = response.num_bytes == size
         checksum = self._checksum_of_whole(key, response) if is_whole else None
         return self._body(key, headers, etag, response.body, size, checksum)
@@ -254,9 +259,7 @@ class S3Service(XMLService):
         if checksum is not None or not self._verify:
             return checksum
         # Over TLS, bytes cannot change without an error, and an MD5 may cost more than the read.
-        is_same = reading.is_same_content(
-            headers, response.body, uses_md5=not self._sender.is_guarded
-        )
+        is_same = wire.is_same_content(headers, response.body, uses_md5=not self._sender.is_guarded)
         if is_same is None:
             return None
         if is_same:
@@ -498,7 +501,7 @@ class S3Service(XMLService):
         condition = precondition if self._server_compares(precondition) else Precondition()
         headers = [(b"Content-Type", b"application/xml")]
         headers += wire.precondition_headers(condition)
-        checksum = multipart.combined_crc32c(parts) if self._has_checksums else None
+        checksum = combined_crc32c(parts) if self._has_checksums else None
         if checksum is not None:
             headers += [*wire.hash_headers(checksum), (b"x-amz-checksum-type", b"FULL_OBJECT")]
         action = "complete the upload of"

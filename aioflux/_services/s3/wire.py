@@ -8,16 +8,35 @@ Source: docs.aws.amazon.com/AmazonS3/latest/API/API_Operations_Amazon_Simple_Sto
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+import zlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from aioflux._services import headers as _headers
-from aioflux._services.headers import DEFAULT_TYPE, decode_crc32c, encode_crc32c
+from aioflux._services import responses as _responses
+from aioflux._services.responses import (
+    DEFAULT_TYPE,
+    TRANSIENT,
+    decode_crc32c,
+    encode_crc32c,
+    error_from_status,
+    malformed_response,
+    response_error,
+)
+from aioflux.errors import (
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StorageError,
+    TransientError,
+)
 
 if TYPE_CHECKING:
-    from aioflux._services.base import Precondition
+    from aioflux._http import Response
+    from aioflux._services.base import Precondition, ReadRequest
     from aioflux._values.meta import ObjectMeta
 
 _USER_PREFIX = b"x-amz-meta-"
@@ -219,7 +238,7 @@ def meta_from_headers(
 ) -> ObjectMeta:
     """Build the metadata of an object from the headers of a response to a read or a HEAD."""
     coding = headers.get(b"content-encoding", b"").decode("latin-1")
-    return _headers.meta_from_headers(
+    return _responses.meta_from_headers(
         headers,
         key=key,
         uri=uri,
@@ -230,4 +249,237 @@ def meta_from_headers(
         crc32c=crc32c,
         # SDKs send `aws-chunked` with a chunked body; it is not an encoding of the object.
         content_encoding=coding.replace("aws-chunked", "").strip(" ,"),
+    )
+
+
+_ACTUAL_SIZE = re.compile(rb"<ActualObjectSize>([0-9]{1,18})</ActualObjectSize>")
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_MAX_GUESSED_BYTES: Final = 4 * 1024 * 1024
+"""Longest range that `WholeObjectGuesses` omits."""
+_NUM_AFTER_WRONG_GUESS: Final = 1000
+"""Number of reads after a wrong guess of which only the last omits its Range again."""
+
+
+def byte_range(start: int, end: int | None, pin: Pin) -> bytes:
+    """Return the value of a Range header for `[start, end)`; empty for the whole object."""
+    if start == 0 and (end is None or (pin.size is not None and end >= pin.size)):
+        return b""
+    return _responses.byte_range(start, end)
+
+
+def object_size(request: ReadRequest, response: Response, etag: str) -> int:
+    """Return the size of the whole object, in bytes, from a response to a read.
+
+    Raises:
+        ValueError: The response does not match the request.
+    """
+    if not etag:
+        # The response is, for example, the login page of a public network.
+        raise ValueError("the response has no ETag: it is not from S3")
+    size = _responses.size_from_response(request, response)
+    generation = request.generation
+    if generation and generation != generation_of(etag, size):
+        pin = parse_pin(generation)
+        if pin.etag and etag != pin.etag:
+            raise ValueError(f"the response has the ETag {etag!r}, not {pin.etag!r}")
+        if pin.size is not None and size != pin.size:
+            raise ValueError(f"the object has {size} bytes now, not {pin.size}")
+    return size
+
+
+def generation_from_head(headers: Mapping[bytes, bytes]) -> str:
+    """Return the generation from the headers of a response to a read; empty if they have none."""
+    part = _responses.parse_content_range(headers)
+    if part is not None:
+        return generation_of(etag_of(headers), part[2])
+    length = headers.get(b"content-length", b"")
+    return generation_of(etag_of(headers), int(length)) if length.isdigit() else ""
+
+
+def size_past_the_end(headers: Mapping[bytes, bytes], body: Any, *, start: int) -> int | None:
+    """Return the object size from a 416 response; None if it is missing, or larger than `start`."""
+    if b"content-range" in headers:
+        return _responses.size_from_unsatisfied(headers, start=start)
+    match = _ACTUAL_SIZE.search(bytes(body))
+    return int(match[1]) if match is not None and int(match[1]) <= start else None
+
+
+def is_same_content(headers: Mapping[bytes, bytes], data: Any, *, uses_md5: bool) -> bool | None:
+    """Compare the bytes of a whole object with a checksum of the response other than crc32c.
+
+    Args:
+        headers: Headers of the response, names in lower case.
+        data: The bytes.
+        uses_md5: If there is no other checksum, compare the MD5, which takes 1.6 ms per MiB.
+
+    Returns:
+        Whether they match; None if the response has no checksum that can be computed here.
+    """
+    get = headers.get
+    if get(b"x-amz-checksum-type") != b"COMPOSITE":
+        for name, digest in _DIGESTS.items():
+            expected = get(name)
+            if expected is None or b"-" in expected:
+                continue
+            actual = digest(data)
+            if actual is not None:
+                return base64.b64encode(actual) == expected
+    if not uses_md5 or not has_md5(headers):
+        return None
+    return hashlib.md5(data, usedforsecurity=False).hexdigest() == etag_of(headers)
+
+
+def has_md5(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether the ETag is the MD5 of the bytes: one part, not encrypted by a KMS key.
+
+    Source: docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html.
+    """
+    get = headers.get
+    if get(b"x-amz-server-side-encryption", b"AES256") != b"AES256":
+        return False
+    if b"x-amz-server-side-encryption-customer-algorithm" in headers:
+        return False
+    return _MD5.fullmatch(etag_of(headers)) is not None
+
+
+def _crc32(data: Any) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "big")
+
+
+def _crc64nvme(data: Any) -> bytes | None:
+    """Return the CRC64NVME; None if awscrt is not installed."""
+    try:
+        from awscrt.checksums import crc64nvme  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    value: int = crc64nvme(data)
+    return value.to_bytes(8, "big")
+
+
+_DIGESTS: dict[bytes, Callable[[Any], bytes | None]] = {
+    b"x-amz-checksum-crc64nvme": _crc64nvme,
+    b"x-amz-checksum-crc32": _crc32,
+    b"x-amz-checksum-sha256": lambda data: hashlib.sha256(data).digest(),
+    b"x-amz-checksum-sha1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
+}
+
+
+class WholeObjectGuesses:
+    """Decisions on which reads omit their Range and request the whole object, of unknown size.
+
+    S3 returns a checksum only for a whole object. Most reads of small objects by key have a range
+    that includes the whole object, so they omit the Range. If the object is larger than the range,
+    the connection must be closed. Of the next such reads, beginning with the repeated one, 999 send
+    their Range.
+    """
+
+    def __init__(self) -> None:
+        self._num_ranges_left = 0
+
+    def omits_range(self, end: int | None) -> bool:
+        """Return whether to send a read of `[0, end)` without a Range."""
+        if end is None or end > _MAX_GUESSED_BYTES:
+            return False
+        if self._num_ranges_left:
+            self._num_ranges_left -= 1
+        return not self._num_ranges_left
+
+    def note_wrong(self) -> None:
+        """Record that an object was larger than the omitted Range."""
+        self._num_ranges_left = _NUM_AFTER_WRONG_GUESS
+
+
+EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
+"""Codes for expired credentials."""
+SKEWED_CODE = "RequestTimeTooSkewed"
+"""Code for a local clock that is wrong by more than 15 minutes."""
+
+_TRANSIENT_CODES = {
+    "InternalError": 500,
+    "OperationAborted": 409,
+    "ConditionalRequestConflict": 409,
+    "RequestTimeout": 400,
+    "ServiceUnavailable": 503,
+    "SlowDown": 503,
+}
+"""Codes that are retried, with the status that AWS sends; other servers may send another status."""
+_STATUSES = {"AccessDenied": 403, "NoSuchKey": 404, "PreconditionFailed": 412}
+_WRONG_TOKENS = frozenset({"InvalidToken"})
+_DIGEST_CODE = "XAmzContentSHA256Mismatch"
+_ADVICE_BY_CODE = {
+    **dict.fromkeys(EXPIRED_CODES, "sign in again, as with 'aws sso login'"),
+    "InvalidAccessKeyId": "no such access key exists; sign in again, or choose another profile",
+    "SignatureDoesNotMatch": (
+        "the secret key does not belong to the access key, or a proxy in between changes requests"
+    ),
+    SKEWED_CODE: "the clock of this machine is wrong; set it",
+    "InvalidToken": "the session token does not belong to the access key; sign in again",
+    "AllAccessDisabled": "the bucket is disabled",
+    "AccountProblem": "the account has a problem; contact AWS support",
+}
+_ADVICE_IF_DENIED = (
+    "check that the credentials in use have the permission (s3:GetObject, s3:PutObject, "
+    "s3:DeleteObject, s3:ListBucket; for encrypted objects also the KMS key), and whether the "
+    "requester pays; without s3:ListBucket, S3 also returns 403 for objects that do not exist"
+)
+
+
+def service_error(
+    status: int,
+    *,
+    action: str,
+    uri: str,
+    code: str = "",
+    detail: str = "",
+    retry_after: str | None = None,
+    generation: str = "",
+    is_conditional: bool = False,
+    is_completion: bool = False,
+) -> StorageError:
+    """Return the error for an error response; see `error_from_status` and `RequestKind`."""
+    texts = {"action": action, "uri": uri, "code": code}
+    if status == 412 and generation:
+        before = f"it was replaced and no longer has generation {generation}, "
+        return response_error(NotFoundError, status, **texts, before=before, advice="list it again")
+    texts["detail"] = detail
+    is_missing = status == 404 and code != "NoSuchBucket" and code != "NoSuchUpload"
+    is_conflict = status == 409 and code == "ConditionalRequestConflict" and is_completion
+    if is_conditional and (status == 412 or is_missing or is_conflict):
+        before = "its generation is not the expected one, "
+        return response_error(PreconditionFailedError, status, **texts, before=before)
+    if code in _TRANSIENT_CODES and status not in TRANSIENT:
+        # 409: S3 rejected this request because of a concurrent one, so this one changed nothing.
+        maybe_done = _TRANSIENT_CODES[code] != 409
+        before = "the service returned "
+        return response_error(TransientError, status, **texts, before=before, maybe_done=maybe_done)
+    if status in {401, 403} or (status == 400 and code in EXPIRED_CODES | _WRONG_TOKENS):
+        before = "the credentials have expired, " if code in EXPIRED_CODES else ""
+        advice = _ADVICE_BY_CODE.get(code, _ADVICE_IF_DENIED)
+        return response_error(PermissionDeniedError, status, **texts, before=before, advice=advice)
+    if code == _DIGEST_CODE:
+        texts["code"] = "BadDigest"
+    return error_from_status(status, **texts, retry_after=retry_after)
+
+
+def deletion_error(code: str, detail: str, *, uri: str) -> StorageError:
+    """Return the error for one object that DeleteObjects did not delete."""
+    status = _TRANSIENT_CODES.get(code) or _STATUSES.get(code, 400)
+    return service_error(
+        status, action="delete", uri=uri, code=code, detail=detail, is_conditional=status == 412
+    )
+
+
+def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> StorageError:
+    """Return the error for an error body in a response with status 200.
+
+    S3 may send the status of a copy or of a CompleteMultipartUpload before the operation fails.
+    Source: docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html.
+    """
+    code, detail = fields.get("Code", ""), fields.get("Message", "")
+    if not code:
+        why = "the response has neither a result nor an error"
+        return malformed_response(action, uri, why, status=200)
+    status = _TRANSIENT_CODES.get(code) or _STATUSES.get(code, 400)
+    return service_error(
+        status, action=action, uri=uri, code=code, detail=detail, is_conditional=status == 412
     )
