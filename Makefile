@@ -30,16 +30,14 @@ PURE := $(addprefix aioflux/,\
 	_services/responses.py \
 	_services/s3/endpoint.py \
 	_services/s3/wire.py \
+	_transfer/admission.py \
 	_transfer/arguments.py \
 	_transfer/composite_plan.py \
-	_transfer/counters.py \
-	_transfer/deadlines.py \
 	_transfer/glob.py \
-	_transfer/limits.py \
 	_transfer/list_plan.py \
 	_transfer/lost_uploads.py \
 	_transfer/prefetch_budget.py \
-	_transfer/range_plan.py \
+	_transfer/read_plan.py \
 	_transfer/retry.py \
 	_transfer/temp_keys.py \
 	_values/checksums.py \

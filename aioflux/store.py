@@ -43,7 +43,7 @@ from aioflux._transfer.composite_plan import can_compose
 from aioflux._transfer.get_many import fetch_many, try_all, try_many
 from aioflux._transfer.get_range import Pin, read_into
 from aioflux._transfer.put import write_request
-from aioflux._transfer.range_plan import MAX_GAP_BYTES
+from aioflux._transfer.read_plan import MAX_GAP_BYTES
 from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.session import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX

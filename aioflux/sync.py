@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aioflux import _bridge
 from aioflux import store as _store
-from aioflux._transfer.range_plan import MAX_GAP_BYTES
+from aioflux._transfer.read_plan import MAX_GAP_BYTES
 
 if TYPE_CHECKING:
     import ssl

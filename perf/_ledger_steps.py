@@ -320,14 +320,14 @@ class _ServiceReader:
             return
         size = self._reads.size_bytes
         self._request = ReadRequest(key, "", 0, size)
-        if self._limits and not self._session.limits.try_acquire(size):
+        if self._limits and not self._session.admission.try_enter(size):
             self._run.fail(RuntimeError("the session's limits are exhausted"))
             return
         self._exchange = self._service.begin_get(self._request, self)
         if self._exchange is None:
             self._run.fail(RuntimeError("no connection is idle"))
         elif self._limits:
-            self._began = self._session.count_start()
+            self._began = self._session.admission.start()
 
     def done(self) -> bool:
         """See ResponseFuture."""
@@ -346,8 +346,9 @@ class _ServiceReader:
             self._run.fail(exc)
             return
         if self._limits:
-            self._session.limits.bytes.release(size)
-            self._session.count_success(self._request.key, body, 0, self._began)
+            self._session.admission.bytes.release(size)
+            self._session.admission.succeed(self._began)
+            self._session.count_success(self._request.key, body, 0)
         if body is None or body.size != size:
             self._run.fail(ValueError("received another object"))
         elif self._verifies and crc32c(body.data) != body.crc32c:

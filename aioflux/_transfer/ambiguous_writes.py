@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from aioflux._services.base import ReadRequest
+from aioflux._transfer.admission import THROTTLED
 from aioflux._transfer.retry import with_retry
-from aioflux._transfer.session import THROTTLED
 from aioflux._values.checksums import crc32c
 from aioflux.errors import (
     AlreadyExistsError,

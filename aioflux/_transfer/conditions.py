@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from aioflux._concurrency.single_flight import SingleFlight
 from aioflux._services.base import Precondition, WriteRequest
+from aioflux._transfer.admission import THROTTLED
 from aioflux._transfer.ambiguous_writes import AmbiguousWrite
 from aioflux._transfer.retry import Backoff, with_retry
-from aioflux._transfer.session import THROTTLED
 from aioflux._transfer.temp_keys import new_temporary_key
 from aioflux.errors import (
     AiofluxError,
@@ -116,7 +116,7 @@ async def _load(session: Session) -> None:
         lambda _: _load_once(session),
         session.retry,
         uri_of=session.service.uri,
-        budget=session.budget,
+        budget=session.admission.budget,
         clock=session.clock,
     )
 

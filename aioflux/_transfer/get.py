@@ -31,7 +31,7 @@ from aioflux._transfer.get_small import (
     first_range_bytes,
     lacks_checksum,
 )
-from aioflux._transfer.range_plan import coalesce_ranges
+from aioflux._transfer.read_plan import coalesce_ranges
 from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
@@ -39,7 +39,7 @@ from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 if TYPE_CHECKING:
     from aioflux._services.base import Body
     from aioflux._transfer.get_range import FirstRange
-    from aioflux._transfer.range_plan import MergedRange
+    from aioflux._transfer.read_plan import MergedRange
     from aioflux._transfer.session import Session
     from aioflux._values.meta import ObjectMeta
 
@@ -104,7 +104,7 @@ async def fetch(
         return await _verify(
             session, key, lambda: _fetch_known(session, key, meta), num_reads=num_reads
         )
-    estimate = session.limits.unknown_size
+    estimate = session.unknown_size
     is_small = estimate.is_known and estimate.num_bytes <= session.small_bytes
     num_reads = prior.num_reads
     if prior.failure is not None or (first is None and is_small):
@@ -194,7 +194,7 @@ async def _fetch_unknown(
     may_hold: Callable[[int], bool] | None,
     first: FirstRange | None,
 ) -> tuple[Fetched, int | None, int]:
-    estimate = session.limits.unknown_size
+    estimate = session.unknown_size
     buffers: list[BytesBuffer] = []
 
     def allocate(size: int) -> memoryview:

@@ -150,7 +150,7 @@ async def _fetch_within(
         if not reservation.try_acquire(meta.size):
             await reservation.acquire(meta.size)
         return await session.timed(fetch(session, key, meta, prior=prior), prior.started_at)
-    estimate, options = session.limits.unknown_size, session.options
+    estimate, options = session.unknown_size, session.options
     backoff: Backoff | None = None
     while True:
         if estimate.is_known and estimate.num_bytes > options.range_size_bytes:

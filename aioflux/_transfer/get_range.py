@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioflux._concurrency.fan_out import gather
 from aioflux._http import HashedMemory
 from aioflux._services.base import ReadRequest
-from aioflux._transfer.range_plan import plan_ranges
+from aioflux._transfer.read_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, StorageError, TransientError
 

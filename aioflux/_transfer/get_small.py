@@ -108,7 +108,7 @@ def check_small(
     """
     data, size = body.data, body.size
     if meta is None:
-        session.limits.unknown_size.add(size)
+        session.unknown_size.add(size)
         if not data and not size:
             return FirstRange(memoryview(b""), body)
     if not data or not isinstance(data, bytes):

@@ -19,7 +19,7 @@ from aioflux._transfer.get_range import (
     read_into,
     read_range,
 )
-from aioflux._transfer.range_plan import plan_ranges
+from aioflux._transfer.read_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, StorageError
 

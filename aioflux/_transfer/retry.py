@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from aioflux.errors import TransientError
 
 if TYPE_CHECKING:
+    from aioflux._transfer.admission import RetryBudget
     from aioflux.options import RetryPolicy
 
 T = TypeVar("T")
@@ -22,10 +23,6 @@ _log = logging.getLogger("aioflux.retry")
 
 _WARNING_SECONDS = 1.0
 _MAX_UNKNOWN_HOST = 3
-
-_RETRIES_PER_SUCCESS = 0.2
-"""Retries that each successful request allows: the ratio of Finagle's RetryBudget
-(twitter.github.io/finagle/guide/Clients.html)."""
 
 _MAX_MALFORMED = 3
 """Consecutive malformed responses after which a request is not retried. One malformed response is
@@ -43,55 +40,6 @@ _MAX_PAUSE_SECONDS = 2.0
 _jitter: Final = random.SystemRandom().random
 """A separate random source: drawing from the module `random` would change the results of a caller's
 program that seeds it."""
-
-
-class RetryBudget:
-    """A token bucket of the retries that all requests of one store may send.
-
-    The bucket holds at most `burst` tokens. A retry removes one token. Time and successful requests
-    add tokens, and a successful retry returns its own. If the bucket is empty, a retry waits: while
-    a service is down, all requests of a store send `per_second` retries per second in total.
-
-    Args:
-        burst: Retries that may be sent without a pause.
-        per_second: Retries that may be sent per second, even if no request succeeds.
-
-    Attributes:
-        has_warned: The store has logged that it has no connection, and no retry succeeded since.
-    """
-
-    def __init__(self, *, burst: float, per_second: float) -> None:
-        self.has_warned = False
-        self._burst = burst
-        self._per_second = per_second
-        self._tokens = float(burst)
-        self._filled_at: float | None = None
-
-    def on_success(self, *, was_retry: bool = False) -> None:
-        """Add a fifth of a token, and one more token if the successful request was a retry."""
-        if was_retry:
-            self.has_warned = False
-        if self._tokens < self._burst:
-            self._tokens = min(self._burst, self._tokens + _RETRIES_PER_SUCCESS + was_retry)
-
-    def try_acquire(self, now: float) -> float:
-        """Acquire a token for one retry, if there is one.
-
-        Args:
-            now: Monotonic time in seconds.
-
-        Returns:
-            0 if a token was acquired. Otherwise the seconds until there is a token, unless another
-            request acquires it first.
-        """
-        if self._filled_at is not None:
-            filled = self._tokens + (now - self._filled_at) * self._per_second
-            self._tokens = min(self._burst, filled)
-        self._filled_at = now
-        if self._tokens < 1:
-            return (1 - self._tokens) / self._per_second
-        self._tokens -= 1
-        return 0.0
 
 
 def backoff_bound(attempt: int, policy: RetryPolicy) -> float:

@@ -21,18 +21,22 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from aioflux._concurrency.loop_threads import loop_threads, run_on
 from aioflux._concurrency.run_to_completion import run_to_completion, start_task
 from aioflux._http.memory import BytesPool
 from aioflux._services.base import Body
-from aioflux._transfer.counters import Counters, StoreCounters
-from aioflux._transfer.deadlines import Deadlines
-from aioflux._transfer.limits import Limits, RequestRate, plan_start
+from aioflux._transfer.admission import (
+    Admission,
+    Counters,
+    RequestRate,
+    StoreCounters,
+    plan_start,
+)
 from aioflux._transfer.prefault import Prefaulter
-from aioflux._transfer.retry import RetryBudget, with_retry
+from aioflux._transfer.read_plan import SizeEstimate
+from aioflux._transfer.retry import with_retry
 from aioflux._transfer.twice import ReadingTwice
 from aioflux._values.stats import Progress
 from aioflux._values.uri import meant_key
@@ -52,8 +56,6 @@ _log = logging.getLogger("aioflux")
 _SMALL_BYTES: Final = 1 * MIB
 _LEAST_BYTES: Final = 1024 * 1024
 """Smaller bodies stay on the caller's loop: the crossing to another loop costs 0.1 ms."""
-THROTTLED = frozenset({429, 503})
-"""Statuses of throttled requests."""
 
 
 class OpenTransfer(Protocol):
@@ -73,6 +75,7 @@ class Spread:
     """
 
     def __init__(self, service: Service, others: Sequence[Service]) -> None:
+        self.service = service
         self._services = (service, *others)
         self._used: set[int] = set()
         """Numbers of the other services that were used."""
@@ -107,39 +110,46 @@ class Spread:
             await self._services[0].aclose()
 
 
-@dataclass(frozen=True, slots=True)
 class Session:
-    """Service, policies, limits and counters of one store on one event loop."""
+    """Service, policies, admission and memory of one store on one event loop.
 
-    service: Service
-    spread: Spread
-    options: TransferOptions
-    retry: RetryPolicy
-    limits: Limits
-    counters: Counters = field(default_factory=Counters)
-    progress: ProgressHook | None = None
-    cleanup_timeouts: CleanupTimeouts = field(default_factory=CleanupTimeouts)
-    clock: Callable[[], float] = time.monotonic
-    open_transfers: set[OpenTransfer] = field(default_factory=set)
-    cleanup_tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    pid: int = field(default_factory=os.getpid)
-    small_bytes: int = field(init=False)
-    """Largest object that is read by one request, in bytes. If the body of a small object breaks
-    off, all of it is requested again; reads of larger objects keep the received bytes."""
-    budget: RetryBudget = field(init=False)
-    deadlines: Deadlines = field(init=False)
-    prefaulter: Prefaulter = field(default_factory=Prefaulter)
-    memory: BytesPool = field(init=False)
+    Attributes:
+        small_bytes: Largest object that is read by one request, in bytes. If the body of a small
+            object breaks off, all of it is requested again; reads of larger objects keep the
+            received bytes.
+        unknown_size: Estimate of the sizes of objects, for first ranges.
+        open_transfers: Transfers that need clean-up when the store is closed.
+        cleanup_tasks: Tasks that `aclose` waits for.
+    """
 
-    def __post_init__(self) -> None:
-        retry = self.retry
-        budget = RetryBudget(burst=retry.budget_retries, per_second=retry.budget_per_second)
-        object.__setattr__(self, "budget", budget)
-        small_bytes = min(_SMALL_BYTES, self.options.range_size_bytes)
-        object.__setattr__(self, "small_bytes", small_bytes)
-        deadlines = Deadlines(retry.deadline_seconds, clock=self.clock)
-        object.__setattr__(self, "deadlines", deadlines)
-        object.__setattr__(self, "memory", BytesPool(self.options.max_in_flight_bytes))
+    def __init__(
+        self,
+        spread: Spread,
+        options: TransferOptions,
+        retry: RetryPolicy,
+        admission: Admission,
+        *,
+        progress: ProgressHook | None = None,
+        cleanup_timeouts: CleanupTimeouts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.service = spread.service
+        self.spread = spread
+        self.options = options
+        self.retry = retry
+        self.admission = admission
+        self.counters = admission.counters
+        self.progress = progress
+        self.cleanup_timeouts = cleanup_timeouts
+        self.clock = clock
+        self.pid = os.getpid()
+        self.small_bytes = min(_SMALL_BYTES, options.range_size_bytes)
+        # 0 until a size is known: `first_range_bytes` then returns a share of the byte budget.
+        self.unknown_size = SizeEstimate(0)
+        self.open_transfers: set[OpenTransfer] = set()
+        self.cleanup_tasks: set[asyncio.Task[Any]] = set()
+        self.prefaulter = Prefaulter()
+        self.memory = BytesPool(options.max_in_flight_bytes)
 
     @property
     def is_inherited(self) -> bool:
@@ -177,21 +187,21 @@ class Session:
         """
         if os.getpid() != self.pid:
             self.require_own_process(key)
-        # Bytes before the slot: a request that waits for bytes must not block a slot.
-        byte_budget, requests = self.limits.bytes, self.limits.requests
+        admission = self.admission
+        byte_budget, slots, deadlines = admission.bytes, admission.slots, admission.deadlines
         if not byte_budget.try_acquire(num_bytes):
             await byte_budget.acquire(num_bytes)
         try:
             if after is None:
                 # The deadline begins after the wait for the first slot.
-                if not requests.try_acquire():
-                    await requests.acquire()
-                num_cuts = requests.num_cuts
-                started_at = self.count_start()
+                if not slots.try_acquire():
+                    await slots.acquire()
+                num_cuts = slots.num_cuts
+                started_at = admission.start()
                 # Not by `_retry`, to save a coroutine: almost all attempts are first attempts.
                 task = asyncio.current_task()
                 assert task is not None
-                is_outermost = self.deadlines.add(task, started_at)
+                is_outermost = deadlines.add(task, started_at)
                 try:
                     result = await attempt(1)
                 except TransientError as exc:
@@ -200,22 +210,23 @@ class Session:
                 except BaseException as exc:
                     self.count_failure(key, exc, num_cuts)
                     is_cancelled = is_outermost and isinstance(exc, asyncio.CancelledError)
-                    if is_cancelled and self.deadlines.pop_expired(task):
+                    if is_cancelled and deadlines.pop_expired(task):
                         raise self.deadline_error(key, started_at) from exc
                     raise
                 else:
-                    self.count_success(key, result, num_bytes, started_at)
+                    admission.succeed(started_at)
+                    self.count_success(key, result, num_bytes)
                     return result
                 finally:
                     if is_outermost:
-                        self.deadlines.remove(task)
+                        deadlines.remove(task)
             return await with_retry(
                 lambda number: self._retry(key, attempt, number, num_bytes),
                 self.retry,
                 after=after,
                 started_at=started_at,
                 uri_of=lambda: self.service.uri(key),
-                budget=self.budget,
+                budget=admission.budget,
                 clock=self.clock,
             )
         finally:
@@ -226,16 +237,18 @@ class Session:
     ) -> T:
         """Make another attempt, with a new request slot."""
         # In front, because at the end of the queue the deadline of the request could pass.
-        await self.limits.requests.acquire(in_front=True)
-        num_cuts = self.limits.requests.num_cuts
-        started_at = self.count_start()
-        self.counters.num_retries += 1
+        admission = self.admission
+        await admission.slots.acquire(in_front=True)
+        num_cuts = admission.slots.num_cuts
+        started_at = admission.start()
+        admission.counters.num_retries += 1
         try:
             result = await attempt(number)
         except BaseException as exc:
             self.count_failure(key, exc, num_cuts)
             raise
-        self.count_success(key, result, num_bytes, started_at, was_retry=True)
+        admission.succeed(started_at, was_retry=True)
+        self.count_success(key, result, num_bytes)
         return result
 
     async def head(self, key: str, generation: str = "") -> ObjectMeta:
@@ -265,30 +278,11 @@ class Session:
         if not self.options.verify or (expected is None and not is_guarded):
             self.counters.bytes_unverified += num_bytes
 
-    # `Session.call` and `SmallReadLoop` call these methods at the start and end of attempts.
-
-    def count_start(self) -> float:
-        """Count an attempt that starts, and return the monotonic clock's time."""
-        counters = self.counters
-        counters.num_requests += 1
-        counters.num_in_flight += 1
-        return self.clock()
+    # `Session.call` and `SmallReadLoop` call these methods at the end of attempts.
 
     def count_failure(self, key: str, error: BaseException, num_cuts: int) -> None:
-        """Count an attempt that failed, and release its slot; name a key that was meant.
-
-        Args:
-            key: Name of the object.
-            error: The failure.
-            num_cuts: Value of `AdaptiveLimit.num_cuts` when the request was sent.
-        """
-        counters, requests = self.counters, self.limits.requests
-        counters.num_in_flight -= 1
-        counters.num_failures += 1
-        if isinstance(error, TransientError) and error.status in THROTTLED:
-            counters.num_throttled += 1
-            requests.on_throttled(num_cuts)
-        requests.release()
+        """Count an attempt that failed, and name a key that was meant; see `Admission.fail`."""
+        self.admission.fail(error, num_cuts)
         if isinstance(error, NotFoundError):
             error.message += meant_key(key, self.service.uri())
         if isinstance(error, TransientError):
@@ -296,25 +290,11 @@ class Session:
                 self.count_mismatch(key, error.message)
             self.count_bytes(key, num_received=error.num_bytes_received)
 
-    def count_success(
-        self,
-        key: str,
-        result: object,
-        num_bytes: int,
-        started_at: float,
-        *,
-        was_retry: bool = False,
-        is_call: bool = False,
-    ) -> None:
-        """Count an attempt that succeeded, which is a whole call if `is_call`; release its slot."""
-        counters, requests = self.counters, self.limits.requests
-        counters.num_in_flight -= 1
-        counters.add_latency(self.clock() - started_at, is_call=is_call)
-        requests.release_after_success()
-        self.budget.on_success(was_retry=was_retry)
+    def count_success(self, key: str, result: object, num_bytes: int) -> None:
+        """Count the bytes of an attempt that succeeded."""
         if isinstance(result, Body):
             num_received = len(result.data)
-            counters.bytes_received += num_received
+            self.counters.bytes_received += num_received
             if self.progress is not None and num_received:
                 self._call_hook(Progress(self.service.uri(key), "received", num_received))
         elif num_bytes:
@@ -379,7 +359,7 @@ class Session:
                 _, pending = await asyncio.wait(tuple(self.cleanup_tasks), timeout=seconds)
                 if pending:
                     break  # the pending tasks fail without connections, and log the failure
-        self.deadlines.close()
+        self.admission.deadlines.close()
         self.prefaulter.close()
         self.memory.clear()
         await self.spread.aclose()
@@ -419,6 +399,7 @@ class Sessions:
 
     Attributes:
         cleanup_timeouts: Time limits of the clean-up of the store's transfers.
+        clock: Monotonic clock of sessions that are opened from now on.
     """
 
     def __init__(
@@ -439,6 +420,7 @@ class Sessions:
         self._num_loops = num_loops
         self.cleanup_timeouts = cleanup_timeouts
         self._owner = owner
+        self.clock = time.monotonic
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = (
             weakref.WeakKeyDictionary()
         )
@@ -464,18 +446,23 @@ class Sessions:
                 other.memory.clear()  # the timer of the memory ended with its loop
         transfer = self._transfer
         reads_twice = transfer.verify and transfer.verify_ranges
+        counters = Counters()
         # A read may be two requests at the same time.
-        limits = Limits(
+        admission = Admission(
             max_in_flight=-(-transfer.max_in_flight // (1 + reads_twice)),
             max_in_flight_bytes=-(-transfer.max_in_flight_bytes // (1 + reads_twice)),
+            retry=self._retry,
+            counters=counters,
+            clock=self.clock,
         )
+        self._counters.add_loop(loop, counters, admission.slots)
         text, num_workers = os.environ.get("WORLD_SIZE", ""), _num_workers()
         world_size = (int(text) if text.isdecimal() else 1) * num_workers
         first, delay = plan_start(transfer.max_in_flight, world_size, _jitter())
         if delay:
-            limits.requests.start_slowly(first, delay)
+            admission.slots.start_slowly(first, delay)
         if (per_second := transfer.max_requests_per_second) is not None:
-            limits.requests.rate = RequestRate(per_second / num_workers, fraction=_jitter())
+            admission.slots.rate = RequestRate(per_second / num_workers, fraction=_jitter())
         services = [self._open_service() for _ in range(self._num_loops)]
         if reads_twice:
 
@@ -487,16 +474,14 @@ class Sessions:
                     loop.call_soon_threadsafe(session.count_mismatch, key, reason)
 
             services = [ReadingTwice(service, on_mismatch) for service in services]
-        counters = self._counters.add_loop(loop, limits.requests)
         session = Session(
-            services[0],
             Spread(services[0], services[1:]),
             transfer,
             self._retry,
-            limits,
-            counters,
-            self._progress,
-            self.cleanup_timeouts,
+            admission,
+            progress=self._progress,
+            cleanup_timeouts=self.cleanup_timeouts,
+            clock=self.clock,
         )
         self._by_loop[loop] = session
         return session

@@ -125,18 +125,18 @@ class SmallReadLoop:
         )
         if handover is not None:
             return index, handover
-        session.deadlines.add_sequence(self)
+        session.admission.deadlines.add_sequence(self)
         self._handover = asyncio.get_running_loop().create_future()
         return self._handover
 
     def stop(self, error: BaseException) -> None:
         """Abort the current item, whose outcome is `error`."""
-        self._session.deadlines.remove_sequence(self)
+        self._session.admission.deadlines.remove_sequence(self)
         future, index = self._handover, self._index
         if self._exchange is not None:
             self._abort_request(asyncio.CancelledError())
         elif self._slot_waiter is not None:
-            self._session.limits.remove_waiter(self._slot_waiter, self._end)
+            self._session.admission.remove_waiter(self._slot_waiter, self._end)
             self._slot_waiter = None
             self._budget.change(-self._end)
         else:
@@ -166,10 +166,11 @@ class SmallReadLoop:
             self._on_failure(exc)
             return
         try:
-            session.limits.bytes.release(self._end)
+            session.admission.bytes.release(self._end)
             key, started_at = self._request.key, self.started_at
             read = None if body is None else check_small(session, key, body, self._end, self._meta)
-            session.count_success(key, body, 0, started_at, is_call=isinstance(read, Fetched))
+            session.admission.succeed(started_at, is_call=isinstance(read, Fetched))
+            session.count_success(key, body, 0)
         except Exception as exc:  # raised by the progress hook
             self._budget.change(-self._end)
             self._finish_item(None, exc)
@@ -184,10 +185,7 @@ class SmallReadLoop:
         """Fail or hand over the item, after its request failed with `exception`."""
         error = self._session.service.fail_get(self._request, self._pop_exchange(), exception)
         if error is None:
-            # The request was not sent, so it does not count.
-            self._session.counters.num_requests -= 1
-            self._session.counters.num_in_flight -= 1
-            self._session.limits.release(self._end)
+            self._session.admission.cancel(self._end, was_started=True)
             self._fall_back(NO_ATTEMPT)
         else:
             self._on_failure(error)
@@ -209,7 +207,7 @@ class SmallReadLoop:
         future = self._handover
         assert future is not None
         if future.done() or not self._send():
-            self._session.limits.release(self._end)
+            self._session.admission.cancel(self._end)
             self._fall_back(NO_ATTEMPT)
 
     # One item.
@@ -218,7 +216,7 @@ class SmallReadLoop:
         """Start to read an item; return a handover if it cannot be started at once."""
         session, budget = self._session, self._budget
         if isinstance(item, str):
-            estimate = session.limits.unknown_size
+            estimate = session.unknown_size
             key, meta, generation = item, None, ""
             mean = estimate.num_bytes
             if not key or not estimate.is_known or mean > self._small_bytes:
@@ -232,13 +230,13 @@ class SmallReadLoop:
             return Handover(item, budget.reserve(index), NO_ATTEMPT)
         self._index, self._item, self._meta = index, item, meta
         self._request, self._end = ReadRequest(key, generation, 0, end), end
-        if session.limits.try_acquire(end):
+        if session.admission.try_enter(end):
             if self._send():
                 return None
-            session.limits.release(end)
+            session.admission.cancel(end)
         else:
             waiter = _SlotCallback(self)
-            if session.limits.add_waiter(waiter, end):
+            if session.admission.add_waiter(waiter, end):
                 self._slot_waiter = waiter
                 self.started_at = session.clock()
                 return None
@@ -254,8 +252,8 @@ class SmallReadLoop:
             return False
         if exchange is None:
             return False
-        self._exchange, self._num_cuts = exchange, session.limits.requests.num_cuts
-        self.started_at = session.count_start()
+        self._exchange, self._num_cuts = exchange, session.admission.slots.num_cuts
+        self.started_at = session.admission.start()
         return True
 
     def _cached_end(self, mean: int) -> int:
@@ -274,13 +272,13 @@ class SmallReadLoop:
     def _abort_request(self, error: BaseException) -> None:
         """Abort the current request, and count it as failed with `error`."""
         self._session.service.abort_get(self._pop_exchange())
-        self._session.limits.bytes.release(self._end)
+        self._session.admission.bytes.release(self._end)
         self._session.count_failure(self._request.key, error, self._num_cuts)
         self._budget.change(-self._end)
 
     def _on_failure(self, error: Exception) -> None:
         """Hand the item over if its request may be retried; otherwise fail the item."""
-        self._session.limits.bytes.release(self._end)
+        self._session.admission.bytes.release(self._end)
         try:
             self._session.count_failure(self._request.key, error, self._num_cuts)
         except Exception as exc:  # raised by the progress hook
@@ -307,7 +305,7 @@ class SmallReadLoop:
             indexed = fan_out.next_ready_item()
             handover = None if indexed is None else self._start_item(*indexed)
         except BaseException as exc:  # from the iterator of the items; the worker raises it
-            self._session.deadlines.remove_sequence(self)
+            self._session.admission.deadlines.remove_sequence(self)
             # Set both now: the consumer may run before the worker.
             fan_out.exhausted = True
             fan_out.crash = exc
@@ -319,7 +317,7 @@ class SmallReadLoop:
             self._wake_worker((indexed[0], handover))
 
     def _wake_worker(self, handover: tuple[int, Handover] | None) -> None:
-        self._session.deadlines.remove_sequence(self)
+        self._session.admission.deadlines.remove_sequence(self)
         assert self._handover is not None
         self._handover.set_result(handover)
 

@@ -27,7 +27,7 @@ from aioflux._transfer.delete import delete
 from aioflux._transfer.initiate import Initiation
 from aioflux._transfer.prefault import prefault
 from aioflux._transfer.put import compare_stored, put_once
-from aioflux._transfer.range_plan import plan_part_size
+from aioflux._transfer.read_plan import plan_part_size
 from aioflux._transfer.temp_keys import new_temporary_key
 from aioflux._values.checksums import combine_crc32c, crc32c_of_pieces
 from aioflux.errors import (

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from aioflux._services.base import Body, Capabilities, Page, Service, UploadedPart
-from aioflux._transfer.deadlines import Deadlines
 from aioflux._transfer.session import Sessions
 from aioflux._values.meta import ObjectMeta, OpenUpload
 from aioflux._values.uri import parse_uri
@@ -207,11 +206,8 @@ class _VirtualSessions(Sessions):
     """Sessions whose clock is that of their loop; otherwise it is `time.monotonic`."""
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Session:
-        session = super()._open(loop)
-        object.__setattr__(session, "clock", loop.time)
-        deadlines = Deadlines(session.retry.deadline_seconds, clock=loop.time)
-        object.__setattr__(session, "deadlines", deadlines)
-        return session
+        self.clock = loop.time
+        return super()._open(loop)
 
 
 def scaled_transfer(transfer: TransferOptions, bytes_per_byte: int) -> TransferOptions:

@@ -75,7 +75,7 @@ class FakeService(FlakyService):
             self, transfer=replace(OPTIONS, **options), retry=retry, progress=progress
         )
         if is_warm:
-            store.session.limits.unknown_size.add(1000)
+            store.session.unknown_size.add(1000)
         return store
 
     # Methods that complete a read in progress.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -50,20 +49,20 @@ class ServiceStore(aioflux.Store):
     def __init__(self, service: Service, **settings: Any) -> None:
         super().__init__(parse_uri(service.uri("")), timeouts=aioflux.Timeouts(), **settings)
         self._service = service
-        session = replace(self._sessions.current(), clock=loop_time)
-        self.session = self._sessions._by_loop[asyncio.get_running_loop()] = session
+        self._sessions.clock = loop_time
+        self.session = self._sessions.current()
 
     def _open_service(self, _: Any) -> Service:
         return self._service
 
     def is_clean(self) -> bool:
         """Return whether every slot and byte is released, and no deadline is open."""
-        limits = self.session.limits
+        limits = self.session.admission
         return (
             limits.bytes.held_bytes == 0
-            and limits.requests.num_held == 0
+            and limits.slots.num_held == 0
             and self.stats.num_in_flight == 0
-            and self.session.deadlines.is_idle
+            and self.session.admission.deadlines.is_idle
         )
 
 

@@ -14,7 +14,8 @@ import pytest
 
 import aioflux
 from aioflux import RetryPolicy, TransientError
-from aioflux._transfer.retry import RetryBudget, with_retry
+from aioflux._transfer.admission import RetryBudget
+from aioflux._transfer.retry import with_retry
 from aioflux.testing import GCSServer
 from perf.servers._supervised import free_ports
 from tests.transfer.test_retry import Time

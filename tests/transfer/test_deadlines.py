@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux import RetryPolicy, TransientError
-from aioflux._transfer.deadlines import Deadlines
+from aioflux._transfer.admission import Deadlines
 from tests.transfer.clock import loop_time
 from tests.transfer.scripted_service import ScriptedService
 

@@ -312,7 +312,7 @@ async def test_a_read_by_name_of_what_is_replaced_often_pauses_between_its_tries
     scripted = ScriptedService("unused", service=service)
     await service.put(WriteRequest("a"), [DATA], crc32c=None)
     store = scripted.new_store(retry=RetryPolicy(initial_seconds=1.0))
-    store.session.limits.unknown_size.add(1)
+    store.session.unknown_size.add(1)
     assert await read(store) == DATA
     waits = [after - before for before, after in itertools.pairwise(service.times)]
     assert len(waits) == service.num_replaced

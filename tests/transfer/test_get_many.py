@@ -118,7 +118,7 @@ async def test_first_ranges_stay_within_what_was_acquired_for_them(
 ) -> None:
     """While 15 reads wait for a small range each, the objects of the store turn out to be large."""
     store = scripted.new_store(max_in_flight=16, max_in_flight_bytes=4000, range_size_bytes=10_000)
-    store.session.limits.unknown_size.add(100)
+    store.session.unknown_size.add(100)
     listed = scripted.put("listed", pattern(3990))
     names = [f"{at:02}" for at in range(15)]
     for name in names:
@@ -137,7 +137,7 @@ async def test_first_ranges_stay_within_what_was_acquired_for_them(
     first = asyncio.ensure_future(anext(batches))
     await settle()
     for _ in range(20):
-        store.session.limits.unknown_size.add(3000)
+        store.session.unknown_size.add(3000)
     may_end.set()
     keys = [key for key, _ in await first]
     second = asyncio.ensure_future(anext(batches))
@@ -189,7 +189,7 @@ async def test_an_object_that_is_gone_when_there_is_room_is_not_found(
 async def test_an_object_that_is_replaced_each_time_is_an_error(scripted: ScriptedService) -> None:
     scripted.put("a", pattern(3000))
     store = scripted.new_store()
-    store.session.limits.unknown_size.add(10**12)
+    store.session.unknown_size.add(10**12)
     gone = NotFoundError("gone", uri="memory://x/a")
     scripted.service.fail("get", *[Fault(kind="refuse", error=gone) for _ in range(20)])
     with pytest.raises(PreconditionFailedError, match="replaced while it was read, 4 times"):
@@ -203,7 +203,7 @@ async def test_an_object_that_is_replaced_often_is_read_after_a_pause(
     data = pattern(3000)
     scripted.put("a", data)
     store = scripted.new_store(retry=RetryPolicy(initial_seconds=1.0))
-    store.session.limits.unknown_size.add(10**12)
+    store.session.unknown_size.add(10**12)
     gone = NotFoundError("gone", uri="memory://x/a")
     scripted.service.fail("get", *[Fault(kind="refuse", error=gone) for _ in range(7)])
     begun = clock.now
@@ -216,7 +216,7 @@ async def test_of_large_objects_the_size_is_requested_first(scripted: ScriptedSe
     for at in range(6):
         scripted.put(f"{at}", pattern(3000))
     store = scripted.new_store(max_in_flight_bytes=4000)
-    store.session.limits.unknown_size.add(10**6)
+    store.session.unknown_size.add(10**6)
     got = [batch async for batch in store.get_batches(map(str, range(6)), ordered=True)]
     assert sum(len(batch) for batch in got) == 6
     assert scripted.service.count("head") == 6
@@ -227,7 +227,7 @@ async def test_a_guess_costs_no_request(scripted: ScriptedService) -> None:
     """Before any size is known, nobody asks for one."""
     scripted.put("a", b"1")
     store = scripted.new_store(range_size_bytes=1)
-    assert not store.session.limits.unknown_size.is_known
+    assert not store.session.unknown_size.is_known
     _ = [batch async for batch in store.get_batches(["a"], ordered=True)]
     assert len(scripted.service.calls) == 1
 

@@ -441,7 +441,7 @@ async def test_reads_by_name_stay_within_the_byte_budget(scripted: ScriptedServi
         scripted.put(f"large {at}", pattern(15_000 + 500 * at))
     peak = PeakBytes(scripted)
     await asyncio.gather(*(store.get(f"small {at}") for at in range(200)))
-    assert store.session.limits.unknown_size.num_bytes < 1000
+    assert store.session.unknown_size.num_bytes < 1000
     got = await asyncio.gather(*(store.get(f"large {at}") for at in range(40)))
     assert [len(each) for each in got] == [15_000 + 500 * at for at in range(40)]
     assert 32_000 < peak.peak <= 64_000
@@ -453,7 +453,7 @@ async def test_small_objects_do_not_wait_for_each_other(
 ) -> None:
     options = {"max_in_flight_bytes": 256 * MIB, "range_size_bytes": 16 * MIB}
     store = scripted.new_store(max_in_flight=64, **options)
-    store.session.limits.unknown_size.add(estimate)
+    store.session.unknown_size.add(estimate)
     scripted.put("a", DATA)
     asked: list[int] = []
     inner = scripted.service.get
@@ -613,7 +613,7 @@ async def test_an_idle_reader_fetches_no_more_than_its_window(
         async with store.open_reader("large") as reader:
             await reader.read(1)
             session: Any = store._sessions.current()
-            await until(lambda: session.limits.bytes.held_bytes == 0)
+            await until(lambda: session.admission.bytes.held_bytes == 0)
             assert server.stats.operation("objects.get").bytes_out <= 16 * MIB + 10_000
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError
-from aioflux._transfer.range_plan import coalesce_ranges
+from aioflux._transfer.read_plan import coalesce_ranges
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import pattern
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 import aioflux
 from aioflux._concurrency.byte_budget import ByteBudget
-from aioflux._transfer.limits import (
+from aioflux._transfer.admission import (
     AdaptiveLimit,
-    Limits,
-    SizeEstimate,
+    Admission,
+    Counters,
     plan_start,
 )
+from aioflux._transfer.read_plan import SizeEstimate
 
 
 async def settle() -> None:
@@ -321,6 +322,10 @@ def test_the_estimate_follows_the_sizes() -> None:
 # --- both at once --------------------------------------------------------------------------
 
 
+def admission(**limits: int) -> Admission:
+    return Admission(retry=aioflux.RetryPolicy(), counters=Counters(), **limits)
+
+
 class Waiter:
     """A waiter without a future."""
 
@@ -335,30 +340,30 @@ class Waiter:
 
 
 def test_without_the_bytes_neither_they_nor_a_place_are_taken() -> None:
-    limits, waiter = Limits(max_in_flight=2, max_in_flight_bytes=100), Waiter()
-    assert limits.try_acquire(60)
-    assert not limits.try_acquire(60)
+    limits, waiter = admission(max_in_flight=2, max_in_flight_bytes=100), Waiter()
+    assert limits.try_enter(60)
+    assert not limits.try_enter(60)
     assert not limits.add_waiter(waiter, 60)
-    assert (limits.bytes.held_bytes, limits.requests.num_held) == (60, 1)
-    limits.release(60)
+    assert (limits.bytes.held_bytes, limits.slots.num_held) == (60, 1)
+    limits.cancel(60)
     assert waiter.num_slots == 0
-    assert (limits.bytes.held_bytes, limits.requests.num_held) == (0, 0)
+    assert (limits.bytes.held_bytes, limits.slots.num_held) == (0, 0)
 
 
 def test_without_a_place_the_bytes_are_kept_by_those_in_line_alone() -> None:
-    limits, first, second = Limits(max_in_flight=1, max_in_flight_bytes=100), Waiter(), Waiter()
-    assert limits.try_acquire(10)
-    assert not limits.try_acquire(20)
+    limits, first, second = admission(max_in_flight=1, max_in_flight_bytes=100), Waiter(), Waiter()
+    assert limits.try_enter(10)
+    assert not limits.try_enter(20)
     assert limits.bytes.held_bytes == 10
     assert limits.add_waiter(first, 20)
     assert limits.add_waiter(second, 30)
     assert limits.bytes.held_bytes == 60
     limits.remove_waiter(first, 20)
-    limits.release(10)
+    limits.cancel(10)
     assert (first.num_slots, second.num_slots) == (0, 1)
-    assert (limits.bytes.held_bytes, limits.requests.num_held) == (30, 1)
-    limits.release(30)
-    assert (limits.bytes.held_bytes, limits.requests.num_held) == (0, 0)
+    assert (limits.bytes.held_bytes, limits.slots.num_held) == (30, 1)
+    limits.cancel(30)
+    assert (limits.bytes.held_bytes, limits.slots.num_held) == (0, 0)
 
 
 # --- the start of a job -----------------------

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import TransferOptions
-from aioflux._transfer.limits import AdaptiveLimit, RequestRate
+from aioflux._transfer.admission import AdaptiveLimit, RequestRate
 from perf.cluster.clock import run
 
 

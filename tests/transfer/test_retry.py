@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, RetryPolicy, TransientError
-from aioflux._transfer.retry import RetryBudget, backoff_bound, next_delay, with_retry
+from aioflux._transfer.admission import RetryBudget
+from aioflux._transfer.retry import backoff_bound, next_delay, with_retry
 from tests.transfer.clock import loop_time
 
 if TYPE_CHECKING:

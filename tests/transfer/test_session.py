@@ -11,8 +11,7 @@ import pytest
 import aioflux
 from aioflux import CleanupTimeouts, NotFoundError, Progress, StorageError, TransientError
 from aioflux._services.base import Body
-from aioflux._transfer.counters import StoreCounters
-from aioflux._transfer.limits import AdaptiveLimit
+from aioflux._transfer.admission import AdaptiveLimit, Counters, StoreCounters
 from aioflux.options import longest_cleanup
 from aioflux.store import sessions_of
 from aioflux.testing import GCSServer
@@ -40,22 +39,22 @@ async def test_a_backoff_holds_no_place_but_keeps_its_bytes() -> None:
     session = scripted.new_store(retry=retry, max_in_flight=1, max_in_flight_bytes=100).session
     waiting = asyncio.create_task(session.call("a", throttled(1), num_bytes=60))
     await settle()
-    assert session.limits.requests.num_held == 0
-    assert session.limits.bytes.held_bytes == 60
+    assert session.admission.slots.num_held == 0
+    assert session.admission.bytes.held_bytes == 60
     assert await session.call("b", throttled(0), num_bytes=40) == "done"
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert session.limits.bytes.held_bytes == 0
-    assert session.limits.requests.num_held == 0
+    assert session.admission.bytes.held_bytes == 0
+    assert session.admission.slots.num_held == 0
 
 
 async def test_429_and_503_shrink_the_limit_and_success_grows_it_back() -> None:
     session = ScriptedService("throttle").new_store(max_in_flight=4).session
     await session.call("a", throttled(2))
-    assert session.limits.requests.limit == 2  # halved twice to 1, and grown by the success
+    assert session.admission.slots.limit == 2  # halved twice to 1, and grown by the success
     for _ in range(20):
         await session.call("a", throttled(0))
-    assert session.limits.requests.limit == 4
+    assert session.admission.slots.limit == 4
 
 
 async def test_another_error_does_not_shrink_the_limit() -> None:
@@ -71,13 +70,13 @@ async def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
     scripted = ScriptedService("line")
     retry = aioflux.RetryPolicy(deadline_seconds=0.05)
     session = scripted.new_store(retry=retry, max_in_flight=1, max_in_flight_bytes=100).session
-    limits = session.limits
-    await limits.requests.acquire()
+    limits = session.admission
+    await limits.slots.acquire()
     waiting = asyncio.create_task(session.call("a", throttled(0)))
     _, pending = await asyncio.wait([waiting], timeout=0.2)
     assert pending
-    limits.requests.on_throttled(limits.requests.num_cuts)
-    limits.requests.release()
+    limits.slots.on_throttled(limits.slots.num_cuts)
+    limits.slots.release()
     assert await waiting == "done"
 
 
@@ -106,7 +105,10 @@ async def test_bytes_that_came_and_went_are_counted_also_of_bodies_that_broke() 
 
     await session.call("a", attempt, num_bytes=20)
     await session.call("a", written, num_bytes=30)
-    assert (session.counters.bytes_received, session.counters.bytes_sent) == (27, 30)
+    assert (session.counters.bytes_received, session.counters.bytes_sent) == (
+        27,
+        30,
+    )
 
 
 async def test_a_request_under_way_is_counted_until_it_is_cancelled() -> None:
@@ -120,7 +122,10 @@ async def test_a_request_under_way_is_counted_until_it_is_cancelled() -> None:
     assert session.counters.num_in_flight == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert (session.counters.num_in_flight, session.counters.num_failures) == (0, 1)
+    assert (session.counters.num_in_flight, session.counters.num_failures) == (
+        0,
+        1,
+    )
 
 
 @pytest.mark.parametrize("face", ["async", "sync"])
@@ -176,12 +181,11 @@ def test_the_sums_of_a_loop_outlive_it_and_those_of_others_go_on() -> None:
     tally = StoreCounters()
     loops = [asyncio.new_event_loop() for _ in range(3)]
     for num, loop in enumerate(loops):
-        counters = tally.add_loop(loop, AdaptiveLimit(4))
-        counters.num_requests = 10**num
-        counters.num_in_flight = 1
+        counters = Counters(num_requests=10**num, num_in_flight=1)
+        tally.add_loop(loop, counters, AdaptiveLimit(4))
     loops[1].close()
     late = asyncio.new_event_loop()
-    tally.add_loop(late, AdaptiveLimit(4)).num_requests = 1000
+    tally.add_loop(late, Counters(num_requests=1000), AdaptiveLimit(4))
     stats = tally.stats(max_in_flight=4)
     assert stats.num_requests == 1111
     assert stats.num_in_flight == 2  # what a loop left undone ended with it

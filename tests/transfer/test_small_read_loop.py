@@ -131,7 +131,7 @@ async def test_bytes_in_flight_and_ahead_are_bounded(fake: FakeService) -> None:
     store = fake.open(max_in_flight_bytes=1_000_000)
     reading = Reading(store, metas)
     await settle()
-    assert store.session.limits.bytes.held_bytes <= 1_000_000
+    assert store.session.admission.bytes.held_bytes <= 1_000_000
     assert len(fake.under_way) == 3
     gate = asyncio.Event()
     await answer_all(fake, reading)
@@ -182,12 +182,12 @@ async def test_two_iterations_share_places_and_both_go_on(fake: FakeService) -> 
     store = fake.open()
     first, second = Reading(store, keys[:30]), Reading(store, keys[30:])
     await settle()
-    assert store.session.limits.requests.num_held == 4
+    assert store.session.admission.slots.num_held == 4
     async with asyncio.timeout(100):
         while not (first.task.done() and second.task.done()):
             fake.answer(*fake.under_way)
             await asyncio.sleep(0)
-            assert store.session.limits.requests.num_held <= 4
+            assert store.session.admission.slots.num_held <= 4
     assert (first.keys, second.keys) == (keys[:30], keys[30:])
     assert fake.max_under_way <= 4
     assert first.is_clean()
@@ -216,11 +216,11 @@ async def test_who_waits_in_line_for_a_place_comes_next(fake: FakeService) -> No
 async def test_a_place_that_comes_free_is_taken_without_a_task(fake: FakeService) -> None:
     stored = filled(fake, "abcdef")
     store = fake.open(max_in_flight=2)
-    await store.session.limits.requests.acquire()
+    await store.session.admission.slots.acquire()
     reading = Reading(store, list(stored))
     await settle()
     assert fake.begun == ["a"]
-    store.session.limits.requests.release()
+    store.session.admission.slots.release()
     assert fake.begun == ["a", "b"]
     await answer_all(fake, reading)
     assert reading.got == list(stored.items())
@@ -232,18 +232,18 @@ async def test_a_place_that_comes_free_is_taken_without_a_task(fake: FakeService
 async def test_who_is_cancelled_in_line_leaves_it_and_its_bytes(fake: FakeService) -> None:
     stored = filled(fake, "abcd")
     store = fake.open(max_in_flight=2)
-    limits = store.session.limits
+    limits = store.session.admission
     for _ in range(2):
-        await limits.requests.acquire()
+        await limits.slots.acquire()
     reading = Reading(store, list(stored))
     await settle()
     assert limits.bytes.held_bytes > 0
     reading.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading.task
-    assert (limits.bytes.held_bytes, limits.requests.num_held, fake.begun) == (0, 2, [])
+    assert (limits.bytes.held_bytes, limits.slots.num_held, fake.begun) == (0, 2, [])
     for _ in range(2):
-        limits.requests.release()
+        limits.slots.release()
     again = Reading(store, list(stored))
     await answer_all(fake, again)
     assert again.got == list(stored.items())
@@ -256,13 +256,13 @@ async def test_a_place_that_comes_as_the_worker_is_cancelled_is_given_back(
     stored = filled(fake, "abcd")
     store = fake.open(max_in_flight=2)
     for _ in range(2):
-        await store.session.limits.requests.acquire()
+        await store.session.admission.slots.acquire()
     reading = Reading(store, list(stored))
     await settle()
     reading.task.cancel()
     await asyncio.sleep(0)  # the workers are cancelled, and have not run since
-    store.session.limits.requests.release()
-    store.session.limits.requests.release()
+    store.session.admission.slots.release()
+    store.session.admission.slots.release()
     with pytest.raises(asyncio.CancelledError):
         await reading.task
     assert not fake.under_way
@@ -330,7 +330,7 @@ async def test_the_delay_that_a_refusal_asks_for_is_kept(fake: FakeService) -> N
     began = loop.time()
     fake.refuse("a", TransientError("later", status=503, retry_after_seconds=0.1))
     await settle()
-    assert reading.store.session.limits.requests.num_held == 0  # while it waits
+    assert reading.store.session.admission.slots.num_held == 0  # while it waits
     await reading.task
     assert loop.time() - began >= 0.1
 
@@ -365,14 +365,14 @@ async def test_the_limit_halves_under_pressure_and_grows_back(fake: FakeService)
     assert len(fake.under_way) == 8
     for key in list(fake.under_way)[:3]:  # all sent before the first cut: one cut
         fake.refuse(key, THROTTLED)
-    assert store.session.limits.requests.limit == 4
+    assert store.session.admission.slots.limit == 4
     await settle()
-    assert store.session.limits.requests.num_held >= 5  # those that are under way still
+    assert store.session.admission.slots.num_held >= 5  # those that are under way still
     fake.answer(*fake.under_way)
     await settle()
     assert len(fake.under_way) <= 5
     await answer_all(fake, reading)
-    assert store.session.limits.requests.limit == 8
+    assert store.session.admission.slots.limit == 8
     assert reading.got == list(stored.items())
     assert reading.is_clean()
 
@@ -716,7 +716,7 @@ async def test_leaving_the_loop_early_drops_what_is_under_way(fake: FakeService)
     await batches.aclose()
     assert key == "k000"
     assert not fake.under_way
-    assert store.session.limits.requests.num_held == store.session.limits.bytes.held_bytes == 0
+    assert store.session.admission.slots.num_held == store.session.admission.bytes.held_bytes == 0
 
 
 @is_ordered

@@ -92,10 +92,10 @@ async def read(store: aioflux.Store, keys: Any, *, ordered: bool = True) -> list
 def check_at_rest(store: aioflux.Store) -> None:
     """Every place, byte and connection was given back."""
     session = session_of(store)
-    limits, pool = session.limits, session.service._sender.pool
-    assert (limits.requests.num_held, limits.bytes.held_bytes) == (0, 0)
+    limits, pool = session.admission, session.service._sender.pool
+    assert (limits.slots.num_held, limits.bytes.held_bytes) == (0, 0)
     assert store.stats.num_in_flight == 0
-    assert session.deadlines.is_idle
+    assert session.admission.deadlines.is_idle
     assert pool.num_open == pool.num_idle <= 4
 
 
@@ -236,7 +236,7 @@ async def test_cancellation_leaves_the_store_usable(server: GCSServer) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         server.faults.clear()
-        assert session_of(store).limits.requests.num_held == 0
+        assert session_of(store).admission.slots.num_held == 0
         assert await read(store, list(stored)) == list(stored.items())
         check_at_rest(store)
 
@@ -396,7 +396,7 @@ def test_random_faults_lose_double_and_reorder_nothing(
             server.faults.clear()
             assert (got if ordered else sorted(got)) == list(stored.items())
             session = session_of(store)
-            assert session.limits.requests.num_held == session.limits.bytes.held_bytes == 0
+            assert session.admission.slots.num_held == session.admission.bytes.held_bytes == 0
             stats = store.stats
             assert stats.num_in_flight == 0
             assert stats.num_retries <= stats.num_failures

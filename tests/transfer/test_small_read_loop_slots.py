@@ -30,7 +30,7 @@ async def test_a_lowered_limit_needs_no_task(fake: FakeService, *, ordered: bool
     reading = Reading(store, list(stored), ordered=ordered)
     await settle()
     fake.refuse("k000", THROTTLED)
-    assert store.session.limits.requests.limit == 16
+    assert store.session.admission.slots.limit == 16
     await answer_all(fake, reading)
     assert sorted(reading.got) == sorted(stored.items())
     assert reading.keys == list(stored) or not ordered
@@ -46,7 +46,7 @@ async def test_places_are_given_in_the_order_of_the_line(fake: FakeService) -> N
     store = fake.open(max_in_flight=2)
     reading = Reading(store, list(stored))
     await settle()
-    other = asyncio.create_task(store.session.limits.requests.acquire())
+    other = asyncio.create_task(store.session.admission.slots.acquire())
     await settle()
     assert not other.done()
     fake.answer("a")
@@ -55,7 +55,7 @@ async def test_places_are_given_in_the_order_of_the_line(fake: FakeService) -> N
     assert list(fake.under_way) == ["b"]
     fake.answer("b")
     assert list(fake.under_way) == ["c"]
-    store.session.limits.requests.release()
+    store.session.admission.slots.release()
     assert list(fake.under_way) == ["c", "d"]
     await answer_all(fake, reading)
     assert reading.got == list(stored.items())
@@ -67,13 +67,13 @@ async def test_a_place_without_a_connection_is_left_to_the_worker(fake: FakeServ
     stored = filled(fake, (f"k{at:04}" for at in range(1400)))
     store = fake.open(max_in_flight=1200, max_in_flight_bytes=1 << 34)
     for _ in range(1200):
-        await store.session.limits.requests.acquire()
+        await store.session.admission.slots.acquire()
     reading = Reading(store, list(stored))
     await settle()
     assert fake.begun == []
     fake.is_full = True
     for _ in range(1200):
-        store.session.limits.requests.release()
+        store.session.admission.slots.release()
     await reading.task
     assert reading.got == list(stored.items())
     assert fake.begun == []
@@ -84,14 +84,14 @@ async def test_a_place_without_a_connection_is_left_to_the_worker(fake: FakeServ
 async def test_time_in_line_is_no_part_of_the_request(fake: FakeService, clock: Clock) -> None:
     stored = filled(fake, "abc")
     store = fake.open(retry=RetryPolicy(deadline_seconds=0.1), max_in_flight=1)
-    await store.session.limits.requests.acquire()
+    await store.session.admission.slots.acquire()
     reading = Reading(store, list(stored))
     await asyncio.sleep(0.25)
     assert fake.begun == []
     # Else the deadlines would look at it again and again.
-    [runner] = store.session.deadlines._sequences
+    [runner] = store.session.admission.deadlines._sequences
     assert clock.now - runner.started_at < 0.2
-    store.session.limits.requests.release()
+    store.session.admission.slots.release()
     await answer_all(fake, reading)
     assert reading.got == list(stored.items())
     assert reading.is_clean()
@@ -100,10 +100,10 @@ async def test_time_in_line_is_no_part_of_the_request(fake: FakeService, clock: 
 async def test_a_request_from_the_line_has_its_whole_time(fake: FakeService, clock: Clock) -> None:
     filled(fake, "abc")
     store = fake.open(retry=RetryPolicy(deadline_seconds=0.2), max_in_flight=1)
-    await store.session.limits.requests.acquire()
+    await store.session.admission.slots.acquire()
     reading = Reading(store, ["a"])
     await asyncio.sleep(0.15)
-    store.session.limits.requests.release()
+    store.session.admission.slots.release()
     begun = clock.now
     with pytest.raises(TransientError, match="before the deadline"):
         await reading.task

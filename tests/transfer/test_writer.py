@@ -21,7 +21,7 @@ from aioflux import (
     TransientError,
 )
 from aioflux._services.base import UploadedPart
-from aioflux._transfer.range_plan import plan_part_size
+from aioflux._transfer.read_plan import plan_part_size
 from aioflux._transfer.temp_keys import TEMPORARY_PREFIX
 from aioflux._values.checksums import crc32c
 from aioflux.testing.faults import Fault, FlakyService

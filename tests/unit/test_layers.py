@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, str] = {
     "_bridge": "store _concurrency.* _transfer.session",
     "_files": "_bridge store _values.*",
     "_store_cache": "",
-    "sync": f"{STORE} _bridge _transfer.range_plan",
+    "sync": f"{STORE} _bridge _transfer.read_plan",
     # upon the store
     "data": BLOCKING,
     "checkpoint._format": "errors _values.checksums _values.distribution",

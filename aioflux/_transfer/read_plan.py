@@ -66,3 +66,30 @@ def plan_part_size(number: int, part_size_bytes: int) -> int:
     + ... + 2^10) = 8.8 TiB.
     """
     return min(part_size_bytes << ((number - 1) // 900), 5 * 1024**3)
+
+
+class SizeEstimate:
+    """A moving mean of object sizes, for the first ranges of objects of unknown size.
+
+    Args:
+        first_bytes: The estimate before any size is known.
+
+    Attributes:
+        is_known: Whether at least one size was added.
+        num_bytes: The estimate, in bytes.
+    """
+
+    def __init__(self, first_bytes: int) -> None:
+        self.is_known = False
+        self.num_bytes = first_bytes
+        self._mean = float(first_bytes)
+
+    def add(self, num_bytes: int) -> None:
+        """Add the size of an object.
+
+        The first size replaces the estimate; each later size has an eighth of the weight.
+        """
+        if num_bytes != self._mean:
+            self._mean += (num_bytes - self._mean) / (8 if self.is_known else 1)
+            self.num_bytes = int(self._mean)
+        self.is_known = True
