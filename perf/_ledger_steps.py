@@ -347,8 +347,7 @@ class _ServiceReader:
             return
         if self._limits:
             self._session.admission.bytes.release(size)
-            self._session.admission.succeed(self._began)
-            self._session.count_success(self._request.key, body, 0)
+            self._session.count_success(self._request.key, body, 0, self._began)
         if body is None or body.size != size:
             self._run.fail(ValueError("received another object"))
         elif self._verifies and crc32c(body.data) != body.crc32c:

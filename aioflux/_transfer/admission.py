@@ -98,22 +98,24 @@ class RetryBudget:
         per_second: Retries that may be sent per second, even if no request succeeds.
 
     Attributes:
+        burst: As given.
+        tokens: Retries that may be sent now.
         has_warned: The store has logged that it has no connection, and no retry succeeded since.
     """
 
     def __init__(self, *, burst: float, per_second: float) -> None:
         self.has_warned = False
-        self._burst = burst
+        self.burst = burst
         self._per_second = per_second
-        self._tokens = float(burst)
+        self.tokens = float(burst)
         self._filled_at: float | None = None
 
     def on_success(self, *, was_retry: bool = False) -> None:
         """Add a fifth of a token, and one more token if the successful request was a retry."""
         if was_retry:
             self.has_warned = False
-        if self._tokens < self._burst:
-            self._tokens = min(self._burst, self._tokens + _RETRIES_PER_SUCCESS + was_retry)
+        if self.tokens < self.burst:
+            self.tokens = min(self.burst, self.tokens + _RETRIES_PER_SUCCESS + was_retry)
 
     def try_acquire(self, now: float) -> float:
         """Acquire a token for one retry, if there is one.
@@ -126,12 +128,12 @@ class RetryBudget:
             request acquires it first.
         """
         if self._filled_at is not None:
-            filled = self._tokens + (now - self._filled_at) * self._per_second
-            self._tokens = min(self._burst, filled)
+            filled = self.tokens + (now - self._filled_at) * self._per_second
+            self.tokens = min(self.burst, filled)
         self._filled_at = now
-        if self._tokens < 1:
-            return (1 - self._tokens) / self._per_second
-        self._tokens -= 1
+        if self.tokens < 1:
+            return (1 - self.tokens) / self._per_second
+        self.tokens -= 1
         return 0.0
 
 
@@ -400,15 +402,6 @@ class Counters:
     call_latency: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)
     """Numbers of successful calls by duration."""
 
-    def add_latency(self, seconds: float, *, is_call: bool = False) -> None:
-        """Add the duration of a successful attempt, which is also that of a call if `is_call`."""
-        number = bisect_left(LATENCY_BOUNDS_SECONDS, seconds)
-        self.latency[number] += 1
-        self.total_seconds += seconds
-        if is_call:
-            self.call_latency[number] += 1
-            self.call_seconds += seconds
-
     def add_call(self, seconds: float) -> None:
         """Add the duration of a successful call."""
         self.call_latency[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
@@ -555,7 +548,13 @@ class Admission:
         self.counters.num_in_flight += 1
         return self._clock()
 
-    def succeed(self, started_at: float, *, was_retry: bool = False, is_call: bool = False) -> None:
+    def succeed(
+        self,
+        started_at: float,
+        *,
+        was_retry: bool = False,
+        is_call: bool = False,
+    ) -> None:
         """Learn from a request that succeeded, and release its slot.
 
         Args:
@@ -563,11 +562,18 @@ class Admission:
             was_retry: Whether the request was a retry.
             is_call: Whether the request was a whole call of the store.
         """
-        counters = self.counters
+        counters, seconds = self.counters, self._clock() - started_at
+        number = bisect_left(LATENCY_BOUNDS_SECONDS, seconds)
         counters.num_in_flight -= 1
-        counters.add_latency(self._clock() - started_at, is_call=is_call)
+        counters.latency[number] += 1
+        counters.total_seconds += seconds
+        if is_call:
+            counters.call_latency[number] += 1
+            counters.call_seconds += seconds
         self.slots.release_after_success()
-        self.budget.on_success(was_retry=was_retry)
+        budget = self.budget
+        if was_retry or budget.tokens < budget.burst:
+            budget.on_success(was_retry=was_retry)
 
     def fail(self, error: BaseException, num_cuts: int) -> None:
         """Learn from a request that failed, and release its slot.

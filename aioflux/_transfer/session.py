@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from aioflux._concurrency.loop_threads import loop_threads, run_on
 from aioflux._concurrency.run_to_completion import run_to_completion, start_task
@@ -214,8 +214,7 @@ class Session:
                         raise self.deadline_error(key, started_at) from exc
                     raise
                 else:
-                    admission.succeed(started_at)
-                    self.count_success(key, result, num_bytes)
+                    self.count_success(key, result, num_bytes, started_at)
                     return result
                 finally:
                     if is_outermost:
@@ -247,8 +246,7 @@ class Session:
         except BaseException as exc:
             self.count_failure(key, exc, num_cuts)
             raise
-        admission.succeed(started_at, was_retry=True)
-        self.count_success(key, result, num_bytes)
+        self.count_success(key, result, num_bytes, started_at, was_retry=True)
         return result
 
     async def head(self, key: str, generation: str = "") -> ObjectMeta:
@@ -288,17 +286,31 @@ class Session:
         if isinstance(error, TransientError):
             if error.is_damaged:
                 self.count_mismatch(key, error.message)
-            self.count_bytes(key, num_received=error.num_bytes_received)
+            self.counters.bytes_received += error.num_bytes_received
+            if self.progress is not None:
+                self._report(key, "received", error.num_bytes_received)
 
-    def count_success(self, key: str, result: object, num_bytes: int) -> None:
-        """Count the bytes of an attempt that succeeded."""
+    def count_success(
+        self,
+        key: str,
+        result: object,
+        num_bytes: int,
+        started_at: float,
+        *,
+        was_retry: bool = False,
+        is_call: bool = False,
+    ) -> None:
+        """Count an attempt that succeeded, and call the progress hook; see `Admission.succeed`."""
+        self.admission.succeed(started_at, was_retry=was_retry, is_call=is_call)
         if isinstance(result, Body):
             num_received = len(result.data)
             self.counters.bytes_received += num_received
-            if self.progress is not None and num_received:
-                self._call_hook(Progress(self.service.uri(key), "received", num_received))
-        elif num_bytes:
-            self.count_bytes(key, num_sent=num_bytes)
+            if self.progress is not None:
+                self._report(key, "received", num_received)
+        else:
+            self.counters.bytes_sent += num_bytes
+            if self.progress is not None:
+                self._report(key, "sent", num_bytes)
 
     def deadline_error(self, key: str, started_at: float) -> TransientError:
         """Return the error of a first attempt whose deadline has passed."""
@@ -364,18 +376,12 @@ class Session:
         self.memory.clear()
         await self.spread.aclose()
 
-    def count_bytes(self, key: str, *, num_received: int = 0, num_sent: int = 0) -> None:
-        """Count bytes of bodies, and call the progress hook."""
-        self.counters.bytes_received += num_received
-        self.counters.bytes_sent += num_sent
-        if self.progress is not None:
-            if num_received:
-                self._call_hook(Progress(self.service.uri(key), "received", num_received))
-            if num_sent:
-                self._call_hook(Progress(self.service.uri(key), "sent", num_sent))
-
-    def _call_hook(self, progress: Progress) -> None:
+    def _report(self, key: str, direction: Literal["received", "sent"], num_bytes: int) -> None:
+        """Call the progress hook, if there are bytes to report."""
         assert self.progress is not None
+        if not num_bytes:
+            return
+        progress = Progress(self.service.uri(key), direction, num_bytes)
         try:
             self.progress(progress)
         except (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError) as exc:

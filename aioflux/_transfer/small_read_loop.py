@@ -169,8 +169,7 @@ class SmallReadLoop:
             session.admission.bytes.release(self._end)
             key, started_at = self._request.key, self.started_at
             read = None if body is None else check_small(session, key, body, self._end, self._meta)
-            session.admission.succeed(started_at, is_call=isinstance(read, Fetched))
-            session.count_success(key, body, 0)
+            session.count_success(key, body, 0, started_at, is_call=isinstance(read, Fetched))
         except Exception as exc:  # raised by the progress hook
             self._budget.change(-self._end)
             self._finish_item(None, exc)
