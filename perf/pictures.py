@@ -136,11 +136,11 @@ Runs = dict[tuple[str, str, str], tuple[dict[str, Any], list[dict[str, Any]]]]
 """Header and samples of the newest run of each match, by scenario, case and match."""
 
 
-def kept(lines: Iterable[str]) -> Runs:
+def kept(lines: Iterable[dict[str, Any]]) -> Runs:
     """Return the newest run of each match from the lines of results of record."""
     header: dict[str, Any] = {}
     found: Runs = {}
-    for line in map(json.loads, lines):
+    for line in lines:
         if "command" in line:
             header = line
             continue
@@ -183,7 +183,8 @@ def _pairs(lines: Iterable[Mapping[str, Any]]) -> list[tuple[Result, Result]]:
 def draw(title: str, groups: Sequence[Group], runs: Runs) -> str:
     """Return a picture with the bars of some groups as SVG. A group without results is left out."""
     y, words = 16, []
-    body = [f'<text y="{y}" class="note">2.00x: aioflux has twice the rate of this client</text>']
+    note = "2.00x: twice the rate of this client, the median of pairs of runs"
+    body = [f'<text y="{y}" class="note">{note}</text>']
     for group in groups:
         if bars := bars_of(group, runs):
             y += 26
@@ -286,7 +287,8 @@ def _markdown(clients: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
 def read_results() -> Runs:
     """Return the newest run of each match in `perf/results`."""
     files = sorted((ROOT / "perf" / "results").glob("*.jsonl"))
-    return kept(line for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    lines = (line for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    return kept(map(json.loads, lines))
 
 
 def main() -> None:

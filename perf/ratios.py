@@ -1,7 +1,7 @@
 """`python -m perf.ratios FILE ...`: the tables of `perf/README.md`, from JSON lines of runs.
 
 The files are results of record (`perf/results/NAME.jsonl`) or output files. If a scenario was run
-several times, all of its pairs count. Prints tables in Markdown.
+several times, the newest run of each match counts, as in the pictures. Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perf._report import HEADINGS, cells
 from perf._samples import Pair, Result, Sample, judge, judge_promise
+from perf.pictures import kept
 from perf.scenarios import SCENARIOS
 
 if TYPE_CHECKING:
@@ -95,15 +96,16 @@ def _line(words: Iterable[str]) -> str:
     return f"| {' | '.join(words)} |"
 
 
-def tables(lines: Sequence[Mapping[str, Any]]) -> str:
+def tables(lines: Sequence[dict[str, Any]]) -> str:
     """Return both tables from the JSON lines of runs."""
     rows: dict[str, list[Row]] = {}
-    found = {line.get("scenario") for line in lines}
+    runs = kept(lines)
+    found = {scenario for scenario, _, _ in runs}
     for name, scenario in SCENARIOS.items():
         if name not in found:
             continue
         matches = scenario.matches()
-        own = [line for line in lines if line.get("scenario") == name]
+        own = [line for key, run in runs.items() if key[0] == name for line in run[1]]
         played = pairs_of(own, matches)
         rows[name] = [
             judge(name, scenario.displayed_bytes, match, pairs)

@@ -246,7 +246,9 @@ def rate_chart(results: Results, width: int) -> Chart:
             counts[int((after["time"] - start) / size)] += num_objects
     chart = Chart(width, duration, 1.05 * max(counts) / size, "seconds")
     for number, count in enumerate(counts):
-        chart.bar(number * size, (number + 1) * size, 0, count / size, "bar")
+        first, last = number * size, min((number + 1) * size, duration)
+        if last - first > size / 2:  # the last one may be too short to tell a rate
+            chart.bar(first, last, 0, count / (last - first), "bar")
     for number, fault in enumerate(results.faults):
         chart.mark(fault.before["time"] - start, "ABC"[number], "fault")
     chart.mark(results.killed["time"] - start, "kill", "kill", row=1)
@@ -264,7 +266,7 @@ def save_chart(results: Results, width: int) -> Chart:
         first, last = save["saved"] - half, save["saved"] + half
         chart.bar(first, last, 0, blocked, "bar")
         chart.bar(first, last, blocked, blocked + upload, "pale bar")
-    chart.mark(results.killed["step"], "kill", "kill")
+    chart.mark(results.killed["step"], "killed in this save; made again", "kill", anchor="end")
     return chart
 
 

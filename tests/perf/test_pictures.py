@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,9 @@ GROUP = Group("get-1KiB", "get_many", {"obstore": "obstore", "google": "google <
 HEADER = {"command": "", "machine": {"cpu": "a", "num_cores": 2}, "commit": "1234567890"}
 
 
-def run(day: int, *pairs: tuple[float, float], match: str = "obstore", **header: Any) -> list[str]:
+def run(
+    day: int, *pairs: tuple[float, float], match: str = "obstore", **header: Any
+) -> list[dict[str, Any]]:
     """Return the lines of one run; a pair has the rates of aioflux and of the other client."""
     lines: list[dict[str, Any]] = [{**HEADER, **header}]
     for index, pair in enumerate(((1e9, 1.0), *pairs)):
@@ -40,7 +41,7 @@ def run(day: int, *pairs: tuple[float, float], match: str = "obstore", **header:
             line = {"scenario": "get-1KiB", "case": "", "match": match, "side": side}
             line |= {"pair": index, "is_warm_up": index == 0, "result": result if rate else None}
             lines.append({**line, "time": f"2026-11-{day:02}T00:00:00+0000"})
-    return [json.dumps(line) for line in lines]
+    return lines
 
 
 def test_a_share_is_the_median_over_the_pairs_without_the_warm_up() -> None:
@@ -57,7 +58,7 @@ def test_the_newest_run_of_each_match_counts() -> None:
 
 
 @pytest.mark.parametrize("lines", [[], run(1), run(1, (100, 0))], ids=["none", "warm-up", "failed"])
-def test_a_client_without_results_has_no_bar(lines: list[str]) -> None:
+def test_a_client_without_results_has_no_bar(lines: list[dict[str, Any]]) -> None:
     assert bars_of(GROUP, kept(lines)) == []
     with_google = bars_of(GROUP, kept([*lines, *run(1, (100, 50), match="google")]))
     assert [bar.client for bar in with_google] == ["aioflux", "google <1>"]
