@@ -22,9 +22,9 @@ from aioflux._transfer import compose as _compose
 from aioflux._transfer import composed_read as _composed_read
 from aioflux._transfer import conditions as _conditions
 from aioflux._transfer import delete as _delete
-from aioflux._transfer import get as _get
 from aioflux._transfer import list as _list
 from aioflux._transfer import put_many as _put_many
+from aioflux._transfer import read as _read
 from aioflux._transfer import writer as _writer
 from aioflux._transfer.arguments import (
     check_listing,
@@ -41,9 +41,9 @@ from aioflux._transfer.arguments import (
 )
 from aioflux._transfer.composite_plan import can_compose
 from aioflux._transfer.get_many import fetch_many, try_all, try_many
-from aioflux._transfer.get_range import Pin, read_into
 from aioflux._transfer.put import write_request
 from aioflux._transfer.read_plan import MAX_GAP_BYTES
+from aioflux._transfer.read_range import Pin, read_into
 from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.session import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX
@@ -322,7 +322,7 @@ class Store:
         name, meta = parse_key(key)
         session = self._sessions.current()
         started_at = session.clock()
-        fetched = await _get.fetch(session, name, meta)
+        fetched = await _read.fetch(session, name, meta)
         session.counters.add_call(session.clock() - started_at)  # two calls less than `timed`
         session.memory.offer(fetched.data)
         return fetched.data
@@ -357,7 +357,7 @@ class Store:
             raise ValueError(f"start must be 0 or more, not {start}")
         name, meta = parse_key(key)
         session = self._sessions.current()
-        return await session.timed(_get.fetch_into(session, name, view, start=start, meta=meta))
+        return await session.timed(_read.fetch_into(session, name, view, start=start, meta=meta))
 
     async def get_range(self, key: str | ObjectMeta, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object.
@@ -384,7 +384,9 @@ class Store:
         check_range(start, end)
         name, meta = parse_key(key)
         session = self._sessions.current()
-        return await session.timed(_get.fetch_range(session, name, start=start, end=end, meta=meta))
+        return await session.timed(
+            _read.fetch_range(session, name, start=start, end=end, meta=meta)
+        )
 
     async def get_ranges(
         self,
@@ -429,7 +431,7 @@ class Store:
         name, meta = parse_key(key)
         session = self._sessions.current()
         return await session.timed(
-            _get.fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
+            _read.fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
         )
 
     @rejects_plain_for

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux._services.base import Source
 from aioflux._transfer.delete import delete_many
-from aioflux._transfer.get import fetch
 from aioflux._transfer.list import list_all, list_pages
+from aioflux._transfer.read import fetch
 from aioflux._transfer.temp_keys import (
     COMPOSITE_PREFIX,
     is_temporary,

@@ -9,17 +9,23 @@ from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._concurrency.fan_out import bounded_batches, gather_bounded
 from aioflux._http.memory import LEAST_POOLED_BYTES
 from aioflux._transfer.arguments import parse_key
-from aioflux._transfer.get import ExceedsReservationError, fetch, replaced_error
-from aioflux._transfer.get_small import NO_ATTEMPT, Fetched, first_range_bytes
 from aioflux._transfer.prefetch_budget import PrefetchBudget
+from aioflux._transfer.read import (
+    NO_ATTEMPT,
+    ExceedsReservationError,
+    Fetched,
+    fetch,
+    replaced_error,
+)
+from aioflux._transfer.read_plan import first_range_bytes
 from aioflux._transfer.retry import Backoff
 from aioflux._transfer.small_read_loop import SmallReadLoop
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from aioflux._concurrency.fan_out import Items
-    from aioflux._transfer.get_small import PriorAttempt
     from aioflux._transfer.prefetch_budget import Reservation
+    from aioflux._transfer.read import PriorAttempt
     from aioflux._transfer.session import Session
     from aioflux._transfer.small_read_loop import Handover
     from aioflux._values.meta import ObjectMeta

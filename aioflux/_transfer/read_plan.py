@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from aioflux.options import TransferOptions
 
 MAX_GAP_BYTES = 1024 * 1024
 """Largest gap between two ranges that is read and dropped to save a request. At 50 MB/s, one
@@ -93,3 +96,17 @@ class SizeEstimate:
             self._mean += (num_bytes - self._mean) / (8 if self.is_known else 1)
             self.num_bytes = int(self._mean)
         self.is_known = True
+
+
+def first_range_bytes(estimate_bytes: int, options: TransferOptions) -> int:
+    """Return the size of the first range of an object of unknown size.
+
+    The read acquires this number of bytes from the byte budget. The first range is a quarter larger
+    than the estimate, so that it has all of an object if the objects are of similar sizes. It is at
+    most `range_size_bytes`, and otherwise at least half of one request's share of the byte budget.
+    The other half is for objects that wait for the consumer, so that a first range of this size
+    delays no other request.
+    """
+    share = options.max_in_flight_bytes // (2 * options.max_in_flight)
+    num_wanted = max(share, estimate_bytes + estimate_bytes // 4, 1)
+    return min(num_wanted, options.range_size_bytes)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aioflux._http.memory import BytesBuffer
 from aioflux._transfer.arguments import parse_memory
-from aioflux._transfer.get_range import (
+from aioflux._transfer.read_plan import plan_ranges
+from aioflux._transfer.read_range import (
     Pin,
     mismatch_text,
     read_into,
     read_range,
 )
-from aioflux._transfer.read_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import ChecksumError, StorageError
 

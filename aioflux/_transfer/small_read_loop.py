@@ -16,13 +16,13 @@ import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from aioflux._services.base import ReadRequest
-from aioflux._transfer.get_small import (
+from aioflux._transfer.read import (
     NO_ATTEMPT,
     Fetched,
     PriorAttempt,
     check_small,
-    first_range_bytes,
 )
+from aioflux._transfer.read_plan import first_range_bytes
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import StorageError, TransientError
 

@@ -74,7 +74,7 @@ async def test_a_size_that_a_look_before_the_read_reported_wrong_is_an_error(
 
     scripted.service.head = head
     with pytest.raises(ChecksumError, match=r"1500 bytes in its metadata, but 3500"):
-        await get_range(scripted.store, "a")
+        await scripted.store.get_ranges("a", [(0, 10), (1400, 1500)], max_gap_bytes=0)
 
 
 def answer_sizes(scripted: ScriptedService, *sizes: int, generation: str | None = None) -> None:

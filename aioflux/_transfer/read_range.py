@@ -1,4 +1,4 @@
-"""Reads of ranges, resumed if a response breaks off.
+"""Reads of one range, which continue at the missing bytes if a response breaks off.
 
 `read_first` is over 60 lines because its attempts share memory, generation and progress.
 """
@@ -34,6 +34,27 @@ class Pin(NamedTuple):
 
 class ReplacedError(Exception):
     """The object was replaced during a read of its current generation; the read is repeated."""
+
+
+@dataclass(slots=True)
+class FirstRange:
+    """The first range of an object whose size was not known."""
+
+    data: memoryview
+    """Bytes of the range; of the whole object, if the object is not larger."""
+    body: Body
+    """Response, with size and metadata of the object. After a resumed read, `body.data` has only
+    the bytes of the last attempt."""
+    hashed: HashedMemory | None = None
+    """Destination of all bytes of the range, unless the read was resumed."""
+
+    def crc32c(self) -> int:
+        """Return the crc32c of the range."""
+        return crc32c(self.data) if self.hashed is None else self.hashed.crc32c(self.data)
+
+    def drop(self) -> None:
+        """Free the bytes, even if other code still references this `FirstRange`."""
+        self.data, self.body.data, self.hashed = memoryview(b""), b"", None
 
 
 async def read_range(
@@ -102,27 +123,6 @@ async def read_range(
     if not is_hashed:
         return 0
     return crc32c(view) if hashed is None else hashed.crc32c(view)
-
-
-@dataclass(slots=True)
-class FirstRange:
-    """The first range of an object whose size was not known."""
-
-    data: memoryview
-    """Bytes of the range; of the whole object, if the object is not larger."""
-    body: Body
-    """Response, with size and metadata of the object. After a resumed read, `body.data` has only
-    the bytes of the last attempt."""
-    hashed: HashedMemory | None = None
-    """Destination of all bytes of the range, unless the read was resumed."""
-
-    def crc32c(self) -> int:
-        """Return the crc32c of the range."""
-        return crc32c(self.data) if self.hashed is None else self.hashed.crc32c(self.data)
-
-    def drop(self) -> None:
-        """Free the bytes, even if other code still references this `FirstRange`."""
-        self.data, self.body.data, self.hashed = memoryview(b""), b"", None
 
 
 async def read_first(
