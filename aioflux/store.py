@@ -6,13 +6,21 @@ lines because every public operation is declared here: more than half are signat
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypeVar, cast
 
 from aioflux._concurrency.async_iteration import aclosing_inner, rejects_plain_for
 from aioflux._services.base import Precondition, ServiceConfig, Source
@@ -62,6 +70,8 @@ if TYPE_CHECKING:
     from aioflux._transfer.get_many import FetchedBatch, TriedMany
     from aioflux._values.listing import Listing
     from aioflux._values.stats import ProgressHook, StoreStats
+
+T = TypeVar("T")
 
 __all__ = [
     "COMPOSITE_PREFIX",
@@ -1067,6 +1077,16 @@ async def read_hashed(store: Store, meta: ObjectMeta, view: memoryview, *, start
     session = sessions_of(store).current()
     pin = Pin(meta.generation, meta.size)
     return await read_into(session, meta.key, view, start=start, pin=pin, is_covered=True)
+
+
+async def read_current(store: Store, key: str, read: Callable[[ObjectMeta], Awaitable[T]]) -> T:
+    """Call `read` with the current metadata of an object; repeat if it is replaced meanwhile.
+
+    Raises:
+        NotFoundError: No object has this key.
+        PreconditionFailedError: The object was replaced during each of the reads.
+    """
+    return await _read.fetch_pinned(sessions_of(store).current(), key, read)
 
 
 def count_mismatch(store: Store, meta: ObjectMeta, reason: str) -> None:

@@ -282,15 +282,20 @@ async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], 
     """Call `read` with the current metadata of an object; repeat if it is replaced meanwhile.
 
     Raises:
-        NotFoundError: No object has this key.
+        NotFoundError: No object has this key, or its current generation cannot be read.
         PreconditionFailedError: The object was replaced during each of the reads.
     """
+    failed: dict[tuple[str, str], NotFoundError] = {}
 
     async def attempt() -> tuple[T, int | None, int]:
         meta = await session.head(key)
+        version = meta.generation, meta.etag
+        if version in failed:  # not replaced since
+            raise failed[version]
         try:
             return await read(meta), None, 0
         except NotFoundError as exc:
+            failed[version] = exc
             raise ReplacedError from exc
 
     return await _verify(session, key, attempt)

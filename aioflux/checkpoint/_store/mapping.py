@@ -21,11 +21,9 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aioflux._concurrency.run_to_completion import wait_until_done
-from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import address_of, combine_crc32c
-from aioflux.errors import NotFoundError, PreconditionFailedError
 from aioflux.options import MIB
-from aioflux.store import count_mismatch, open_store, read_hashed
+from aioflux.store import count_mismatch, open_store, read_current, read_hashed
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
@@ -192,21 +190,11 @@ async def read_into_memory(
         PreconditionFailedError: The object was replaced in each attempt of the retry policy.
     """
     async with open_store(root, **options) as store:
-        backoff = Backoff(store.retry)
-        while True:
-            meta = await store.head(key)
-            try:
-                return meta, await _read_generation(store, meta, kind)
-            except (NotFoundError, PreconditionFailedError):
-                newer = await store.head(key)
-                if (newer.generation, newer.etag) == (meta.generation, meta.etag):
-                    raise
-            if not await backoff.pause():
-                why = (
-                    f"it was replaced while it was read, {backoff.num_tries} times in a row; load "
-                    "an object that is replaced less often"
-                )
-                raise PreconditionFailedError.of("read", meta.uri, why)
+
+        async def read(meta: ObjectMeta) -> tuple[ObjectMeta, Memory]:
+            return meta, await _read_generation(store, meta, kind)
+
+        return await read_current(store, key, read)
 
 
 async def _read_generation(store: Store, meta: ObjectMeta, kind: type[Memory]) -> Memory:

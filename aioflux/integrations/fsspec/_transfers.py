@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import uuid
 import weakref
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from aioflux.errors import NotFoundError, PreconditionFailedError
+from aioflux.store import read_current
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
@@ -150,14 +149,6 @@ async def copy_object(
 Slice: TypeAlias = tuple[int | None, int | None]
 """Start and end as in Python's slices: a negative number counts from the end of the object."""
 
-_MAX_READS: Final = 6
-"""Maximum attempts to read an object that other writers keep replacing between the request for its
-size and the request for its bytes."""
-
-_PAUSE_SECONDS: Final = 0.01
-"""Maximum pause after the first attempt. The maximum doubles with each attempt; all pauses together
-take at most 0.63 s."""
-
 _NO_END: Final = 1 << 62
 """An end beyond the size of any object."""
 
@@ -196,15 +187,12 @@ async def cat_slices(
     if all((start or 0) >= 0 and (end is None or end >= 0) for start, end in slices):
         ranges = [(start or 0, _NO_END if end is None else end) for start, end in slices]
         return await _cat_ranges(store, key, ranges, max_gap)
-    for attempt in range(_MAX_READS):
-        meta = await store.head(key)
+
+    async def read(meta: ObjectMeta) -> list[bytes]:
         ranges = [_plan_slice(start, end, meta.size) for start, end in slices]
-        try:
-            return await _cat_ranges(store, meta, ranges, max_gap)
-        except NotFoundError:  # This generation is replaced or deleted; `head` finds out which.
-            await asyncio.sleep(random.uniform(0, _PAUSE_SECONDS * 2**attempt))  # noqa: S311
-    why = f"it was replaced during each of {_MAX_READS} attempts"
-    raise PreconditionFailedError.of("read", meta.uri, why)
+        return await _cat_ranges(store, meta, ranges, max_gap)
+
+    return await read_current(store, key, read)
 
 
 async def _cat_ranges(

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux import NotFoundError, PermissionDeniedError, PreconditionFailedError
+from aioflux import (
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    RetryPolicy,
+)
 from aioflux.integrations.fsspec import GSFileSystem, LocalFileSystem
+from aioflux.store import sessions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,6 +189,7 @@ async def test_ranges_from_the_end_restart_if_the_object_is_replaced(
     shared: GCSServer, large: str, bucket: str
 ) -> None:
     """Libraries that read parts take a NotFoundError for a missing object."""
+    retry = RetryPolicy(initial_seconds=1e-3, max_seconds=1e-3)
     options: dict[str, Any] = {"endpoint_url": shared.url, "skip_instance_cache": True}
 
     class Replacing(GSFileSystem):
@@ -190,19 +197,20 @@ async def test_ranges_from_the_end_restart_if_the_object_is_replaced(
 
         def _store(self, path: Any) -> Any:
             store = super()._store(path)
-            inner = store.head
+            session = sessions_of(store).current()
+            inner = session.head
 
-            async def head(key: str) -> Any:
-                meta = await inner(key)
+            async def head(key: str, generation: str = "") -> Any:
+                meta = await inner(key, generation)
                 if self.num_replaced:
                     self.num_replaced -= 1
                     shared.put(bucket, "large", DATA[::-1])
                 return meta
 
-            store.head = head
+            session.head = head  # type: ignore[method-assign]
             return store
 
-    fs = Replacing(**options)
+    fs = Replacing(retry=retry, **options)
     try:
         assert await fs._cat_file(large, -5) == DATA[::-1][-5:]
         fs.num_replaced = 100
