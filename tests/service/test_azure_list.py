@@ -186,18 +186,21 @@ async def test_listings_are_in_one_order_in_any_namespace(order: Callable[[str],
     assert namespace.num_asked == (len(namespace._entries) + 1) // 2
 
 
-async def test_pages_of_what_was_sorted_are_given_one_by_one() -> None:
+@pytest.mark.parametrize("is_known", [True, False], ids=["known token", "forgotten token"])
+async def test_pages_of_what_was_sorted_are_given_one_by_one(*, is_known: bool) -> None:
     """Also to whoever comes again with a token that is no longer known."""
-    keys = sorted(KEYS)
-    async with serving(Namespace(KEYS, utf16)) as (_, origin):
+    keys = sorted([*KEYS, *(chr(0x1F600 + number) for number in range(1, 6)), "\uff60", "\uff61"])
+    async with serving(Namespace(keys, utf16)) as (_, origin):
         url = f"http://127.0.0.1:{origin.port}"
         async with aioflux.open_store("az://acct/c", endpoint_url=url) as store:
             service = store._sessions.current().service
             got: list[str] = []
             token = ""
-            for _ in range(9):
+            for _ in range(20):
                 found = await service.list_page(ListRequest("", page_size=3, page_token=token))
-                service._lister._sorted.clear()  # type: ignore[attr-defined]
+                assert len(found.objects) <= 3
+                if not is_known:
+                    service._lister._sorted.clear()  # type: ignore[attr-defined]
                 got += [meta.key for meta in found.objects]
                 token = found.next_token
                 if not token:
