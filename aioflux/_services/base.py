@@ -277,7 +277,13 @@ class Service(ABC):
 
     def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
         """Set the `conditional_...` fields of `capabilities` to the results of a probe."""
-        raise NotImplementedError
+        self.capabilities = dataclasses.replace(
+            self.capabilities,
+            conditional_create=create,
+            conditional_replace=replace,
+            conditional_delete=delete,
+        )
+        self.conditions_known = True
 
     def reject_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
         """Raise for a write whose precondition the server ignores, unless the user allows it.
@@ -499,13 +505,7 @@ class ServiceWrapper(Service):
 
     def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
         self.inner.set_conditions(create=create, replace=replace, delete=delete)
-        self.capabilities = dataclasses.replace(
-            self.capabilities,
-            conditional_create=create,
-            conditional_replace=replace,
-            conditional_delete=delete,
-        )
-        self.conditions_known = True
+        super().set_conditions(create=create, replace=replace, delete=delete)
 
     def reject_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
         self.inner.reject_condition(key, precondition, warns=warns)

@@ -7,7 +7,6 @@ Over 500 lines because it is one class with a method for each operation of the c
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -110,15 +109,6 @@ class S3Service(XMLService):
             return ""
         self._server = f"{endpoint.rstrip('/')}/{self._bucket}"
         return self._server
-
-    def set_conditions(self, *, create: bool, replace: bool, delete: bool) -> None:
-        self.capabilities = dataclasses.replace(
-            self.capabilities,
-            conditional_create=create,
-            conditional_replace=replace,
-            conditional_delete=delete,
-        )
-        self.conditions_known = True
 
     def reject_condition(self, key: str, precondition: Precondition, *, warns: bool = True) -> None:
         reject_ignored_condition(
