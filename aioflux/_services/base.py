@@ -3,7 +3,7 @@
 A service is bound to one bucket and prefix. Keys in arguments and results are relative to the
 prefix. A method tries its operation once: `_transfer/` limits and retries the calls, and splits
 large reads and writes. Methods raise the errors of `aioflux.errors`: `TransientError` if another
-attempt may succeed.
+attempt may succeed. Over 500 lines because it is one contract: its values, and its methods.
 """
 
 from __future__ import annotations

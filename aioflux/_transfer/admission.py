@@ -1,4 +1,8 @@
-"""Admission of requests: how many may be in flight, with how many bytes, how often and how long."""
+"""Admission of requests: how many may be in flight, with how many bytes, how often and how long.
+
+Over 500 lines because all that decides whether a request may start is here, and the counters, which
+learn from its end.
+"""
 
 from __future__ import annotations
 

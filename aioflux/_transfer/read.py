@@ -6,6 +6,8 @@ key, or meta of a listing
     -> combined crc32c of all ranges == crc32c of the object, if all of it was read
 
 ranges -> coalesce_ranges -> merged ranges -> fetch_range of each, pinned -> slices, in order
+
+Over 500 lines because all reads share `_read_known`, `_read_unknown` and `_verify`.
 """
 
 from __future__ import annotations

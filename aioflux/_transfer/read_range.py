@@ -1,6 +1,6 @@
 """Reads of one range, which continue at the missing bytes if a response breaks off.
 
-`read_first` is over 60 lines because its attempts share memory, generation and progress.
+`read_range` and `read_first` are over 60 lines because their attempts share memory and progress.
 """
 
 from __future__ import annotations

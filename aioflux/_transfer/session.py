@@ -1,10 +1,12 @@
-"""The sessions of a store: service, policies, limits and counters, for each event loop one.
+"""The sessions of a store, one for each event loop: service, policies, admission and memory.
 
     Session.call, on the loop of the caller: slots, bytes in flight, retries, deadlines, counters
         -> Spread.run: the service of the caller's loop, or of the loop of another thread
                 -> connection, TLS, checksums: without the GIL for most of their time
 
 Only the attempt runs on another loop, so that all loops have one set of limits and counters.
+
+Over 500 lines because a session is opened, used and closed here.
 
 `Session.call` is over 60 lines: half of them are its parameters and docstring. The first attempt is
 not a function of its own, because another coroutine would slow down every request.
