@@ -11,13 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from aioflux._http.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from aioflux.options import Timeouts
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_CHUNK_LINE_BYTES: Final = 4096
@@ -32,6 +29,8 @@ _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 match_target: Final = re.compile(rb"[!-~]+").fullmatch
 """Matches path and query of a request: visible ASCII, so that no byte can end the line early."""
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?")
+_find_names: Final = re.compile(rb"\n([^:]+):").findall
+"""Finds the names of a head that is valid."""
 _TEXT: Final = rb"[\t -~\x80-\xff]*"
 _VALUE: Final = rb"[!-~\x80-\xff]" + _TEXT + rb"(?<![\t ])"
 """A usual header value: not empty, and without surrounding blanks."""
@@ -40,6 +39,8 @@ _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;.*)?[ \t]*")
 # 18 digits fit into a signed 64-bit number; no object has so many bytes.
 _MAX_LENGTH_DIGITS: Final = 18
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
+_POOL_HEADERS: Final = frozenset((b"host", b"content-length", b"transfer-encoding", b"connection"))
+"""Headers that only the pool sets."""
 _CONTROLS = bytes(c for c in range(32) if c not in b"\t\r\n") + b"\x7f"
 
 # Header names in lower case, by the names as received. Services send the same dozen names in each
@@ -68,26 +69,33 @@ class HeadTemplate:
     One compiled pattern parses such a head in a third of the time of parsing line by line.
 
     Attributes:
-        names: The names in lower case, without repetition.
+        names: The names in lower case.
+        repeated: Names that occur more than once, each with the indices of its values.
+        num_seen: Number of heads with these names.
         pattern: Matches a whole head that is HTTP/1.1, kept alive and not chunked; its groups are
             the status and the values. `parse_head` returns the same for every head that the pattern
             matches. None if no pattern was compiled.
     """
 
-    __slots__ = ("_num_seen", "names", "pattern")
+    __slots__ = ("names", "num_seen", "pattern", "repeated")
 
     def __init__(self, names: tuple[bytes, ...]) -> None:
         self.names = names
+        indices: dict[bytes, list[int]] = {}
+        for index, name in enumerate(names):
+            indices.setdefault(name, []).append(index)
+        self.repeated = [(name, at) for name, at in indices.items() if len(at) > 1]
         self.pattern: re.Pattern[bytes] | None = None
-        self._num_seen = 0
+        self.num_seen = 0
 
-    def count(self, raw_names: list[bytes]) -> None:
-        """Count a head with these names, and compile the pattern when there were `_MIN_SEEN` heads.
+    def compile(self, raw_names: list[bytes]) -> None:
+        """Compile the pattern for names as received.
 
-        No pattern is compiled for heads with Transfer-Encoding.
+        There is none for heads with Transfer-Encoding, or that repeat a name on which the framing
+        depends. Cloud Storage repeats `x-goog-hash`, once for each checksum.
         """
-        self._num_seen += 1
-        if self._num_seen == _MIN_SEEN and b"transfer-encoding" not in self.names:
+        is_plain = _PLAIN_VALUES.keys().isdisjoint(name for name, _ in self.repeated)
+        if is_plain and b"transfer-encoding" not in self.names:
             fields = [
                 re.escape(raw) + b": (" + _PLAIN_VALUES.get(name, _VALUE) + rb")\r\n"
                 for raw, name in zip(raw_names, self.names, strict=True)
@@ -119,7 +127,7 @@ def encode_head(
         method: Method, for example `b"GET"`.
         target: Path and query, percent-encoded.
         headers: Names and values, in the order in which they are sent.
-        fixed: Header lines that are sent before `headers`, encoded by `encode_fields`.
+        fixed: Encoded header lines that are sent before `headers`.
 
     Raises:
         ValueError: The method, target, or a name or value contains a character that is invalid
@@ -136,12 +144,14 @@ def encode_fields(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Encode header lines, each with its line end.
 
     Raises:
-        ValueError: A name is not a token, or a value contains a line end or NUL.
+        ValueError: A name is not a token, or of a header that the pool sets; or a value contains a
+            line end or NUL.
     """
     parts: list[bytes] = []
     for field in headers:
-        if field[0] not in _names:
-            _checked_name(field[0], ValueError)
+        name = _names.get(field[0]) or _checked_name(field[0], ValueError)
+        if name in _POOL_HEADERS:
+            raise ValueError(f"the pool sets the header {name!r} itself; do not pass it")
         parts.append(b": ".join(field))
     parts.append(b"")
     lines = b"\r\n".join(parts)
@@ -151,15 +161,14 @@ def encode_fields(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     return lines
 
 
-def parse_head(data: bytes) -> tuple[ResponseHead, HeadTemplate | None]:
+def parse_head(data: bytes) -> tuple[ResponseHead, HeadTemplate]:
     """Parse the head of a response.
 
     Args:
         data: The head, from the status line to the empty line, both included.
 
     Returns:
-        The head, and the template that the next head of the server probably matches. The template
-        is None if a name repeats.
+        The head, and the template that the next head of the server probably matches.
 
     Raises:
         ProtocolError: The head is invalid, or its framing is ambiguous.
@@ -178,8 +187,8 @@ def parse_head(data: bytes) -> tuple[ResponseHead, HeadTemplate | None]:
     if match is None:
         raise ProtocolError(f"not an HTTP/1.1 status line: {lines[0][:40]!r}")
     fields = _parse_fields(lines)
-    template = _template_of(lines, fields) if len(fields) == len(lines) - 1 else None
-    return _decode_framing(int(match[2]), 1 if match[1] == b"1" else 0, fields), template
+    head = _decode_framing(int(match[2]), 1 if match[1] == b"1" else 0, fields)
+    return head, _template_of(data)
 
 
 def match_head(
@@ -197,6 +206,8 @@ def match_head(
     status, *values = match.groups()
     # The pattern has a group for each name. `strict=True` takes 0.1 us.
     fields = Headers(zip(template.names, values))  # noqa: B905
+    for name, indices in template.repeated:
+        fields[name] = b", ".join([values[index] for index in indices])
     length = fields.get(b"content-length")
     content_length = None if length is None else int(length)
     # Twice as fast as `ResponseHead(...)`.
@@ -204,18 +215,19 @@ def match_head(
     return head, match.end()
 
 
-def _template_of(lines: list[bytes], fields: Headers) -> HeadTemplate:
-    """Return the template for the names of a head, and count the head."""
-    raw_names = [line.partition(b":")[0] for line in lines[1:]]
+def _template_of(data: bytes) -> HeadTemplate:
+    """Return the template for the names of a valid head, and count the head."""
+    raw_names = _find_names(data)
     joined = b":".join(raw_names)
     template = _templates.get(joined)
     if template is None:
         if len(_templates) >= _MAX_CACHED_TEMPLATES:
             # Delete the oldest template; connections that use it still refer to it.
             del _templates[next(iter(_templates))]
-        template = _templates[joined] = HeadTemplate(tuple(fields))
-    if template.pattern is None:
-        template.count(raw_names)
+        template = _templates[joined] = HeadTemplate(tuple(raw.lower() for raw in raw_names))
+    template.num_seen += 1
+    if template.num_seen == _MIN_SEEN:
+        template.compile(raw_names)
     return template
 
 
@@ -364,7 +376,6 @@ BODY_METHODS: Final = frozenset((b"POST", b"PUT", b"PATCH"))
 """Methods whose requests need `Content-Length: 0` if they have no body (RFC 9110, 8.6)."""
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-_POOL_HEADERS: Final = frozenset((b"host", b"content-length", b"transfer-encoding", b"connection"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,25 +428,6 @@ class Origin:
         return f"{self.scheme}://{self.authority.decode()}"
 
 
-def default_head_seconds(method: bytes, timeouts: Timeouts) -> float:
-    """Return how long to wait for the first byte of a response, in seconds.
-
-    Writes have a limit of their own, because services process a write before they respond.
-    """
-    return timeouts.progress_seconds if method in RESENDABLE else timeouts.idle_seconds
-
-
-def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Reject headers that the pool sets itself.
-
-    Raises:
-        ValueError: `headers` contains such a header.
-    """
-    for name, _ in headers:
-        if name.lower() in _POOL_HEADERS:
-            raise ValueError(f"the pool sets the header {name!r} itself; do not pass it")
-
-
 class FixedHeaders:
     """Headers of many requests, checked and encoded once.
 
@@ -450,8 +442,7 @@ class FixedHeaders:
         """Check and encode the headers.
 
         Raises:
-            ValueError: The pool sets one of the headers, or a name or value is invalid.
+            ValueError: As raised by `encode_fields`.
         """
         self.items = tuple(items)
-        check_headers(self.items)
         self.encoded = encode_fields(self.items)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, cast
 
-from aioflux._http.codec import MAX_HEAD_BYTES, encode_fields, encode_head, parse_head
+from aioflux._http.codec import MAX_HEAD_BYTES, encode_head, parse_head
 from aioflux._http.connection import Connection
 from aioflux._http.errors import CertificateError, ConnectError, ProtocolError
 
@@ -217,7 +217,7 @@ class _ConnectRequest(asyncio.Protocol):
 
     def __init__(self, proxy: Proxy, origin: Origin) -> None:
         target = origin.address.encode()
-        lines = encode_fields([(b"Host", target)]) + proxy.header_line
+        lines = b"Host: %b\r\n%b" % (target, proxy.header_line)
         self.response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._request = encode_head(b"CONNECT", target, fixed=lines)
         self._credentials = proxy.credentials

@@ -544,7 +544,7 @@ class Connection(asyncio.BufferedProtocol):
             head, template = parse_head(bytes(self._scratch_view[:stop]))
             if head.status >= 200:
                 self._num_scratch = 0
-                if template is not None and template.pattern is not None:
+                if template.pattern is not None:
                     self._template = template
                 self._start_response(head, stop, end)
                 return
@@ -563,7 +563,7 @@ class Connection(asyncio.BufferedProtocol):
     def _start_response(self, head: ResponseHead, start: int, end: int) -> None:
         """Start a response; `scratch[start:end]` is the part of its body received with the head."""
         if (
-            self._into is not bytes
+            (self._into is not bytes and self._into is not None)
             or head.content_length != end - start
             or (head.status != 200 and head.status != 206)
             or not (head.keep_alive and self.is_usable)
@@ -573,7 +573,7 @@ class Connection(asyncio.BufferedProtocol):
         ):
             self._start_body(head, start, end)
             return
-        # The whole response was received by one recv, as for most small objects.
+        # The whole response was received by one recv, as for most small objects and for metadata.
         future = self._future
         self._future = None
         self._into = None

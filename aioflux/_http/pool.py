@@ -11,8 +11,6 @@ from aioflux._http.codec import (
     BODY_METHODS,
     RESENDABLE,
     FixedHeaders,
-    check_headers,
-    default_head_seconds,
     encode_fields,
     encode_head,
     match_target,
@@ -173,16 +171,20 @@ class Pool:
             RuntimeError: The pool is closed.
         """
         views = as_views(body) if body is not None else []
-        check_headers(headers)
-        if views or method in BODY_METHODS:
-            headers = [*headers, (b"Content-Length", b"%d" % sum(map(len, views)))]
         if isinstance(into, memoryview):
             into = as_destination(into)
         if head_seconds is None:
-            head_seconds = default_head_seconds(method, self._timeouts)
-        server = self._server_of(origin)
-        target = server.target_prefix + target
-        head = encode_head(method, target, headers, server.host_line + fixed.encoded)
+            # Writes have a limit of their own: services process a write before they respond.
+            timeouts = self._timeouts
+            is_read = method in RESENDABLE
+            head_seconds = timeouts.progress_seconds if is_read else timeouts.idle_seconds
+        last, server = self._last_server
+        if origin is not last:
+            server = self._server_of(origin)
+        lines = server.host_line + fixed.encoded
+        if views or method in BODY_METHODS:
+            lines += b"Content-Length: %d\r\n" % sum(map(len, views))
+        head = encode_head(method, server.target_prefix + target, headers, lines)
         # Returned without `await`, which saves one coroutine for each request.
         return self._exchange(
             origin, server, method, head, views, into, max_body_bytes, head_seconds
@@ -337,11 +339,8 @@ class Pool:
             await self._all_lost.wait()
 
     def _server_of(self, origin: Origin) -> Server:
-        last, server = self._last_server
-        if origin is last:
-            return server
         if origin not in self._servers:
-            host_line, target_prefix = encode_fields([(b"Host", origin.authority)]), b""
+            host_line, target_prefix = b"Host: %b\r\n" % origin.authority, b""
             if self._proxy is not None and origin.scheme == "http":
                 host_line += self._proxy.header_line
                 target_prefix = origin.url.encode()

@@ -89,7 +89,7 @@ status_lines = st.sampled_from(
         b"HTTP/2.0 200 OK",
     ]
 )
-name_lists = st.lists(st.one_of(seldom_names, names), max_size=6, unique_by=bytes.lower)
+name_lists = st.lists(st.one_of(seldom_names, names), max_size=6)
 rests = st.sampled_from([b"", b"body", b"\r\n\r\n", b"HTTP/1.1 200 OK\r\nFoo: 1\r\n\r\n"])
 NASTY = [
     b"\r", b"\n", b"\r\n", b"\0", b"\x0b", b"\x0c", b"\x1c", b"\x7f", b"\t", b" ", b":", b": ",
@@ -106,8 +106,10 @@ def ordinary(raw_names: list[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 def has_pattern(template: Any) -> bool:
-    """Return whether ordinary heads match the template: all but those of chunked bodies."""
-    return b"transfer-encoding" not in template.names
+    """Return whether ordinary heads match the template: not if a name of the framing repeats."""
+    framing = (b"content-length", b"connection")
+    is_plain = all(template.names.count(name) <= 1 for name in framing)
+    return is_plain and b"transfer-encoding" not in template.names
 
 
 @given(name_lists, status_lines, rests, st.data())
@@ -169,7 +171,6 @@ def test_the_heads_of_one_service_are_matched_from_the_ninth_on() -> None:
     data = plain(b"HTTP/1.1 206 Partial Content", fields)
     for _ in range(8):
         _, template = codec.parse_head(data)
-        assert template is not None
     assert matches(codec, template, data, b"body")
     assert matches(codec, template, plain(b"HTTP/1.1 503", fields))
     for cut in range(len(data)):
@@ -225,13 +226,14 @@ def test_an_unusual_value_does_not_match(name: bytes, value: bytes) -> None:
     assert not matches(codec, template, plain(b"HTTP/1.1 200 OK", [(name, value)]))
 
 
-def test_repeated_names_are_joined_and_have_no_template() -> None:
+def test_repeated_names_are_joined() -> None:
+    """As Cloud Storage sends `x-goog-hash`, once for each checksum."""
     codec = fresh_codec()
-    data = head_of([b"HTTP/1.1 200 OK", b"Foo: 1", b"foo: 2", b"Bar: 3"])
-    for _ in range(20):
-        head, template = codec.parse_head(data)
-        assert dict(head.headers) == {b"foo": b"1, 2", b"bar": b"3"}
-        assert template is None
+    data = head_of([b"HTTP/1.1 200 OK", b"Foo: 1", b"Bar: 3", b"foo: 2", b"FOO: 4"])
+    template = template_of(codec, data)
+    assert matches(codec, template, data)
+    head, _ = codec.match_head(template, data, len(data))
+    assert list(head.headers.items()) == [(b"foo", b"1, 2, 4"), (b"bar", b"3")]
 
 
 def test_the_caches_are_bounded() -> None:
