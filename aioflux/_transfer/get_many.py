@@ -17,7 +17,6 @@ from aioflux._transfer.read import (
     fetch,
     replaced_error,
 )
-from aioflux._transfer.read_plan import first_range_bytes
 from aioflux._transfer.retry import Backoff
 from aioflux._transfer.small_read_loop import SmallReadLoop
 from aioflux.errors import NotFoundError, StorageError
@@ -164,7 +163,7 @@ async def _fetch_within(
             current = await session.head(key)
             estimate.add(current.size)
         else:
-            num_wanted = first_range_bytes(estimate.num_bytes, options)
+            num_wanted = estimate.first_range_bytes
             if prior.first is None and not reservation.try_acquire(num_wanted):
                 await reservation.acquire(num_wanted)
             try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from aioflux._concurrency.fan_out import bounded_map, pair
 from aioflux._http.memory import BytesBuffer
 from aioflux._services.base import ReadRequest
-from aioflux._transfer.read_plan import coalesce_ranges, first_range_bytes
+from aioflux._transfer.read_plan import coalesce_ranges
 from aioflux._transfer.read_range import (
     FirstRange,
     Pin,
@@ -147,8 +147,8 @@ async def fetch(
         key: Name of the object.
         meta: Metadata from a listing: the read is pinned to its generation, and all ranges of a
             large object are requested at once.
-        first_bytes: Size of the first range if `meta` is not given; 0 for `first_range_bytes`. If
-            the object may be large, its first range has at most `_MAX_FIRST_BYTES`.
+        first_bytes: Size of the first range if `meta` is not given; 0 for that of the session's
+            estimate. If the object may be large, it is at most `_MAX_FIRST_BYTES`.
         may_hold: Returns whether the given number of bytes may be held. Called with the size of the
             object if `meta` is not given and one read of the first range is not enough.
         prior: An earlier attempt to read the object.
@@ -159,34 +159,41 @@ async def fetch(
         NotFoundError: No object has this key, or the generation of `meta` no longer exists.
         PreconditionFailedError: `meta` is None, and the object was replaced during each read.
     """
-    first = prior.first
+    first, num_reads = prior.first, prior.num_reads
     if meta is not None:
-        num_reads = prior.num_reads
-        if 0 < meta.size <= session.small_bytes:
-            small = await fetch_small(session, key, meta.size, meta, prior)
-            if isinstance(small, Fetched):
-                return small
-            num_reads += 1
-        return await _verify(
-            session, key, lambda: _fetch_known(session, key, meta), num_reads=num_reads
+        end = meta.size
+        is_small = 0 < end <= session.small_bytes
+        request = ReadRequest(key, meta.generation, 0, end, end, meta.crc32c is not None)
+    else:
+        estimate = session.unknown_size
+        end = first_bytes or estimate.first_range_bytes
+        is_small = first is None and estimate.is_known
+        is_small = is_small and estimate.num_bytes <= session.small_bytes
+        is_small = is_small or prior.failure is not None
+        request = ReadRequest(key, "", 0, end, None, is_covered=True)
+    if is_small:
+        # One request, without the calls that ranges need.
+        service = session.service
+        body = await session.call(
+            key,
+            lambda _: service.get(request),
+            num_bytes=end,
+            after=prior.failure,
+            started_at=prior.started_at,
         )
-    estimate = session.unknown_size
-    is_small = estimate.is_known and estimate.num_bytes <= session.small_bytes
-    num_reads = prior.num_reads
-    if prior.failure is not None or (first is None and is_small):
-        end = first_bytes or first_range_bytes(estimate.num_bytes, session.options)
-        small = await fetch_small(session, key, end, None, prior)
+        small = check_small(session, key, body, end, meta)
         if isinstance(small, Fetched):
             return small
         first = small
         num_reads += small is None
     reads = iter((first,))
-    return await _verify(
-        session,
-        key,
-        lambda: _fetch_unknown(session, key, first_bytes, may_hold, next(reads, None)),
-        num_reads=num_reads,
-    )
+
+    async def read() -> tuple[Fetched, int | None, int]:
+        if meta is not None:
+            return await _fetch_known(session, key, meta)
+        return await _fetch_unknown(session, key, first_bytes, may_hold, next(reads, None))
+
+    return await _verify(session, key, read, num_reads=num_reads)
 
 
 async def fetch_into(
@@ -377,7 +384,7 @@ async def _fetch_unknown(
     estimate, target = session.unknown_size, _NewBytes(session.memory.allocate)
     first = prior
     if first is None:
-        end = first_bytes or first_range_bytes(estimate.num_bytes, session.options)
+        end = first_bytes or estimate.first_range_bytes
         if not estimate.is_known or estimate.num_bytes > session.options.range_size_bytes:
             end = min(end, _MAX_FIRST_BYTES)
         first = await read_first(
@@ -481,24 +488,6 @@ async def _read_unknown(
     if num_read < length or not body.is_verified:
         session.count_unverified(length, is_whole=is_whole, expected=expected)
     return length, expected, actual
-
-
-async def fetch_small(
-    session: Session, key: str, end: int, meta: ObjectMeta | None, prior: PriorAttempt
-) -> Fetched | FirstRange | None:
-    """Read the bytes `[0, end)` of an object in one request; for the result see `check_small`."""
-    service = session.service
-    is_covered = meta is None or meta.crc32c is not None
-    generation, size = ("", None) if meta is None else (meta.generation, meta.size)
-    request = ReadRequest(key, generation, 0, end, size, is_covered)
-    body = await session.call(
-        key,
-        lambda _: service.get(request),
-        num_bytes=end,
-        after=prior.failure,
-        started_at=prior.started_at,
-    )
-    return check_small(session, key, body, end, meta)
 
 
 def lacks_checksum(session: Session, body: Body, *, is_whole: bool) -> bool:

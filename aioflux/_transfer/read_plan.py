@@ -74,39 +74,31 @@ def plan_part_size(number: int, part_size_bytes: int) -> int:
 class SizeEstimate:
     """A moving mean of object sizes, for the first ranges of objects of unknown size.
 
-    Args:
-        first_bytes: The estimate before any size is known.
+    A read acquires the bytes of its first range from the byte budget. The first range is a quarter
+    larger than the mean, so that it has all of an object if the objects are of similar sizes. It is
+    at most `range_size_bytes`, and otherwise at least half of one request's share of the byte
+    budget. The other half is for objects that wait for the consumer, so that a first range of this
+    size delays no other request.
 
     Attributes:
         is_known: Whether at least one size was added.
-        num_bytes: The estimate, in bytes.
+        num_bytes: The mean, in bytes; 0 before any size is known.
+        first_range_bytes: Size of the first range of an object.
     """
 
-    def __init__(self, first_bytes: int) -> None:
+    def __init__(self, options: TransferOptions) -> None:
         self.is_known = False
-        self.num_bytes = first_bytes
-        self._mean = float(first_bytes)
+        self.num_bytes = 0
+        self._mean = 0.0
+        self._most = options.range_size_bytes
+        share = options.max_in_flight_bytes // (2 * options.max_in_flight)
+        self._least = min(max(share, 1), self._most)
+        self.first_range_bytes = self._least
 
     def add(self, num_bytes: int) -> None:
-        """Add the size of an object.
-
-        The first size replaces the estimate; each later size has an eighth of the weight.
-        """
+        """Add the size of an object: the first is the mean, each later one weighs an eighth."""
         if num_bytes != self._mean:
             self._mean += (num_bytes - self._mean) / (8 if self.is_known else 1)
-            self.num_bytes = int(self._mean)
+            self.num_bytes = mean = int(self._mean)
+            self.first_range_bytes = min(max(mean + mean // 4, self._least), self._most)
         self.is_known = True
-
-
-def first_range_bytes(estimate_bytes: int, options: TransferOptions) -> int:
-    """Return the size of the first range of an object of unknown size.
-
-    The read acquires this number of bytes from the byte budget. The first range is a quarter larger
-    than the estimate, so that it has all of an object if the objects are of similar sizes. It is at
-    most `range_size_bytes`, and otherwise at least half of one request's share of the byte budget.
-    The other half is for objects that wait for the consumer, so that a first range of this size
-    delays no other request.
-    """
-    share = options.max_in_flight_bytes // (2 * options.max_in_flight)
-    num_wanted = max(share, estimate_bytes + estimate_bytes // 4, 1)
-    return min(num_wanted, options.range_size_bytes)

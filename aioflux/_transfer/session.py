@@ -146,8 +146,7 @@ class Session:
         self.clock = clock
         self.pid = os.getpid()
         self.small_bytes = min(_SMALL_BYTES, options.range_size_bytes)
-        # 0 until a size is known: `first_range_bytes` then returns a share of the byte budget.
-        self.unknown_size = SizeEstimate(0)
+        self.unknown_size = SizeEstimate(options)
         self.open_transfers: set[OpenTransfer] = set()
         self.cleanup_tasks: set[asyncio.Task[Any]] = set()
         self.prefaulter = Prefaulter()
@@ -191,7 +190,7 @@ class Session:
             self.require_own_process(key)
         admission = self.admission
         byte_budget, slots, deadlines = admission.bytes, admission.slots, admission.deadlines
-        if not byte_budget.try_acquire(num_bytes):
+        if num_bytes and not byte_budget.try_acquire(num_bytes):
             await byte_budget.acquire(num_bytes)
         try:
             if after is None:
@@ -231,7 +230,8 @@ class Session:
                 clock=self.clock,
             )
         finally:
-            byte_budget.release(num_bytes)
+            if num_bytes:
+                byte_budget.release(num_bytes)
 
     async def _retry(
         self, key: str, attempt: Callable[[int], Awaitable[T]], number: int, num_bytes: int

@@ -22,7 +22,6 @@ from aioflux._transfer.read import (
     PriorAttempt,
     check_small,
 )
-from aioflux._transfer.read_plan import first_range_bytes
 from aioflux._values.meta import ObjectMeta
 from aioflux.errors import StorageError, TransientError
 
@@ -77,7 +76,6 @@ class SmallReadLoop:
     __slots__ = (
         "_budget",
         "_end",
-        "_end_by_mean",
         "_exchange",
         "_fan_out",
         "_handover",
@@ -99,7 +97,6 @@ class SmallReadLoop:
         self._budget = budget
         self._fan_out = fan_out
         self._small_bytes = session.small_bytes
-        self._end_by_mean: dict[int, int] = {}
         self._exchange: Exchange | None = None
         self._slot_waiter: _SlotCallback | None = None
         self.started_at = 0.0
@@ -217,10 +214,9 @@ class SmallReadLoop:
         if isinstance(item, str):
             estimate = session.unknown_size
             key, meta, generation = item, None, ""
-            mean = estimate.num_bytes
-            if not key or not estimate.is_known or mean > self._small_bytes:
+            if not key or not estimate.is_known or estimate.num_bytes > self._small_bytes:
                 return Handover(item, budget.reserve(index), NO_ATTEMPT)
-            end = self._end_by_mean.get(mean) or self._cached_end(mean)
+            end = estimate.first_range_bytes
         elif isinstance(item, ObjectMeta) and 0 < item.size <= self._small_bytes:
             key, meta, generation, end = item.key, item, item.generation, item.size
         else:
@@ -254,12 +250,6 @@ class SmallReadLoop:
         self._exchange, self._num_cuts = exchange, session.admission.slots.num_cuts
         self.started_at = session.admission.start()
         return True
-
-    def _cached_end(self, mean: int) -> int:
-        """Return `first_range_bytes`, and cache it for the next object."""
-        end = first_range_bytes(mean, self._session.options)
-        self._end_by_mean = {mean: end}
-        return end
 
     def _pop_exchange(self) -> Exchange:
         """Return the current exchange, and forget it."""

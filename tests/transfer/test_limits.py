@@ -313,7 +313,7 @@ async def play_places(steps: list[tuple[str, int]]) -> None:
 
 
 def test_the_estimate_follows_the_sizes() -> None:
-    estimate = SizeEstimate(first_bytes=1000)
+    estimate = SizeEstimate(aioflux.TransferOptions())
     for _ in range(100):
         estimate.add(50)
     assert estimate.num_bytes == pytest.approx(50, abs=1)

@@ -162,7 +162,7 @@ class GCSService(XMLService):
         return Body(
             data,
             size,
-            wire.generation_of(headers),
+            headers.get(b"x-goog-generation", b"").decode("latin-1"),
             # A 416 response for an empty object has no checksum, but the crc32c of no bytes is 0.
             0 if crc32c is None and not size else crc32c,
             lambda: wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size),
