@@ -16,8 +16,8 @@ from aioflux._http.errors import (
     StalledError,
     TransportError,
 )
-from aioflux._http.pool import Pool
-from aioflux._http.proxy import Proxy, open_pool, proxy_for
+from aioflux._http.pool import Pool, open_pool
+from aioflux._http.proxy import Proxy, proxy_for
 
 __all__ = [
     "MAX_METADATA_BYTES",

@@ -17,13 +17,13 @@ from aioflux._http.codec import (
 )
 from aioflux._http.connect import Connector
 from aioflux._http.errors import ConnectionLostError
+from aioflux._http.proxy import Proxy, proxy_for
 
 if TYPE_CHECKING:
     import ssl
 
     from aioflux._http.codec import Origin
     from aioflux._http.connection import Connection, Response, ResponseFuture
-    from aioflux._http.proxy import Proxy
     from aioflux.options import Timeouts
 
 _NO_HEADERS: Final = FixedHeaders()
@@ -396,3 +396,26 @@ class Pool:
 
     def _schedule_check(self, loop: asyncio.AbstractEventLoop) -> None:
         self._check_timer = loop.call_later(self._check_seconds, self._check_timeouts, loop)
+
+
+def open_pool(
+    origin: Origin,
+    *,
+    max_idle: int,
+    timeouts: Timeouts,
+    ssl_context: ssl.SSLContext | None = None,
+) -> Pool:
+    """Return a new pool for an origin, through the proxy that the environment names for it.
+
+    It opens no connection before the first request.
+
+    Raises:
+        ValueError: The environment names an invalid proxy.
+    """
+    url = proxy_for(origin)
+    return Pool(
+        max_idle=max_idle,
+        timeouts=timeouts,
+        ssl_context=ssl_context,
+        proxy=None if url is None else Proxy.from_url(url),
+    )

@@ -8,16 +8,10 @@ import re
 import sys
 from base64 import b64encode
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from aioflux._http.codec import Origin, encode_fields
-from aioflux._http.pool import Pool
-
-if TYPE_CHECKING:
-    import ssl
-
-    from aioflux.options import Timeouts
 
 _WITH_PORT = re.compile(r"(\[.*\]|[^:]*):(\d+)")
 
@@ -120,26 +114,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def open_pool(
-    origin: Origin,
-    *,
-    max_idle: int,
-    timeouts: Timeouts,
-    ssl_context: ssl.SSLContext | None = None,
-) -> Pool:
-    """Return a new pool for an origin, through the proxy that the environment names for it.
-
-    It opens no connection before the first request.
-
-    Raises:
-        ValueError: The environment names an invalid proxy.
-    """
-    url = proxy_for(origin)
-    return Pool(
-        max_idle=max_idle,
-        timeouts=timeouts,
-        ssl_context=ssl_context,
-        proxy=None if url is None else Proxy.from_url(url),
-    )

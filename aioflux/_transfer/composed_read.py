@@ -24,13 +24,13 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Final, Self
 
 from aioflux._concurrency.async_iteration import aclosing_inner
+from aioflux._concurrency.byte_budget import PrefetchBudget
 from aioflux._concurrency.fan_out import bounded_batches, gather
 from aioflux._services.base import Precondition, Source, WriteRequest
 from aioflux._transfer.compose import compose
 from aioflux._transfer.composite_plan import Grouper, plan_groups, split
 from aioflux._transfer.delete import delete
 from aioflux._transfer.get_many import MIN_BATCHES
-from aioflux._transfer.prefetch_budget import PrefetchBudget
 from aioflux._transfer.read import fetch
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX
 from aioflux._values.meta import ObjectMeta

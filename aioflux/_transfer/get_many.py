@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from aioflux._concurrency.async_iteration import aclosing_inner
+from aioflux._concurrency.byte_budget import PrefetchBudget
 from aioflux._concurrency.fan_out import bounded_batches, gather_bounded
 from aioflux._http.memory import LEAST_POOLED_BYTES
 from aioflux._transfer.arguments import parse_key
-from aioflux._transfer.prefetch_budget import PrefetchBudget
 from aioflux._transfer.read import (
     NO_ATTEMPT,
     ExceedsReservationError,
@@ -22,8 +22,8 @@ from aioflux._transfer.small_read_loop import SmallReadLoop
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
+    from aioflux._concurrency.byte_budget import Reservation
     from aioflux._concurrency.fan_out import Items
-    from aioflux._transfer.prefetch_budget import Reservation
     from aioflux._transfer.read import PriorAttempt
     from aioflux._transfer.session import Session
     from aioflux._transfer.small_read_loop import Handover

@@ -26,10 +26,10 @@ from aioflux._values.meta import ObjectMeta
 from aioflux.errors import StorageError, TransientError
 
 if TYPE_CHECKING:
+    from aioflux._concurrency.byte_budget import PrefetchBudget, Reservation
     from aioflux._concurrency.fan_out import FanOut
     from aioflux._http import Response
     from aioflux._services.base import Exchange
-    from aioflux._transfer.prefetch_budget import PrefetchBudget, Reservation
     from aioflux._transfer.session import Session
 
 _UNAUTHORIZED: Final = 401

@@ -16,9 +16,8 @@ import pytest
 from aioflux import AlreadyExistsError, NotFoundError, PreconditionFailedError, StorageError
 from aioflux import sync as blocking
 from aioflux._services.base import ListRequest, Precondition, WriteRequest
-from aioflux._services.local.threads import Stop
 from aioflux._services.local.walk import TEMPORARY, temporary_files
-from aioflux._services.local.write import link_new, locked, replace_file
+from aioflux._services.local.write import Stop, link_new, locked, replace_file
 from tests.service.opening import open_service
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ async def test_conditions_hold_between_tasks(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from aioflux._services.local.threads import Stop
+from aioflux._services.local.write import Stop
 from aioflux._services.local.write import locked
 with locked(Path(sys.argv[1]), Stop()):
     print("held", flush=True)

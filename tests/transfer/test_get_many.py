@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, PreconditionFailedError, RetryPolicy
-from aioflux._transfer.prefetch_budget import PrefetchBudget
+from aioflux._concurrency.byte_budget import PrefetchBudget
 from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import ScriptedService, pattern
 

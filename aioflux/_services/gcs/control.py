@@ -1,6 +1,6 @@
 """Copies and composes of Google Cloud Storage, by gcloud-aio-storage.
 
-    GCSControl -> gcloud-aio-storage -> _Exchange -> GCSSender
+    GCSControl -> gcloud-aio-storage -> _Exchange -> TokenSender
 
 gcloud-aio-storage encodes the requests, and continues copies that take several. The sender limits
 responses, maps errors and renews tokens, as for all other requests: over an aiohttp session,
@@ -25,7 +25,7 @@ from aioflux.errors import PreconditionFailedError
 
 if TYPE_CHECKING:
     from aioflux._services.base import Precondition, Source, WriteRequest
-    from aioflux._services.gcs.service import GCSSender
+    from aioflux._services.sender import TokenSender
 
 _ROOT: Final = "https://storage"
 """Begin of the urls of gcloud-aio-storage; the sender has the real server."""
@@ -37,7 +37,7 @@ class GCSControl:
     """Copies and composes within one bucket. Keys are relative to the prefix, names are full."""
 
     def __init__(
-        self, bucket: str, path: str, sender: GCSSender, *, uri: Callable[[str], str]
+        self, bucket: str, path: str, sender: TokenSender, *, uri: Callable[[str], str]
     ) -> None:
         """Initialize with the path of the bucket; `uri` returns the uri of a key, for errors."""
         self._bucket = bucket
@@ -125,7 +125,7 @@ class _Exchange:
 
     status = 200
 
-    def __init__(self, sender: GCSSender, action: str, key: str) -> None:
+    def __init__(self, sender: TokenSender, action: str, key: str) -> None:
         self._sender = sender
         self._action = action
         self._key = key

@@ -11,7 +11,7 @@ user metadata are rejected.
 symbolic links and for files that are not objects, and `write` for NFS.
 
 The generation is made of modification time, inode and size. A write stores the crc32c in an
-extended attribute (`checksums`), and reads of the whole object compare it. Files of other programs
+extended attribute, and reads of the whole object compare it. Files of other programs
 have no such attribute, and are not verified.
 
 Over 500 lines because it is one class with a method for each operation of the contract.
@@ -19,6 +19,7 @@ Over 500 lines because it is one class with a method for each operation of the c
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -37,9 +38,6 @@ from aioflux._services.base import (
     WriteRequest,
     combined_crc32c,
 )
-from aioflux._services.local.checksums import read_checksum
-from aioflux._services.local.errors import error_from_os
-from aioflux._services.local.threads import BLOCK_BYTES, Stop, in_thread
 from aioflux._services.local.walk import (
     Walk,
     check_key,
@@ -50,11 +48,15 @@ from aioflux._services.local.walk import (
     temporary_files,
 )
 from aioflux._services.local.write import (
+    BLOCK_BYTES,
+    Stop,
     finish,
+    in_thread,
     link_new,
     locked,
     new_temporary,
     prune,
+    read_checksum,
     replace_file,
     write_all,
 )
@@ -64,6 +66,7 @@ from aioflux._values.uri import quote_path
 from aioflux.errors import (
     ChecksumError,
     NotFoundError,
+    PermissionDeniedError,
     PreconditionFailedError,
     StorageError,
     TransientError,
@@ -503,3 +506,42 @@ def _read_into(descriptor: int, view: memoryview, start: int, stop: Stop) -> int
             break
         num_filled += num_read
     return num_filled
+
+
+_TRANSIENT_ERRNOS = frozenset({errno.ESTALE, errno.ETIMEDOUT})
+"""Errors of NFS that are retried: ESTALE for a file that was removed while it was open, ETIMEDOUT
+for a server that does not respond, with the mount option `soft`."""
+
+
+def error_from_os(error: OSError, failure: str, uri: str, *, reading: bool) -> StorageError:
+    """Map an error of the file system to an error of this package.
+
+    `failure` begins the message: "could not read <uri>". `reading` is true for an operation that
+    needs an existing object: a file in the place of a directory then means a missing object.
+    """
+    reason = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError) or (
+        reading and error.errno in {errno.ENOTDIR, errno.EISDIR}
+    ):
+        return NotFoundError(f"{failure}: there is no such object ({reason})", uri=uri)
+    if isinstance(error, NotADirectoryError | IsADirectoryError):
+        return StorageError(
+            f"{failure}: a part of its path is an object, or it is a directory ({reason})", uri=uri
+        )
+    if isinstance(error, PermissionError):
+        directory, name = os.path.split(error.filename or "")
+        denied_path = directory if is_temporary(name) else error.filename or ""
+        return PermissionDeniedError(
+            f"{failure}: {reason}; check the permissions of {denied_path}".rstrip(),
+            uri=uri,
+        )
+    if error.errno in _TRANSIENT_ERRNOS:
+        return TransientError(
+            f"{failure}: {reason}; another machine replaced or removed the file, or the file "
+            "server did not respond",
+            uri=uri,
+            maybe_done=not reading,
+        )
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return StorageError(f"{failure}: {reason}; nothing was stored, free some space", uri=uri)
+    return StorageError(f"{failure}: {reason}", uri=uri)

@@ -20,26 +20,126 @@ On NFS with the default mount options, writes are atomic between machines, too. 
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import hashlib
 import os
+import re
 import stat
+import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from aioflux._services.local.checksums import record_checksum
-from aioflux._services.local.threads import BLOCK_BYTES
 from aioflux._services.local.walk import TEMPORARY
 from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aioflux._services.local.threads import Stop
+T = TypeVar("T")
+
+BLOCK_BYTES = 16 * 1024 * 1024
+"""Largest number of bytes read or written between two calls of `Stop.check`: 2 to 10 ms."""
+
+
+class Stop:
+    """Flag that the event loop sets to stop work in a thread."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        """Make the next `check` raise; may be called from any thread."""
+        self._is_set = True
+
+    def check(self) -> None:
+        """Raise InterruptedError if the work was cancelled."""
+        if self._is_set:
+            raise InterruptedError(errno.EINTR, "cancelled")
+
+
+async def in_thread(work: Callable[[Stop], T], *, into_callers_memory: bool = False) -> T:
+    """Run blocking work in a thread; after a cancellation it stops at its next `Stop.check`.
+
+    Args:
+        work: Called with a `Stop`, which it must check regularly.
+        into_callers_memory: The work writes into memory of the caller, so that a cancellation waits
+            until the work has stopped.
+    """
+    stop = Stop()
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, work, stop)
+    except RuntimeError:
+        return work(stop)  # at interpreter exit, no new thread can be started
+    try:
+        return await (asyncio.shield(future) if into_callers_memory else future)
+    except asyncio.CancelledError:
+        stop.set()
+        while into_callers_memory and not future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        if into_callers_memory and not future.cancelled():
+            future.exception()  # retrieve it, so that the loop does not log it
+        raise
+
+
+_ATTRIBUTE: Final = "user.aioflux.crc32c"
+_VALUE: Final = re.compile(rb"([0-9a-f]{8}) ([0-9]+) (-?[0-9]+)")
+
+_NO_ATTRIBUTES: Final = frozenset(
+    {
+        errno.ENOTSUP,
+        errno.ENOSYS,
+        errno.EPERM,
+        errno.EACCES,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.E2BIG,
+        errno.ENODATA,
+    }
+)
+"""Errors for a file that does not have, or cannot have, the attribute (setxattr(2), xattr(7))."""
+
+
+def record_checksum(descriptor: int, status: os.stat_result, crc32c: int) -> None:
+    """Record the crc32c of a file, if its file system supports extended attributes.
+
+    This takes 5 microseconds on ext4. The next fsync makes the attribute durable. Content and
+    modification time of the file must not change after `status` was read.
+    """
+    if sys.platform == "linux":
+        value = f"{crc32c:08x} {status.st_size} {status.st_mtime_ns}"
+        try:
+            os.setxattr(descriptor, _ATTRIBUTE, value.encode())
+        except OSError as exc:
+            if exc.errno not in _NO_ATTRIBUTES:
+                raise
+
+
+def read_checksum(file: int | str | Path, status: os.stat_result) -> int | None:
+    """Return the recorded crc32c of a file; None if there is none for this size and time.
+
+    This takes 4 microseconds on ext4.
+    """
+    if sys.platform == "linux":
+        try:
+            value = os.getxattr(file, _ATTRIBUTE)
+        except OSError as exc:
+            if exc.errno not in _NO_ATTRIBUTES:
+                raise
+            return None
+        match = _VALUE.fullmatch(value)
+        if match is not None and (int(match[2]), int(match[3])) == (
+            status.st_size,
+            status.st_mtime_ns,
+        ):
+            return int(match[1], 16)
+    return None
+
 
 _MAX_DIRECTORY_RACES = 100
 """Maximum number of attempts to create a file while deletes remove its empty directory."""

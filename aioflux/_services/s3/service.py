@@ -386,7 +386,9 @@ class S3Service(XMLService):
         try:
             if original.size > MAX_COPY_BYTES:
                 request = WriteRequest(key, precondition, original.content_type, original.metadata)
-                return await copy_by_parts(self, request, original.size, source_headers)
+                return await copy_by_parts(
+                    self, self.put_part_copy, request, original.size, source_headers
+                )
             response = await self._sender.send(
                 b"PUT",
                 self._path(key),

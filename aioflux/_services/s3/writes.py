@@ -12,7 +12,7 @@ import base64
 import hashlib
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -25,9 +25,8 @@ from aioflux._services.xml_reader import read_xml
 from aioflux.errors import StorageError, UnsupportedError
 
 if TYPE_CHECKING:
-    from aioflux._services.base import Precondition, WriteRequest
+    from aioflux._services.base import Precondition, Service, WriteRequest
     from aioflux._services.s3.sender import S3Sender
-    from aioflux._services.s3.service import S3Service
     from aioflux._services.s3.wire import Pin
     from aioflux._values.meta import ObjectMeta
 
@@ -57,7 +56,8 @@ def plan_copy(size: int, part_bytes: int = _PART_BYTES) -> list[tuple[int, int]]
 
 
 async def copy_by_parts(
-    service: S3Service,
+    service: Service,
+    put_part_copy: Callable[..., Awaitable[str]],
     request: WriteRequest,
     size: int,
     source_headers: Sequence[tuple[bytes, bytes]],
@@ -70,7 +70,7 @@ async def copy_by_parts(
     async def copy_part(number: int, start: int, end: int) -> UploadedPart:
         headers = [*source_headers, (b"x-amz-copy-source-range", b"bytes=%d-%d" % (start, end - 1))]
         async with slots:
-            etag = await service.put_part_copy(key, upload_id, number, headers)
+            etag = await put_part_copy(key, upload_id, number, headers)
         return UploadedPart(number, etag, end - start)
 
     try:
