@@ -61,6 +61,13 @@ def prefault(view: memoryview, madvise: _Madvise | None = _madvise) -> None:
             _advise(madvise, begin, view.nbytes, _MADV_POPULATE_READ)
 
 
+def populate(view: memoryview) -> None:
+    """Allocate memory now, without the GIL, on Linux 5.14 and later."""
+    if _madvise is not None:
+        with address_of(view) as begin:
+            _advise(_madvise, begin, view.nbytes, _MADV_POPULATE_WRITE)
+
+
 class Prefaulter:
     """A background thread that makes memory resident before received bytes are written to it.
 

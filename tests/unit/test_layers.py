@@ -67,12 +67,12 @@ MAY_IMPORT: dict[str, str] = {
     "checkpoint._store": f"{STORE} _concurrency.* _transfer.retry checkpoint._format.*",
     "checkpoint._maintain": f"{STORE} _concurrency.* checkpoint._format.* checkpoint._store.*",
     "checkpoint._save": (
-        f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint._format.* "
-        "checkpoint._store.* checkpoint._maintain.*"
+        f"{BLOCKING} _concurrency.* _transfer.prefault checkpoint._require_torch "
+        "checkpoint._format.* checkpoint._store.* checkpoint._maintain.*"
     ),
     "checkpoint._load": (
-        f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint.compression "
-        "checkpoint._format.* checkpoint._store.* checkpoint._save.*"
+        f"{BLOCKING} _concurrency.* _transfer.prefault checkpoint._require_torch "
+        "checkpoint.compression checkpoint._format.* checkpoint._store.* checkpoint._save.*"
     ),
     "checkpoint.dcp": (
         f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint.compression "

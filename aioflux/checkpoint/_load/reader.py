@@ -15,8 +15,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from aioflux import _bridge
+from aioflux._transfer.prefault import populate
 from aioflux._values.uri import split_object_uri
-from aioflux.checkpoint._store.mapping import MemoryFile, populate, read_into_memory
+from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
 from aioflux.errors import StorageError
 from aioflux.store import open_store
 
@@ -57,7 +58,7 @@ class _RawReader(io.RawIOBase):
         reader = self._context.value
         num_left = max(0, reader.meta.size - reader.tell())
         view = memoryview(buffer).cast("B")[: min(_MAX_READ_BYTES, num_left)]
-        populate(view, 0, view.nbytes)  # in this thread, while the event loop receives
+        populate(view)  # in this thread, while the event loop receives
         self.error = None
         try:
             return _bridge.run(reader.readinto(view))

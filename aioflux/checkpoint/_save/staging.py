@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from aioflux import _bridge
+from aioflux._transfer.prefault import populate
 from aioflux.checkpoint._format.commit import StoredItem
 from aioflux.checkpoint._save.items import (
     encode_object,
@@ -36,7 +37,6 @@ from aioflux.checkpoint._save.items import (
 from aioflux.checkpoint._save.job import StagedState
 from aioflux.checkpoint._save.memory_copy import MemoryCopy, address_of, copy_all
 from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES
-from aioflux.checkpoint._store.mapping import populate
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Arena:
     def _populate(self) -> None:
         start = 0
         while start < self.size and not self._is_stopped:
-            populate(self.view, start, min(start + _STEP_BYTES, self.size))
+            populate(self.view[start : start + _STEP_BYTES])
             start += _STEP_BYTES
 
     def stop_populating(self) -> None:

@@ -10,38 +10,21 @@ resident size of the process.
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import mmap
 import os
-import sys
 import tempfile
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
 
-from aioflux._concurrency.run_to_completion import wait_until_done
-from aioflux._values.checksums import address_of, combine_crc32c
-from aioflux.options import MIB
-from aioflux.store import count_mismatch, open_store, read_current, read_hashed
+from aioflux.store import open_store, read_current
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.options import StoreOptions
-    from aioflux.store import Store
 
 _DIRECTORIES = ("/proc/self/fd", "/dev/fd")
 """Directories with a path for each open descriptor of this process."""
-_RANGE_BYTES: Final = 8 * MIB
-"""Maximum size of a range. Each request waits until the memory of its range is allocated, so
-smaller ranges start earlier."""
-_MADV_POPULATE_WRITE: Final = 23
-"""Allocates memory at once, since Linux 5.14 (madvise(2)). An older kernel returns an error, which
-is ignored: it allocates each page at the first write to the page."""
-
-_madvise = ctypes.CDLL(None)["madvise"] if sys.platform == "linux" else None
-if _madvise is not None:
-    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class PrivateMemory:
@@ -64,10 +47,6 @@ class PrivateMemory:
         """Return a context with a writable view of the memory."""
         with memoryview(self.mapping) as view, view[: self._num_bytes] as used:
             yield used
-
-    def populate(self, view: memoryview, start: int, end: int) -> None:
-        """Allocate the memory of a range now; `view` is the view that `mapped` returned."""
-        populate(view, start, end)
 
     def close(self) -> None:
         """Release the memory, unless tensors refer to it. A second call does nothing."""
@@ -102,7 +81,7 @@ class MemoryFile:
             os.ftruncate(self.fd, num_bytes)
             if is_on_disk:
                 # On a full disk a write to the mapping would kill the process by SIGBUS.
-                self._allocate(0, num_bytes)
+                os.posix_fallocate(self.fd, 0, num_bytes)
         except BaseException:
             self.close()
             raise
@@ -123,14 +102,6 @@ class MemoryFile:
             with suppress(BufferError):
                 mapping.close()
 
-    def populate(self, view: memoryview, start: int, end: int) -> None:
-        """Allocate the memory of a range now; `view` is the view that `mapped` returned.
-
-        Allocating in the file first takes a third less time than populating the mapping alone.
-        """
-        self._allocate(start, end)
-        populate(view, start, end)
-
     def close(self) -> None:
         """Close the descriptor. Other mappings of the memory stay. A second call does nothing."""
         fd, self.fd = self.fd, -1
@@ -140,10 +111,6 @@ class MemoryFile:
 
     __del__ = close
 
-    def _allocate(self, start: int, end: int) -> None:
-        if end > start and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self.fd, start, end - start)
-
     def _unlink(self) -> None:
         name, self._name = self._name, ""
         if name and self._pid == os.getpid():
@@ -151,14 +118,6 @@ class MemoryFile:
 
 
 Memory = TypeVar("Memory", PrivateMemory, MemoryFile)
-
-
-def populate(view: memoryview, start: int, end: int) -> None:
-    """Allocate the memory of `view[start:end]` now, without the GIL, on Linux 5.14 and later."""
-    if _madvise is not None:
-        with address_of(view) as begin:
-            first = (begin + start) & -mmap.PAGESIZE
-            _madvise(first, begin + end - first, _MADV_POPULATE_WRITE)
 
 
 def _open_memfd() -> int:
@@ -186,91 +145,19 @@ async def read_into_memory(
 
     Raises:
         NotFoundError: The object does not exist.
-        ChecksumError: The bytes did not match the checksum of the object in any of four reads.
+        ChecksumError: The bytes did not match the checksum of the object in any of three reads.
         PreconditionFailedError: The object was replaced in each attempt of the retry policy.
     """
     async with open_store(root, **options) as store:
 
         async def read(meta: ObjectMeta) -> tuple[ObjectMeta, Memory]:
-            return meta, await _read_generation(store, meta, kind)
+            memory = kind(meta.size)
+            try:
+                with memory.mapped() as view:
+                    await store.get_into(meta, view)
+            except BaseException:
+                memory.close()
+                raise
+            return meta, memory
 
         return await read_current(store, key, read)
-
-
-async def _read_generation(store: Store, meta: ObjectMeta, kind: type[Memory]) -> Memory:
-    """Read one generation, and verify the whole object.
-
-    If the service reports no crc32c, or it does not match, `get_into` reads the object.
-    """
-    is_hashed = store.transfer.verify
-    memory = kind(meta.size)
-    try:
-        with memory.mapped() as view:
-            is_valid = False
-            if meta.crc32c is not None or not is_hashed:
-                checksum = await _fill(store, meta, memory, view)
-                is_valid = not is_hashed or checksum == meta.crc32c
-                if not is_valid:
-                    count_mismatch(store, meta, "they do not match the checksum of the object")
-            if not is_valid:
-                await store.get_into(meta, view)
-    except BaseException:
-        memory.close()
-        raise
-    return memory
-
-
-async def _fill(
-    store: Store, meta: ObjectMeta, memory: PrivateMemory | MemoryFile, view: memoryview
-) -> int:
-    """Read an object into memory range by range, and return its crc32c; 0 if verify is off.
-
-    A thread allocates the memory of each range before its request is sent: on the event loop the
-    allocation would take as long as receiving the bytes.
-    """
-    step = min(store.transfer.range_size_bytes, _RANGE_BYTES)
-    plan = [(start, min(start + step, meta.size)) for start in range(0, meta.size, step)]
-    reads = []
-    try:
-        populating = _populate_ranges(memory, view, plan)
-        async with asyncio.TaskGroup() as group, aclosing(populating) as populated:
-            async for start, end in populated:
-                reading = read_hashed(store, meta, view[start:end], start=start)
-                reads.append(group.create_task(reading))
-    except BaseExceptionGroup as failed:
-        error = failed.exceptions[0]
-        raise error from error.__cause__
-    checksum = 0
-    for (start, end), task in zip(plan, reads, strict=True):
-        checksum = combine_crc32c(checksum, task.result(), end - start)
-    return checksum
-
-
-async def _populate_ranges(
-    memory: PrivateMemory | MemoryFile, view: memoryview, plan: Sequence[tuple[int, int]]
-) -> AsyncGenerator[tuple[int, int], None]:
-    """Yield each range of `plan` once a thread has allocated its memory."""
-    loop = asyncio.get_running_loop()
-    populated: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
-    is_cancelled = False
-
-    def populate() -> None:
-        try:
-            for start, end in plan:
-                if is_cancelled:
-                    return
-                memory.populate(view, start, end)
-                loop.call_soon_threadsafe(populated.put_nowait, (start, end))
-        finally:
-            loop.call_soon_threadsafe(populated.put_nowait, None)
-
-    thread = asyncio.ensure_future(asyncio.to_thread(populate))
-    try:
-        while (populated_range := await populated.get()) is not None:
-            yield populated_range
-        await asyncio.shield(thread)
-    finally:
-        is_cancelled = True
-        # The memory must stay allocated until the thread returns, also after a cancellation.
-        await wait_until_done(thread)
-        thread.exception()  # marks the error as retrieved; the shield above raises it
