@@ -853,8 +853,10 @@ class Store:
         name, meta = parse_key(key)
         if read_ahead_bytes is not None and read_ahead_bytes <= 0:
             raise ValueError(f"read_ahead_bytes must be above 0, not {read_ahead_bytes}")
-        meta = meta or await self.head(name)
-        reader = ObjectReader(self._sessions.current(), meta, read_ahead_bytes=read_ahead_bytes)
+        session = self._sessions.current()
+        if meta is None:
+            meta = await session.timed(session.head(name))
+        reader = ObjectReader(session, meta, read_ahead_bytes=read_ahead_bytes)
         async with reader:
             yield reader
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     _Madvise: TypeAlias = Callable[[int, int, int], int]
 
-_LEAST_BYTES: Final = 1024 * 1024
+LEAST_THREADED_BYTES: Final = 1024 * 1024
+"""Smaller memory is used without another thread: the crossing to a thread takes 0.1 ms."""
 _PAGE_BYTES: Final = 4096
 _STEP_BYTES: Final = 4 * 1024 * 1024
 """Bytes of one call in the thread, about two milliseconds. A completed read waits for the current
@@ -54,7 +55,7 @@ def prefault(view: memoryview, madvise: _Madvise | None = _madvise) -> None:
         view: The memory.
         madvise: `madvise` of libc; None on other systems than Linux.
     """
-    if madvise is None or view.nbytes < _LEAST_BYTES:
+    if madvise is None or view.nbytes < LEAST_THREADED_BYTES:
         return
     with address_of(view) as begin:
         if not _is_resident(begin, view.nbytes):
@@ -85,7 +86,7 @@ class Prefaulter:
     @asynccontextmanager
     async def during(self, view: memoryview) -> AsyncIterator[None]:
         """Make `view` resident during its request; on exit the thread no longer uses `view`."""
-        if self._madvise is None or view.nbytes < _LEAST_BYTES:
+        if self._madvise is None:
             yield
             return
         job = _Job(view, self._madvise)

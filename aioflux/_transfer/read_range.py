@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioflux._concurrency.fan_out import gather
 from aioflux._http import HashedMemory
 from aioflux._services.base import ReadRequest
+from aioflux._transfer.prefault import LEAST_THREADED_BYTES
 from aioflux._transfer.read_plan import plan_ranges
 from aioflux._values.checksums import combine_crc32c, crc32c
 from aioflux.errors import ChecksumError, NotFoundError, StorageError, TransientError
@@ -96,13 +97,16 @@ async def read_range(
         target = view[num_done:]
         hashed = HashedMemory(target) if is_hashed and not num_done else None
         try:
-            async with session.prefaulter.during(target):
-                begin, end = start + num_done, start + length
-                request = ReadRequest(key, pin.generation, begin, end, pin.size, is_covered)
-                into = hashed or target
-                body = await session.spread.run(
-                    target.nbytes, lambda service: service.get(request, into=into)
-                )
+            begin, end = start + num_done, start + length
+            request = ReadRequest(key, pin.generation, begin, end, pin.size, is_covered)
+            into = hashed or target
+            if target.nbytes < LEAST_THREADED_BYTES:
+                body = await session.service.get(request, into=into)
+            else:
+                async with session.prefaulter.during(target):
+                    body = await session.spread.run(
+                        target.nbytes, lambda service: service.get(request, into=into)
+                    )
             if body.size != pin.size:
                 is_certain = body.size in sizes
                 sizes.add(body.size)

@@ -68,11 +68,9 @@ class ObjectReader:
         edge = _EDGE_BYTES if meta.size > self._max_bytes and step >= 8 * _EDGE_BYTES else 0
         # Both edges, and a second copy of one, fit in memory beside the prefetched ranges.
         step = min(step, (self._max_bytes - 3 * edge) // (self._max_bytes // step))
-        self._plan = [
-            *plan_ranges(0, edge, _EDGE_BYTES),
-            *plan_ranges(edge, meta.size - edge, step),
-            *plan_ranges(meta.size - edge, meta.size, _EDGE_BYTES),
-        ]
+        self._plan = plan_ranges(edge, meta.size - edge, step)
+        if edge:
+            self._plan = [(0, edge), *self._plan, (meta.size - edge, meta.size)]
         self._ranges: dict[int, asyncio.Task[bytes]] = {}
         self._dropped: set[asyncio.Task[bytes]] = set()
         self._calls: set[asyncio.Task[object]] = set()  # of reads, cancelled by `aclose`

@@ -36,7 +36,7 @@ from aioflux._transfer.admission import (
     StoreCounters,
     plan_start,
 )
-from aioflux._transfer.prefault import Prefaulter
+from aioflux._transfer.prefault import LEAST_THREADED_BYTES, Prefaulter
 from aioflux._transfer.read_plan import SizeEstimate
 from aioflux._transfer.retry import with_retry
 from aioflux._transfer.twice import ReadingTwice
@@ -56,8 +56,6 @@ T = TypeVar("T")
 _log = logging.getLogger("aioflux")
 
 _SMALL_BYTES: Final = 1 * MIB
-_LEAST_BYTES: Final = 1024 * 1024
-"""Smaller bodies stay on the caller's loop: the crossing to another loop costs 0.1 ms."""
 
 
 class OpenTransfer(Protocol):
@@ -88,7 +86,7 @@ class Spread:
     async def run(self, num_bytes: int, request: Callable[[Service], Coroutine[Any, Any, T]]) -> T:
         """Run a request with a body of this size on the loop with the fewest bytes in flight."""
         busy = self._busy_bytes
-        number = busy.index(min(busy)) if num_bytes >= _LEAST_BYTES else 0
+        number = busy.index(min(busy)) if num_bytes >= LEAST_THREADED_BYTES else 0
         busy[number] += num_bytes
         try:
             service = self._services[number]
