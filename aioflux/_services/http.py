@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from aioflux._http import ConnectionLostError, ProtocolError
 from aioflux._services.base import Body, Service, UploadedPart
-from aioflux._services.responses import malformed_response
-from aioflux._services.sender import READ, RequestKind, as_read_error
+from aioflux._services.responses import READ, RequestKind, malformed_response
+from aioflux._services.sender import as_read_error
 from aioflux.errors import StorageError, TransientError, UnsupportedError
 
 if TYPE_CHECKING:

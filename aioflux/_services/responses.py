@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from aioflux._auth.redaction import redact, redact_error
 from aioflux._services.base import MAX_EMPTY_PAGES
@@ -76,37 +76,53 @@ def parse_retry_after(value: str | None, *, now: float | None = None) -> float |
     return max(0.0, moment - (time.time() if now is None else now))
 
 
-def response_error(
-    error_class: type[E],
-    status: int,
-    *,
-    action: str,
-    uri: str,
-    code: str = "",
-    detail: str = "",
-    before: str = "",
-    advice: str = "",
-    **fields: Any,
-) -> E:
-    """Return an error with the failed action, the response, and advice in its text.
+class RequestKind(NamedTuple):
+    """Properties of a request that change its headers or its errors."""
 
-    Args:
-        error_class: Class of the error.
-        status: HTTP status.
-        action: Verb of the message: "could not {action} {uri}".
-        uri: Uri of the object.
-        code: Error code of the service, such as `NoSuchKey`.
-        detail: Error message of the service; the first 300 characters are used.
-        before: Text before the status.
-        advice: Text at the end.
-        fields: Further fields of the error.
-    """
-    # Redacted before it is truncated, since a part of a secret is harder to recognize.
-    message = " ".join(redact(detail[:_MAX_DETAIL]).split())[:300]
-    code = redact(code[:100])
-    text = f"could not {action} {uri}: {before}HTTP {status}" + (f" {code}" if code else "")
-    text += (f" ({message})" if message else "") + (f"; {advice}" if advice else "")
-    return error_class(text, uri=uri, status=status, **fields)
+    is_read: bool = False
+    """The request reads the bytes of an object."""
+    generation: str = ""
+    """Generation that a read is pinned to; empty for none."""
+    is_conditional: bool = False
+    """The request is a write with a precondition."""
+    is_completion: bool = False
+    """The request completes an upload."""
+
+
+PLAIN: Final = RequestKind()
+READ: Final = RequestKind(is_read=True)
+CONDITIONAL: Final = RequestKind(is_conditional=True)
+
+
+class Failure(NamedTuple):
+    """An error response to a request."""
+
+    status: int
+    """HTTP status."""
+    action: str
+    """Verb of the message: "could not {action} {uri}"."""
+    uri: str
+    """Uri of the object."""
+    code: str = ""
+    """Error code of the service, such as `NoSuchKey`."""
+    detail: str = ""
+    """Error message of the service; the first 300 characters are used."""
+    retry_after: str | None = None
+    """Value of the Retry-After header."""
+    kind: RequestKind = PLAIN
+    """Kind of the request."""
+
+    def error(
+        self, error_class: type[E], *, before: str = "", advice: str = "", **fields: Any
+    ) -> E:
+        """Return an error of a class, with the text `before` the status, and advice at the end."""
+        # Redacted before it is truncated, since a part of a secret is harder to recognize.
+        message = " ".join(redact(self.detail[:_MAX_DETAIL]).split())[:300]
+        code = redact(self.code[:100])
+        text = f"could not {self.action} {self.uri}: {before}HTTP {self.status}"
+        text += (f" {code}" if code else "") + (f" ({message})" if message else "")
+        text += f"; {advice}" if advice else ""
+        return error_class(text, uri=self.uri, status=self.status, **fields)
 
 
 def malformed_response(
@@ -161,35 +177,14 @@ class EmptyPageCounter:
             raise unexpected_page(self._uri, why)
 
 
-def error_from_status(
-    status: int,
-    *,
-    action: str,
-    uri: str,
-    code: str = "",
-    detail: str = "",
-    retry_after: str | None = None,
-    generation: str = "",
-) -> StorageError:
-    """Return the error for an error response of any service.
-
-    Args:
-        status: HTTP status.
-        action: Verb of the message, such as "read" or "compose".
-        uri: Uri of the object.
-        code: Error code of the service, such as `NoSuchKey`.
-        detail: Error message of the service; the first 300 characters are used.
-        retry_after: Value of the Retry-After header.
-        generation: Generation that a read is pinned to; empty for none.
-    """
-    texts = {"action": action, "uri": uri, "code": code, "detail": detail}
+def error_from_status(failure: Failure) -> StorageError:
+    """Return the error for an error response of any service, by its status."""
+    status, code, generation = failure.status, failure.code, failure.kind.generation
     if status in TRANSIENT:
-        return response_error(
+        return failure.error(
             TransientError,
-            status,
-            **texts,
             before="the service returned ",
-            retry_after_seconds=parse_retry_after(retry_after),
+            retry_after_seconds=parse_retry_after(failure.retry_after),
             maybe_done=True,
         )
     error, before, advice = _BY_STATUS.get(status, (StorageError, "", ""))
@@ -199,7 +194,7 @@ def error_from_status(
             "the service received other bytes than were sent, ",
             "",
         )
-    elif status == 404 and (code == "NoSuchBucket" or detail.startswith(_NO_BUCKET)):
+    elif status == 404 and (code == "NoSuchBucket" or failure.detail.startswith(_NO_BUCKET)):
         before, advice = "the bucket does not exist, ", "check its name in the uri, or create it"
     elif status == 404 and generation:
         before = f"its generation {generation} does not exist, "
@@ -209,8 +204,7 @@ def error_from_status(
             "redirects are not followed, because the credentials would go to another server; pass "
             "the right address as endpoint_url="
         )
-    advice = advice.format(action=action)
-    return response_error(error, status, **texts, before=before, advice=advice)
+    return failure.error(error, before=before, advice=advice.format(action=failure.action))
 
 
 DEFAULT_TYPE = "application/octet-stream"

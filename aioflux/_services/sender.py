@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from aioflux._auth.access_token import NOT_READY
 from aioflux._auth.redaction import redact, redact_error
@@ -23,6 +23,7 @@ from aioflux._http import (
     ProtocolError,
     TransportError,
 )
+from aioflux._services.responses import PLAIN, Failure, RequestKind
 from aioflux.errors import CredentialsError, StorageError, TransientError
 
 if TYPE_CHECKING:
@@ -43,22 +44,6 @@ _MAX_HASHED_ON_LOOP_BYTES: Final = 256 * 1024
 on the event loop."""
 
 
-class RequestKind(NamedTuple):
-    """Properties of a request that change its headers or its errors."""
-
-    is_read: bool = False
-    """The request reads the bytes of an object."""
-    generation: str = ""
-    """Generation that a read is pinned to; empty for none."""
-    is_conditional: bool = False
-    """The request is a write with a precondition."""
-    is_completion: bool = False
-    """The request completes an upload."""
-
-
-PLAIN: Final = RequestKind()
-READ: Final = RequestKind(is_read=True)
-CONDITIONAL: Final = RequestKind(is_conditional=True)
 _READS: Final = frozenset({b"GET", b"HEAD"})
 
 
@@ -248,8 +233,8 @@ class Sender(ABC):
         """Return code and message of an error response; empty texts if it has none."""
 
     @abstractmethod
-    def _service_error(self, status: int, kind: RequestKind, **texts: Any) -> StorageError:
-        """Map an error response to an error of this package; texts as in `error_from_status`."""
+    def _service_error(self, failure: Failure) -> StorageError:
+        """Map an error response to an error of this package."""
 
     def transport_error(self, exc: Exception, action: str, key: str) -> StorageError:
         """Map an error of the connection pool to a StorageError."""
@@ -277,14 +262,9 @@ class Sender(ABC):
     ) -> StorageError:
         """Return the error for an error response, with the action and the uri in its text."""
         code, detail = self._parse_error(response)
+        retry_after = response.headers.get(b"retry-after", b"").decode("latin-1")
         return self._service_error(
-            response.status,
-            kind,
-            action=action,
-            uri=self._uri(key),
-            code=code,
-            detail=detail,
-            retry_after=response.headers.get(b"retry-after", b"").decode("latin-1"),
+            Failure(response.status, action, self._uri(key), code, detail, retry_after, kind)
         )
 
     @abstractmethod

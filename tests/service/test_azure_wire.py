@@ -21,6 +21,7 @@ from aioflux import (
 from aioflux._http import Headers, Response
 from aioflux._services.azure import batch, wire
 from aioflux._services.base import Precondition, ReadRequest, WriteRequest
+from aioflux._services.responses import Failure, RequestKind
 
 WHEN = b"Sun, 22 Nov 2026 07:00:00 GMT"
 
@@ -212,7 +213,7 @@ def test_an_error_is_its_code_and_message(
 def test_what_an_answer_means(status: int, code: str, error: type[Exception], says: str) -> None:
     uri = "az://acct/container/key"
     found = wire.service_error(
-        status, action="read", uri=uri, code=code, detail="", retry_after="7"
+        Failure(status, action="read", uri=uri, code=code, detail="", retry_after="7")
     )
     with pytest.raises(error, match=says):
         raise found
@@ -225,7 +226,15 @@ def test_what_an_answer_means(status: int, code: str, error: type[Exception], sa
 def test_what_must_have_a_generation_and_is_not_there_has_not_got_it() -> None:
     def error(code: str) -> StorageError:
         return wire.service_error(
-            404, action="a", uri="u", code=code, detail="", retry_after=None, is_conditional=True
+            Failure(
+                404,
+                action="a",
+                uri="u",
+                code=code,
+                detail="",
+                retry_after=None,
+                kind=RequestKind(is_conditional=True),
+            )
         )
 
     assert isinstance(error("BlobNotFound"), PreconditionFailedError)

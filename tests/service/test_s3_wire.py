@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aioflux import ChecksumError, NotFoundError, PermissionDeniedError, PreconditionFailedError
 from aioflux._http import Headers, Response
 from aioflux._services.base import Precondition, ReadRequest
+from aioflux._services.responses import Failure
 from aioflux._services.s3 import endpoint as sites
 from aioflux._services.s3 import listing, wire
 from aioflux._services.s3.wire import deletion_error, error_in_success, service_error
@@ -432,7 +433,7 @@ def test_an_error_in_a_success_is_what_it_is_elsewhere(code: str, kind: type[Exc
 
 
 def test_a_token_that_is_none_is_reported_as_one() -> None:
-    error = service_error(400, action="read", uri="s3://b/k", code="InvalidToken")
+    error = service_error(Failure(400, action="read", uri="s3://b/k", code="InvalidToken"))
     assert isinstance(error, PermissionDeniedError)
     assert "session token" in str(error)
 
@@ -444,5 +445,7 @@ def test_an_unknown_code_is_an_error_of_its_object() -> None:
 
 
 def test_a_body_that_was_damaged_on_its_way_is_a_wrong_checksum() -> None:
-    error = service_error(400, action="write", uri="s3://b/k", code="XAmzContentSHA256Mismatch")
+    error = service_error(
+        Failure(400, action="write", uri="s3://b/k", code="XAmzContentSHA256Mismatch")
+    )
     assert isinstance(error, ChecksumError)

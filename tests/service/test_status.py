@@ -15,7 +15,13 @@ from aioflux import (
     TransientError,
 )
 from aioflux._services.base import MAX_EMPTY_PAGES
-from aioflux._services.responses import EmptyPageCounter, error_from_status, parse_retry_after
+from aioflux._services.responses import (
+    EmptyPageCounter,
+    Failure,
+    RequestKind,
+    error_from_status,
+    parse_retry_after,
+)
 
 TABLE = [
     (400, "", StorageError),
@@ -44,7 +50,9 @@ TABLE = [
 @pytest.mark.parametrize(("status", "code", "kind"), TABLE)
 def test_a_status_has_one_meaning(status: int, code: str, kind: type[StorageError]) -> None:
     error = error_from_status(
-        status, action="read", uri="gs://b/k", code=code, detail="the service's\n own words"
+        Failure(
+            status, action="read", uri="gs://b/k", code=code, detail="the service's\n own words"
+        )
     )
     assert type(error) is kind
     assert (error.uri, error.status) == ("gs://b/k", status)
@@ -60,7 +68,14 @@ def test_a_missing_bucket_is_not_called_a_missing_object(
     code: str, detail: str, generation: str
 ) -> None:
     error = error_from_status(
-        404, action="read", uri="gs://b/k", code=code, detail=detail, generation=generation
+        Failure(
+            404,
+            action="read",
+            uri="gs://b/k",
+            code=code,
+            detail=detail,
+            kind=RequestKind(generation=generation),
+        )
     )
     assert isinstance(error, NotFoundError)
     assert "the bucket does not exist" in str(error)
@@ -68,12 +83,14 @@ def test_a_missing_bucket_is_not_called_a_missing_object(
 
 
 def test_what_is_sent_again_does_not_hang_on_words() -> None:
-    error = error_from_status(400, action="read", uri="gs://b/k", detail="503 try again later")
+    error = error_from_status(
+        Failure(400, action="read", uri="gs://b/k", detail="503 try again later")
+    )
     assert not isinstance(error, TransientError)
 
 
 def test_long_words_of_a_service_are_cut() -> None:
-    error = error_from_status(500, action="read", uri="gs://b/k", detail="x" * 10_000)
+    error = error_from_status(Failure(500, action="read", uri="gs://b/k", detail="x" * 10_000))
     assert len(str(error)) < 500
 
 
@@ -120,6 +137,6 @@ def test_a_listing_ends_after_many_empty_pages_in_a_row() -> None:
 
 
 def test_the_wait_travels_with_the_error() -> None:
-    error = error_from_status(503, action="read", uri="gs://b/k", retry_after="3")
+    error = error_from_status(Failure(503, action="read", uri="gs://b/k", retry_after="3"))
     assert isinstance(error, TransientError)
     assert error.retry_after_seconds == 3.0

@@ -27,7 +27,7 @@ from aioflux import (
     TransientError,
 )
 from aioflux._services.base import WriteRequest
-from aioflux._services.responses import error_from_status
+from aioflux._services.responses import Failure, error_from_status
 from aioflux._services.s3.wire import deletion_error
 from aioflux._transfer.lost_uploads import Window, lost_uploads
 from aioflux.testing import GCSServer
@@ -554,7 +554,7 @@ def answered(
     status: int, *, kind: Literal["refuse", "lose"] = "refuse", times: int = 1
 ) -> list[Fault]:
     """A status in place of the answer: before the work, or after it."""
-    error = error_from_status(status, action="write", uri="memory://x/c")
+    error = error_from_status(Failure(status, action="write", uri="memory://x/c"))
     return [Fault(kind=kind, error=error)] * times
 
 

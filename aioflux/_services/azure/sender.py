@@ -10,7 +10,7 @@ from aioflux._auth.azure import is_sas
 from aioflux._auth.redaction import add_secret
 from aioflux._http import FixedHeaders
 from aioflux._services.azure import wire
-from aioflux._services.sender import USER_AGENT, ErrorResponse, RequestKind, TokenSender
+from aioflux._services.sender import USER_AGENT, ErrorResponse, TokenSender
 from aioflux.errors import (
     NotFoundError,
     PreconditionFailedError,
@@ -20,6 +20,7 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux._auth.azure import AzureAccess
     from aioflux._http import Origin, Pool
+    from aioflux._services.responses import Failure, RequestKind
     from aioflux._services.sender import AuthorizedRequest
 
 _VERSION = (b"x-ms-version", wire.VERSION)
@@ -94,13 +95,12 @@ class AzureSender(TokenSender):
     def _parse_error(self, response: ErrorResponse) -> tuple[str, str]:
         return wire.parse_error(response.headers, response.body)
 
-    def _service_error(self, status: int, kind: RequestKind, **texts: Any) -> StorageError:
-        error = wire.service_error(status, is_conditional=kind.is_conditional, **texts)
-        if not (kind.generation and isinstance(error, PreconditionFailedError)):
+    def _service_error(self, failure: Failure) -> StorageError:
+        error, generation = wire.service_error(failure), failure.kind.generation
+        if not (generation and isinstance(error, PreconditionFailedError)):
             return error
         replaced = NotFoundError(
-            f"{error.uri} no longer has generation {kind.generation}: it was replaced; list it "
-            "again",
+            f"{error.uri} no longer has generation {generation}: it was replaced; list it again",
             uri=error.uri,
             status=error.status,
         )

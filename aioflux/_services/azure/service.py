@@ -36,14 +36,14 @@ from aioflux._services.azure.listing import AzureLister
 from aioflux._services.azure.sender import AzureSender
 from aioflux._services.base import Body, Capabilities, Precondition
 from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, HTTPService
-from aioflux._services.responses import EmptyPageCounter, malformed_response
-from aioflux._services.sender import (
+from aioflux._services.responses import (
     CONDITIONAL,
-    MAX_PAGE_BYTES,
     PLAIN,
+    EmptyPageCounter,
     RequestKind,
-    hash_body,
+    malformed_response,
 )
+from aioflux._services.sender import MAX_PAGE_BYTES, hash_body
 from aioflux._values.meta import OpenUpload
 from aioflux._values.uri import check_endpoint
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError

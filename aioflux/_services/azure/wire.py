@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from aioflux._services import responses as _responses
-from aioflux._services.responses import DEFAULT_TYPE, error_from_status, response_error
+from aioflux._services.responses import DEFAULT_TYPE, Failure, error_from_status
 from aioflux._services.xml_reader import parse_fields, read_xml
 from aioflux.errors import (
     ChecksumError,
@@ -355,41 +355,30 @@ def parse_error(
     return code or fields.get("Code", ""), message
 
 
-def service_error(
-    status: int,
-    *,
-    action: str,
-    uri: str,
-    code: str,
-    detail: str,
-    retry_after: str | None,
-    is_conditional: bool = False,
-) -> StorageError:
-    """Return the error for an error response; see `error_from_status` and `RequestKind`."""
-    texts = {"action": action, "uri": uri, "code": code}
+def service_error(failure: Failure) -> StorageError:
+    """Return the error for an error response."""
+    status, code, is_conditional = failure.status, failure.code, failure.kind.is_conditional
+    short = failure._replace(detail="")
     if code == "InvalidBlockList":
         before = (
             "the parts of the upload no longer exist (another write of this object deletes them), "
         )
-        advice = "write it again"
-        error = PreconditionFailedError
-        return response_error(error, status, **texts, before=before, advice=advice)
+        return short.error(PreconditionFailedError, before=before, advice="write it again")
     if code == "ContainerNotFound":
         before = "no such container exists, "
         advice = "create it, with 'az storage container create'"
-        return response_error(NotFoundError, status, **texts, before=before, advice=advice)
-    texts["detail"] = detail
+        return short.error(NotFoundError, before=before, advice=advice)
     if code in _DIGEST_CODES:
         before = "the service received other bytes than were sent, "
-        return response_error(ChecksumError, status, **texts, before=before)
+        return failure.error(ChecksumError, before=before)
     is_missing = is_conditional and status == 404 and code in {"", "BlobNotFound"}
     if code in _EXISTS_CODES | _PRECONDITION_CODES or is_missing or (status == 412 and not code):
         before = "its generation is not the expected one, "
-        return response_error(PreconditionFailedError, status, **texts, before=before)
+        return failure.error(PreconditionFailedError, before=before)
     advice = _ADVICE_BY_CODE.get(code, "")
     if status in {401, 403} or code == "PublicAccessNotPermitted":
-        advice = advice or f"check that the credentials in use may {action} objects there; {_ROLES}"
-        return response_error(PermissionDeniedError, status, **texts, advice=advice)
+        may = f"check that the credentials in use may {failure.action} objects there; {_ROLES}"
+        return failure.error(PermissionDeniedError, advice=advice or may)
     if advice or status == 412:
-        return response_error(StorageError, status, **texts, advice=advice)
-    return error_from_status(status, **texts, retry_after=retry_after)
+        return failure.error(StorageError, advice=advice)
+    return error_from_status(failure)

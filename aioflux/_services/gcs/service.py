@@ -24,6 +24,8 @@ from aioflux._services.base import Body, Capabilities, Page, Precondition
 from aioflux._services.gcs import wire
 from aioflux._services.http import COMPLETE_SECONDS
 from aioflux._services.responses import (
+    Failure,
+    RequestKind,
     byte_range,
     error_from_status,
     malformed_page,
@@ -35,7 +37,6 @@ from aioflux._services.sender import (
     MAX_PAGE_BYTES,
     USER_AGENT,
     ErrorResponse,
-    RequestKind,
     TokenSender,
 )
 from aioflux._services.xml_multipart import XMLService
@@ -82,8 +83,8 @@ class GCSSender(TokenSender):
         code, detail = parse_error(response.body)
         return code, detail or listing.decode_error(response.body)
 
-    def _service_error(self, status: int, kind: RequestKind, **texts: Any) -> StorageError:
-        return error_from_status(status, generation=kind.generation, **texts)
+    def _service_error(self, failure: Failure) -> StorageError:
+        return error_from_status(failure)
 
 
 class GCSService(XMLService):

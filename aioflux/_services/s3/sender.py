@@ -15,6 +15,7 @@ from aioflux._auth.aws import NOT_READY, AWSSource, Settings
 from aioflux._auth.redaction import add_secret
 from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux._http import FixedHeaders, TransportError, default_context, open_pool
+from aioflux._services.responses import Failure, RequestKind
 from aioflux._services.s3.endpoint import (
     DEFAULT_REGION,
     endpoint_of,
@@ -30,7 +31,6 @@ from aioflux._services.sender import (
     USER_AGENT,
     AuthorizedRequest,
     ErrorResponse,
-    RequestKind,
     Sender,
     as_read_error,
     hash_body,
@@ -209,14 +209,8 @@ class S3Sender(Sender):
         fields = _fields(response)
         return fields.get("Code", ""), fields.get("Message", "")
 
-    def _service_error(self, status: int, kind: RequestKind, **texts: Any) -> StorageError:
-        return service_error(
-            status,
-            generation=kind.generation,
-            is_conditional=kind.is_conditional,
-            is_completion=kind.is_completion,
-            **texts,
-        )
+    def _service_error(self, failure: Failure) -> StorageError:
+        return service_error(failure)
 
     async def endpoint_url(self) -> str:
         """Return the url of the endpoint; empty for AWS. Sends no request."""
@@ -301,7 +295,7 @@ class S3Sender(Sender):
         if region:
             return region
         if response.status == 404:
-            raise service_error(404, action=action, uri=self._uri(key), code="NoSuchBucket")
+            raise service_error(Failure(404, action, self._uri(key), "NoSuchBucket"))
         error = as_read_error(self.response_error(response, action, key))
         if isinstance(error, TransientError) or response.status >= 500:
             raise error

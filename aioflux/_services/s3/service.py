@@ -15,7 +15,7 @@ from aioflux._auth.redaction import redact
 from aioflux._services import xml_multipart as multipart
 from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest, combined_crc32c
 from aioflux._services.http import COMPLETE_SECONDS
-from aioflux._services.responses import DEFAULT_TYPE
+from aioflux._services.responses import CONDITIONAL, DEFAULT_TYPE, PLAIN, RequestKind
 from aioflux._services.s3 import wire
 from aioflux._services.s3.endpoint import is_amazon
 from aioflux._services.s3.listing import S3Lister
@@ -30,7 +30,6 @@ from aioflux._services.s3.writes import (
     reject_ignored_condition,
     unquoted_endpoints,
 )
-from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind
 from aioflux._services.xml_multipart import XMLService
 from aioflux._services.xml_reader import parse_fields
 from aioflux._values.checksums import crc32c as crc32c_of

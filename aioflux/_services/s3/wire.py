@@ -20,11 +20,12 @@ from aioflux._services import responses as _responses
 from aioflux._services.responses import (
     DEFAULT_TYPE,
     TRANSIENT,
+    Failure,
+    RequestKind,
     decode_crc32c,
     encode_crc32c,
     error_from_status,
     malformed_response,
-    response_error,
 )
 from aioflux.errors import (
     NotFoundError,
@@ -424,49 +425,36 @@ _ADVICE_IF_DENIED = (
 )
 
 
-def service_error(
-    status: int,
-    *,
-    action: str,
-    uri: str,
-    code: str = "",
-    detail: str = "",
-    retry_after: str | None = None,
-    generation: str = "",
-    is_conditional: bool = False,
-    is_completion: bool = False,
-) -> StorageError:
-    """Return the error for an error response; see `error_from_status` and `RequestKind`."""
-    texts = {"action": action, "uri": uri, "code": code}
-    if status == 412 and generation:
-        before = f"it was replaced and no longer has generation {generation}, "
-        return response_error(NotFoundError, status, **texts, before=before, advice="list it again")
-    texts["detail"] = detail
+def service_error(failure: Failure) -> StorageError:
+    """Return the error for an error response."""
+    status, code, kind = failure.status, failure.code, failure.kind
+    if status == 412 and kind.generation:
+        before = f"it was replaced and no longer has generation {kind.generation}, "
+        short = failure._replace(detail="")
+        return short.error(NotFoundError, before=before, advice="list it again")
     is_missing = status == 404 and code != "NoSuchBucket" and code != "NoSuchUpload"
-    is_conflict = status == 409 and code == "ConditionalRequestConflict" and is_completion
-    if is_conditional and (status == 412 or is_missing or is_conflict):
+    is_conflict = status == 409 and code == "ConditionalRequestConflict" and kind.is_completion
+    if kind.is_conditional and (status == 412 or is_missing or is_conflict):
         before = "its generation is not the expected one, "
-        return response_error(PreconditionFailedError, status, **texts, before=before)
+        return failure.error(PreconditionFailedError, before=before)
     if code in _TRANSIENT_CODES and status not in TRANSIENT:
         # 409: S3 rejected this request because of a concurrent one, so this one changed nothing.
         maybe_done = _TRANSIENT_CODES[code] != 409
-        before = "the service returned "
-        return response_error(TransientError, status, **texts, before=before, maybe_done=maybe_done)
+        return failure.error(TransientError, before="the service returned ", maybe_done=maybe_done)
     if status in {401, 403} or (status == 400 and code in EXPIRED_CODES | _WRONG_TOKENS):
         before = "the credentials have expired, " if code in EXPIRED_CODES else ""
         advice = _ADVICE_BY_CODE.get(code, _ADVICE_IF_DENIED)
-        return response_error(PermissionDeniedError, status, **texts, before=before, advice=advice)
-    if code == _DIGEST_CODE:
-        texts["code"] = "BadDigest"
-    return error_from_status(status, **texts, retry_after=retry_after)
+        return failure.error(PermissionDeniedError, before=before, advice=advice)
+    return error_from_status(
+        failure._replace(code="BadDigest") if code == _DIGEST_CODE else failure
+    )
 
 
 def deletion_error(code: str, detail: str, *, uri: str) -> StorageError:
     """Return the error for one object that DeleteObjects did not delete."""
     status = _TRANSIENT_CODES.get(code) or _STATUSES.get(code, 400)
-    return service_error(
-        status, action="delete", uri=uri, code=code, detail=detail, is_conditional=status == 412
-    )
+    kind = RequestKind(is_conditional=status == 412)
+    return service_error(Failure(status, "delete", uri, code, detail, kind=kind))
 
 
 def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> StorageError:
@@ -480,6 +468,5 @@ def error_in_success(fields: Mapping[str, str], *, action: str, uri: str) -> Sto
         why = "the response has neither a result nor an error"
         return malformed_response(action, uri, why, status=200)
     status = _TRANSIENT_CODES.get(code) or _STATUSES.get(code, 400)
-    return service_error(
-        status, action=action, uri=uri, code=code, detail=detail, is_conditional=status == 412
-    )
+    kind = RequestKind(is_conditional=status == 412)
+    return service_error(Failure(status, action, uri, code, detail, kind=kind))
