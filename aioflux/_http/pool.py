@@ -80,6 +80,7 @@ class Pool:
         num_opened: Number of connections that were opened.
         num_stale: Number of idle connections that the server had closed, and that were replaced for
             a request.
+        proxy: Proxy for all requests; None for direct connections.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Pool:
         self.num_stale = 0
         self._max_idle = max_idle
         self._timeouts = timeouts
-        self._proxy = proxy
+        self.proxy = proxy
         self._servers: dict[Origin, Server] = {}
         # Server of the last request: comparing an origin is cheaper than hashing it.
         self._last_server: tuple[Origin | None, Server] = (None, Server(0))
@@ -341,8 +342,8 @@ class Pool:
     def _server_of(self, origin: Origin) -> Server:
         if origin not in self._servers:
             host_line, target_prefix = b"Host: %b\r\n" % origin.authority, b""
-            if self._proxy is not None and origin.scheme == "http":
-                host_line += self._proxy.header_line
+            if self.proxy is not None and origin.scheme == "http":
+                host_line += self.proxy.header_line
                 target_prefix = origin.url.encode()
             self._servers[origin] = Server(
                 self._max_idle, host_line=host_line, target_prefix=target_prefix

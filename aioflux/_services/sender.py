@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from aioflux._auth.access_token import NOT_READY
-from aioflux._auth.redaction import redact, redact_error
+from aioflux._auth.redaction import add_secret, redact, redact_error
 from aioflux._http import (
     MAX_METADATA_BYTES,
     CertificateError,
@@ -108,6 +108,13 @@ def as_read_error(error: StorageError) -> StorageError:
     """Set `maybe_done` of the error of a read to False, since a read changes no object."""
     error.maybe_done = False
     return error
+
+
+def hide_proxy_credentials(pool: Pool) -> Pool:
+    """Remove the credentials of a pool's proxy from texts of servers; return the pool."""
+    if pool.proxy is not None:
+        add_secret(pool.proxy.credentials.decode())
+    return pool
 
 
 class Sender(ABC):
@@ -280,7 +287,7 @@ class TokenSender(Sender):
     ) -> None:
         super().__init__(uri)
         self._token = token
-        self.pool: Pool = pool
+        self.pool: Pool = hide_proxy_credentials(pool)
         self._origin = origin
         self._encoded_token: str | None = None
         self._headers, self._read_headers = self._encode_headers(None)

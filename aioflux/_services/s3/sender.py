@@ -34,6 +34,7 @@ from aioflux._services.sender import (
     Sender,
     as_read_error,
     hash_body,
+    hide_proxy_credentials,
     resolve_credentials,
 )
 from aioflux._services.xml_reader import parse_fields
@@ -256,12 +257,13 @@ class S3Sender(Sender):
         endpoint = self.endpoint_in(region or DEFAULT_REGION)
         if self.pool is None:
             config = self._config
-            self.pool = open_pool(
+            pool = open_pool(
                 endpoint.origin,
                 max_idle=config.max_idle,
                 timeouts=config.timeouts,
                 ssl_context=config.ssl_context or _context_of(settings.ca_bundle),
             )
+            self.pool = hide_proxy_credentials(pool)
         return (
             self.endpoint_in(await self._find_region(endpoint, action, key))
             if is_region_unknown
