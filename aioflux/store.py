@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypeV
 
 from aioflux._concurrency.async_iteration import aclosing_inner, rejects_plain_for
 from aioflux._services.base import Precondition, ServiceConfig, Source
-from aioflux._services.open import check_credentials, open_service
+from aioflux._services.open import check_credentials, check_proxy, open_service
 from aioflux._transfer import clean as _clean
 from aioflux._transfer import compose as _compose
 from aioflux._transfer import composed_read as _composed_read
@@ -126,8 +126,8 @@ def open_store(
         TypeError: `uri` is not a string, or `transfer`, `retry`, `timeouts` or `credentials` has
             another type.
         CredentialsError: `credentials` is malformed, for example half of a key file.
-        ValueError: The uri cannot be opened, or `credentials` or `endpoint_url` has no effect with
-            it.
+        ValueError: The uri cannot be opened, `credentials` or `endpoint_url` has no effect with it,
+            or the environment names an invalid proxy.
 
     Credentials:
         `gs://`: google-auth credentials, the path of a JSON key file or its content as a mapping,
@@ -222,6 +222,7 @@ class Store:
         if not is_remote and (credentials is not None or endpoint_url is not None):
             raise ValueError(f"{location} accepts neither credentials nor an endpoint_url")
         check_credentials(location, credentials)
+        check_proxy(location, credentials, endpoint_url)
         if transfer.num_loops > 1 and is_asynchronous(credentials):
             raise ValueError(
                 f"num_loops={transfer.num_loops} does not work with asynchronous credentials, "

@@ -131,7 +131,7 @@ class AWSSource:
             or self._access.credentials is not None
             or self._keys_of_environment() is not None
         )
-        if is_given and self._session is None and not _has_profiles():
+        if is_given and self._session is None and not has_profiles():
             return _settings_of_environment()
         return await asyncio.to_thread(self._with_lock, self._find_settings)
 
@@ -379,7 +379,7 @@ def _is_true(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _has_profiles() -> bool:
+def has_profiles() -> bool:
     """Return whether a file of profiles exists, and botocore is installed to read it."""
     get = os.environ.get
     paths = (

@@ -58,6 +58,7 @@ def proxy_for(origin: Origin) -> str | None:
     Environment:
         HTTP_PROXY, HTTPS_PROXY: Url of the proxy for the origin's scheme, `http://host:port` or
             `https://host:port`; may contain a user name and password, percent-encoded.
+        ALL_PROXY: Url of the proxy for origins whose scheme has no proxy of its own.
         NO_PROXY: Hosts without a proxy, separated by commas or spaces, or `*` for all hosts. A host
             is a name, an address or a network in CIDR notation (`10.0.0.0/8`); names and addresses
             may have a port. `example.com`, `.example.com` and `*.example.com` all mean this host
@@ -73,7 +74,9 @@ def proxy_for(origin: Origin) -> str | None:
         return None
     from urllib.request import getproxies, proxy_bypass
 
-    proxy = getproxies().get(origin.scheme)
+    proxies = getproxies()
+    name = origin.scheme if proxies.get(origin.scheme) else "all"
+    proxy = proxies.get(name)
     no_proxy = os.environ.get("no_proxy", os.environ.get("NO_PROXY"))
     if not proxy or (no_proxy != "" and _is_loopback(origin.host)):
         return None
@@ -86,8 +89,8 @@ def proxy_for(origin: Origin) -> str | None:
     except ValueError:
         # Without the url and the cause, which may contain a password.
         raise ValueError(
-            f"{origin.scheme.upper()}_PROXY must be the url of a proxy, http://host:port or "
-            "https://host:port"
+            f"{name.upper()}_PROXY must be the url of a proxy, http://host:port or "
+            "https://host:port; proxies of other kinds, such as SOCKS, are not supported"
         ) from None
     return url
 

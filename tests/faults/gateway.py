@@ -10,6 +10,7 @@ Responses are forwarded unchanged: a reset by the server is a reset for the clie
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 from tests.http.scripted import turn
 
 if TYPE_CHECKING:
+    import ssl
     from types import TracebackType
 
 __all__ = ["Gateway"]
@@ -35,13 +37,16 @@ class Gateway:
         headers: Added to each request, lines without their end; may be changed at any time.
         upstream: Url of the server behind it.
         num_requests: Forwarded requests, by form: "origin", "absolute" and "connect".
+        heads: Head of each request, as received.
     """
 
-    def __init__(self, upstream: str = "") -> None:
+    def __init__(self, upstream: str = "", *, tls: ssl.SSLContext | None = None) -> None:
         self.headers: tuple[bytes, ...] = ()
         self.num_requests: Counter[str] = Counter()
+        self.heads: list[bytes] = []
         self.url = ""
         self.upstream = upstream
+        self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: asyncio.Server | None = None
@@ -65,10 +70,10 @@ class Gateway:
 
     async def _open(self) -> None:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", 0, limit=_LIMIT_BYTES, backlog=512
+            self._serve, "127.0.0.1", 0, limit=_LIMIT_BYTES, backlog=512, ssl=self._tls
         )
         port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{port}"
 
     async def _close(self) -> None:
         assert self._server is not None
@@ -80,9 +85,10 @@ class Gateway:
         await asyncio.gather(*others, return_exceptions=True)
         for writer in self._writers:
             # The abort of a transport that has closed its socket fails in asyncio if it had to
-            # write first.
-            if writer.get_extra_info("socket").fileno() >= 0:
-                writer.transport.abort()
+            # write first. A closed TLS transport does not even have a socket.
+            with contextlib.suppress(AttributeError):
+                if writer.get_extra_info("socket").fileno() >= 0:
+                    writer.transport.abort()
         await turn()
 
     # --- one connection -----------------------------------------------------------------------
@@ -94,6 +100,7 @@ class Gateway:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                self.heads.append(head)
                 method, target, _ = head.split(b" ", 2)
                 if upstream is None:
                     from_upstream, upstream = await self._connect(method, target)

@@ -69,7 +69,8 @@ class Authority:
     @staticmethod
     def _issue(subject, issuer, key, issuer_key, *, ca: bool) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
-        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        addresses = map(ipaddress.ip_address, ("127.0.0.1", "::1"))
+        names = [x509.DNSName("localhost"), *map(x509.IPAddress, addresses)]
         # OpenSSL's strict verification, the default since Python 3.13, needs the identifiers and
         # the key usage of an authority.
         issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import logging
 import re
+import socket
 import ssl
 import traceback
 from typing import TYPE_CHECKING
@@ -26,6 +28,9 @@ from aioflux._http import (
     proxy_for,
 )
 from aioflux.options import Timeouts
+from aioflux.testing import GCSServer
+from aioflux.testing.gcs_server import Hook
+from tests.faults.gateway import Gateway
 from tests.http.pools import FAR_SECONDS, PATIENT, SHORT, STALL_SECONDS, opening
 from tests.http.scripted import Peer, answering, echoing, ok, serving
 
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from aioflux._http import Response
+    from aioflux.testing.gcs_server import Request
     from tests.http.authority import Authority
     from tests.http.scripted import Script
 
@@ -141,29 +147,80 @@ def test_the_dot_at_the_end_of_a_host_is_ignored(monkeypatch: pytest.MonkeyPatch
     assert proxy_for(Origin("https", "bucket.example.com.", 443)) is None
 
 
+def test_all_proxy_is_for_origins_without_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "http://all.example:3128")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    assert proxy_for(GOOGLE) == "http://all.example:3128"
+    assert proxy_for(Origin("http", "a.test", 80)) == "http://proxy.example:3128"
+    monkeypatch.setenv("NO_PROXY", "googleapis.com")
+    assert proxy_for(GOOGLE) is None
+
+
+@pytest.fixture
+def no_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/missing")
+
+
+@pytest.mark.usefixtures("no_endpoints")
 @pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
 @pytest.mark.parametrize(
-    "url",
+    ("name", "url"),
     [
-        "socks5://user:planted@127.0.0.1:9",
-        "http://user:planted@127.0.0.1:none",
-        "http://user:planted/1@127.0.0.1:9",
-        "http://",
+        ("HTTPS_PROXY", "socks5://user:planted@127.0.0.1:9"),
+        ("HTTPS_PROXY", "http://user:planted@127.0.0.1:none"),
+        ("HTTPS_PROXY", "http://user:planted/1@127.0.0.1:9"),
+        ("HTTPS_PROXY", "http://"),
+        ("https_proxy", "socks5h://planted"),
+        ("ALL_PROXY", "socks5://user:planted@127.0.0.1:9"),
+        ("all_proxy", "socks://planted:9/"),
     ],
 )
 def test_what_is_no_proxy_is_an_error_that_names_the_variable(
-    monkeypatch: pytest.MonkeyPatch, scheme: str, url: str
+    monkeypatch: pytest.MonkeyPatch, scheme: str, name: str, url: str
 ) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", url)
-    for name in ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name, raising=False)
-    credentials = aioflux.S3Access(anonymous=True) if scheme == "s3" else "anonymous"
+    monkeypatch.setenv(name, url)
+    with pytest.raises(ValueError, match=f"^{name.upper()} must be the url of a proxy") as error:
+        aioflux.open_store(f"{scheme}://account/bucket", credentials="anonymous")
+    assert "planted" not in "".join(traceback.format_exception(error.value))
+
+
+@pytest.mark.usefixtures("no_endpoints")
+@pytest.mark.parametrize(
+    ("uri", "name", "value"),
+    [
+        ("gs://bucket", "STORAGE_EMULATOR_HOST", "https://storage.test"),
+        ("s3://bucket", "AWS_ENDPOINT_URL", "https://storage.test"),
+        ("az://a/b", "AZURE_STORAGE_CONNECTION_STRING", "AccountName=a;AccountKey=YQ=="),
+    ],
+)
+def test_with_an_endpoint_of_the_environment_it_is_an_error_of_the_first_request(
+    monkeypatch: pytest.MonkeyPatch, uri: str, name: str, value: str
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
+    credentials = None if name.startswith("AZURE") else "anonymous"
     with (
-        aioflux.sync.open_store(f"{scheme}://account/bucket", credentials=credentials) as store,
-        pytest.raises(ValueError, match=r"HTTPS_PROXY must be the url of a proxy") as error,
+        aioflux.sync.open_store(uri, credentials=credentials) as store,
+        pytest.raises(ValueError, match=r"^ALL_PROXY must be the url of a proxy"),
     ):
         store.head("a")
-    assert "planted" not in "".join(traceback.format_exception(error.value))
+
+
+@pytest.mark.usefixtures("no_endpoints")
+@pytest.mark.parametrize("uri", ["gs://bucket", "s3://bucket", "az://account/bucket"])
+def test_a_store_without_a_proxy_ignores_what_is_no_proxy(
+    monkeypatch: pytest.MonkeyPatch, uri: str
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    aioflux.open_store(uri, credentials="anonymous", endpoint_url=" http://127.0.0.1:9")
+    aioflux.open_store("memory://bucket")
+    for host in ("storage.googleapis.com", "bucket.s3.eu-central-1.amazonaws.com"):
+        monkeypatch.setenv("NO_PROXY", f"{host} account.blob.core.windows.net")
+        if not (uri.startswith("gs") and "amazon" in host):
+            aioflux.open_store(uri, credentials="anonymous")
 
 
 async def test_requests_go_through_it_with_its_password_and_without_netrc(
@@ -241,6 +298,31 @@ async def silent(peer: Peer) -> None:
     await peer.wait_closed_by_client()
 
 
+async def dripping(peer: Peer) -> None:
+    """A head without an end, of few bytes: no limit on its size ends it."""
+    await peer.read_head()
+    await peer.send(b"HTTP/1.1 200 OK\r\nA: ")
+    while True:
+        await peer.send(b"a")
+        await asyncio.sleep(STALL_SECONDS / 10)
+
+
+async def flooding(peer: Peer) -> None:
+    """A head without an end, as fast as the client reads."""
+    await peer.read_head()
+    await peer.send(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        await peer.send(b"a: b\r\n" * 1_000)
+
+
+def replying(reply: bytes) -> Script:
+    async def script(peer: Peer) -> None:
+        await peer.read_request()
+        await peer.send(reply)
+
+    return script
+
+
 IMPATIENT = Timeouts(
     connect_seconds=STALL_SECONDS, progress_seconds=FAR_SECONDS, idle_seconds=FAR_SECONDS
 )
@@ -253,6 +335,70 @@ by_each_proxy = pytest.mark.parametrize("proxy", ["http", "https"], ids="{}-prox
 to_each_origin = pytest.mark.parametrize(
     "origin", [HTTP, HTTPS], ids=lambda origin: f"{origin.scheme}-origin"
 )
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as bound:
+            bound.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+class Received(Hook):
+    """The headers that a server has received."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+
+    def before(self, request: Request) -> None:
+        self.names += [name.lower() for name, _ in request.raw_headers]
+
+
+@pytest.mark.parametrize("user", ["", "a%40b:pl%2Fanted@"], ids=["without-a-user", "user"])
+@by_each_proxy
+@pytest.mark.parametrize("origin", ["http", "https"], ids="{}-origin".format)
+async def test_objects_pass_each_kind_of_proxy(
+    authority, monkeypatch, caplog, proxy, origin, user
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    tls = (authority.leaf_file, authority.leaf_file) if origin == "https" else False
+    context = authority.server_context() if proxy == "https" else None
+    data, received = bytes(range(251)) * 12_000, Received()
+    with GCSServer(buckets=["bucket"], tls=tls) as server, Gateway(tls=context) as gateway:
+        server.app.hooks = (received, *server.app.hooks)
+        monkeypatch.setenv("NO_PROXY", "")
+        monkeypatch.setenv(f"{origin.upper()}_PROXY", gateway.url.replace("//", f"//{user}"))
+        async with aioflux.open_store(
+            "gs://bucket",
+            endpoint_url=server.url,
+            credentials=lambda: "token",
+            timeouts=PATIENT,
+            ssl_context=authority.client_context(),
+        ) as store:
+            await store.put("a", data)
+            assert await store.get("a") == data
+    secret = base64.b64encode(b"a@b:pl/anted")
+    form = "connect" if origin == "https" else "absolute"
+    assert set(gateway.num_requests) == {form}
+    assert all((secret in head) is bool(user) for head in gateway.heads)
+    assert all((b"Bearer token" in head) is (origin == "http") for head in gateway.heads)
+    assert b"authorization" in received.names
+    assert b"proxy-authorization" not in received.names
+    assert secret.decode() not in caplog.text
+    assert not re.search("pl.*anted", caplog.text)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@by_each_proxy
+async def test_a_proxy_may_have_an_ipv6_address(authority, proxy) -> None:
+    tls = authority.server_context() if proxy == "https" else None
+    context = authority.client_context()
+    async with serving(origin_behind(echoing, authority), tls=tls, host="::1") as (_, at):
+        via = Proxy.from_url(f"{proxy}://{USER}[::1]:{at.port}")
+        async with opening(ssl_context=context, proxy=via) as pool:
+            assert (await pool.request(HTTPS, b"PUT", b"/", body=b"a")).body == b"a"
 
 
 @by_each_proxy
@@ -334,8 +480,11 @@ async def test_the_tunnel_to_an_ipv6_address_has_brackets(authority) -> None:
 
 @by_each_proxy
 @pytest.mark.parametrize("method", [b"GET", b"PUT"])
-async def test_connect_seconds_cover_the_response_to_connect(authority, proxy, method) -> None:
-    async with proxied(silent, authority, proxy=proxy, timeouts=IMPATIENT) as pool:
+@pytest.mark.parametrize("script", [silent, dripping])
+async def test_connect_seconds_cover_the_response_to_connect(
+    authority, proxy, method, script
+) -> None:
+    async with proxied(script, authority, proxy=proxy, timeouts=IMPATIENT) as pool:
         for _ in range(2):  # the slot of the failed connection is free again
             with pytest.raises(ConnectError, match=f"the proxy .* within {STALL_SECONDS:g} s") as e:
                 await pool.request(HTTPS, method, SIGNED)
@@ -436,6 +585,67 @@ async def test_a_proxy_that_opens_no_tunnel_is_an_error_without_its_password(
     assert "planted" not in shown
     assert "dXNlcjpwbGFudGVk" not in shown
     assert not isinstance(caught.value, CertificateError)
+
+
+REPLIES = {
+    "407": (replying(ok(status=b"407 Basic dXNlcjpwbGFudGVk")), aioflux.StorageError),
+    "403": (
+        replying(ok(b'{"error": {"message": "dXNlcjpwbGFudGVk"}}', status=b"403 No")),
+        aioflux.PermissionDeniedError,
+    ),
+    "502": (replying(ok(status=b"502 Bad")), aioflux.TransientError),
+    "garbage": (replying(b"Basic dXNlcjpwbGFudGVk\r\n\r\n"), aioflux.TransientError),
+    "flood": (flooding, aioflux.TransientError),
+    "silence": (silent, aioflux.TransientError),
+}
+"""What a proxy does, and the error of a request that it should have forwarded to an http origin."""
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+@by_each_proxy
+@pytest.mark.parametrize("origin", ["http", "https"], ids="{}-origin".format)
+async def test_a_store_raises_an_error_without_the_password(
+    authority, monkeypatch, caplog, proxy, origin, reply
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    script, error_class = REPLIES[reply]
+    if origin == "https":  # without a tunnel there is no connection, whatever the proxy says
+        error_class = aioflux.TransientError
+    tls = authority.server_context() if proxy == "https" else None
+    async with serving(script, tls=tls) as (_, at), asyncio.timeout(FAR_SECONDS / 2):
+        monkeypatch.setenv(f"{origin.upper()}_PROXY", f"{proxy}://{USER}localhost:{at.port}")
+        monkeypatch.setenv("NO_PROXY", "")
+        async with aioflux.open_store(
+            "gs://bucket",
+            endpoint_url=f"{origin}://storage.test",
+            credentials="anonymous",
+            timeouts=SHORT,
+            retry=aioflux.RetryPolicy(
+                max_attempts=2, initial_seconds=0.01, connect_deadline_seconds=STALL_SECONDS
+            ),
+            ssl_context=authority.client_context(),
+        ) as store:
+            with pytest.raises(error_class) as caught:
+                await store.get("a")
+    shown = caplog.text + "".join(traceback.format_exception(caught.value))
+    assert type(caught.value) is error_class
+    assert "planted" not in shown
+    assert "dXNlcjpwbGFudGVk" not in shown
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket", "s3://bucket", "az://account/container"])
+async def test_each_service_hides_a_password_that_the_server_returns(monkeypatch, uri) -> None:
+    async with serving(REPLIES["garbage"][0]) as (_, at):
+        monkeypatch.setenv("HTTP_PROXY", f"http://{USER}127.0.0.1:{at.port}")
+        async with aioflux.open_store(
+            uri,
+            endpoint_url="http://storage.test",
+            credentials="anonymous",
+            retry=aioflux.RetryPolicy(max_attempts=1),
+        ) as store:
+            with pytest.raises(aioflux.TransientError, match=r"Basic \*\*\*") as caught:
+                await store.get("a")
+    assert "dXNlcjpwbGFudGVk" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,13 @@ PAGE = ROOT / "docs" / "environment.md"
 NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 OTHER = {"ANONYMOUS", "EAI_NODATA", "LIST_BELOW", "NOT_READY", "SC_PAGE_SIZE", "SC_PHYS_PAGES"}
 """Texts that look like names of variables, in modules that read the environment."""
-BY_LIBRARIES = {"GOOGLE_APPLICATION_CREDENTIALS", "HTTPS_PROXY", "HTTP_PROXY", "TMPDIR"}
+BY_LIBRARIES = {
+    "ALL_PROXY",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "TMPDIR",
+}
 """Variables that a library reads for aioflux."""
 
 
