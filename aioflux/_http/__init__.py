@@ -13,6 +13,7 @@ from aioflux._http.errors import (
     ConnectError,
     ConnectionLostError,
     ProtocolError,
+    ProxyRefusedError,
     StalledError,
     TransportError,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "Pool",
     "ProtocolError",
     "Proxy",
+    "ProxyRefusedError",
     "Response",
     "ResponseFuture",
     "ResponseHead",

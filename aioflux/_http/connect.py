@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Final, cast
 
 from aioflux._http.codec import MAX_HEAD_BYTES, encode_head, parse_head
 from aioflux._http.connection import Connection
-from aioflux._http.errors import CertificateError, ConnectError, ProtocolError
+from aioflux._http.errors import (
+    CertificateError,
+    ConnectError,
+    ProtocolError,
+    ProxyRefusedError,
+)
 
 if TYPE_CHECKING:
     from aioflux._http.codec import Origin
@@ -156,8 +161,10 @@ class Connector:
             raise ConnectError(f"no connection to {origin.url}{via} within {limit:g} s") from exc
         except ssl.SSLCertVerificationError as exc:
             raise CertificateError(certificate_error_text(server.url, exc)) from exc
-        except (OSError, ssl.SSLError, ProtocolError) as exc:
-            error = ConnectError(f"no connection to {origin.url}{via}: {exc}")
+        except (OSError, ssl.SSLError, ProtocolError, ProxyRefusedError) as exc:
+            is_refused = isinstance(exc, ProxyRefusedError)
+            error_class = ProxyRefusedError if is_refused else ConnectError
+            error = error_class(f"no connection to {origin.url}{via}: {exc}")
             if isinstance(exc, socket.gaierror) and exc.errno in _NO_SUCH_HOST:
                 error.unconnected = "unknown host"
             raise error from exc
@@ -247,11 +254,15 @@ def _check_connect_response(received: bytes) -> None:
 
     Raises:
         ProtocolError: The status is not 2xx, or the response is not a head alone.
+        ProxyRefusedError: The status is 403 or 407.
     """
     head, separator, rest = received.partition(b"\r\n\r\n")
     status = parse_head(head + separator)[0].status
     if not 200 <= status < 300:
         words = head.partition(b"\r\n")[0].decode("ascii", "replace").split()
-        raise ProtocolError(f"the proxy returned {' '.join(words[1:])[:100]}")
+        text = f"the proxy returned {' '.join(words[1:])[:100]}"
+        if status == 407:
+            raise ProxyRefusedError(f"{text}; check user and password in the url of the proxy")
+        raise ProxyRefusedError(text) if status == 403 else ProtocolError(text)
     if rest:
         raise ProtocolError("the proxy sent bytes after its response to CONNECT")

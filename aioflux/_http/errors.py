@@ -2,7 +2,8 @@
 
     TransportError(Exception)
     ├── ConnectError          name lookup, TCP, proxy or TLS failed; nothing was sent
-    │   └── CertificateError  the server's certificate was rejected
+    │   ├── CertificateError  the server's certificate was rejected
+    │   └── ProxyRefusedError the proxy rejected the request for a tunnel
     ├── ConnectionLostError   closed or reset before the response was complete
     ├── StalledError          no progress within the timeout
     └── ProtocolError         the response is not valid HTTP/1.1, or larger than allowed
@@ -64,6 +65,10 @@ class ConnectError(TransportError):
 
 class CertificateError(ConnectError):
     """The server's certificate was rejected. Another attempt cannot succeed."""
+
+
+class ProxyRefusedError(ConnectError):
+    """The proxy returned 403 or 407 to CONNECT. Another attempt cannot succeed."""
 
 
 class ConnectionLostError(TransportError):

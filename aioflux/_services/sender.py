@@ -21,6 +21,7 @@ from aioflux._http import (
     CertificateError,
     FixedHeaders,
     ProtocolError,
+    ProxyRefusedError,
     TransportError,
 )
 from aioflux._services.responses import PLAIN, Failure, RequestKind
@@ -250,7 +251,7 @@ class Sender(ABC):
             return StorageError(f"could not {action} {uri}: the store was closed", uri=uri)
         exc.message = redact(redact_error(exc))
         message = f"could not {action} {uri}: {exc}"
-        if isinstance(exc, CertificateError):
+        if isinstance(exc, CertificateError | ProxyRefusedError):
             return StorageError(message, uri=uri)
         if isinstance(exc, ProtocolError):
             # The whole response may be wrong, also the bytes of the body received so far.

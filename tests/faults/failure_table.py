@@ -23,14 +23,15 @@ from aioflux._http import (
     ConnectError,
     ConnectionLostError,
     ProtocolError,
+    ProxyRefusedError,
     StalledError,
     TransportError,
 )
 from aioflux._http.codec import ResponseHead
 from aioflux._services import responses
 from aioflux._services.azure import wire as azure
+from aioflux._services.responses import CONDITIONAL, PLAIN, RequestKind
 from aioflux._services.s3 import wire as s3
-from aioflux._services.sender import CONDITIONAL, PLAIN, RequestKind
 
 if TYPE_CHECKING:
     from aioflux._services.sender import Sender
@@ -92,6 +93,7 @@ CASES = [
     Case("no connection", ConnectError()),
     Case("the name of the host does not exist", UNKNOWN_HOST),
     Case("the certificate is rejected", CertificateError()),
+    Case("the proxy returns 403 or 407 to CONNECT", ProxyRefusedError()),
     Case("the connection is lost", ConnectionLostError(request_sent=True)),
     Case("no progress within `Timeouts`", StalledError(request_sent=True)),
     Case("a break within the body of a read", ConnectionLostError(num_bytes_received=1, head=BODY)),

@@ -609,8 +609,9 @@ async def test_a_store_raises_an_error_without_the_password(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     script, error_class = REPLIES[reply]
-    if origin == "https":  # without a tunnel there is no connection, whatever the proxy says
-        error_class = aioflux.TransientError
+    if origin == "https":  # without a tunnel there is no connection
+        is_refused = reply in {"403", "407"}
+        error_class = aioflux.StorageError if is_refused else aioflux.TransientError
     tls = authority.server_context() if proxy == "https" else None
     async with serving(script, tls=tls) as (_, at), asyncio.timeout(FAR_SECONDS / 2):
         monkeypatch.setenv(f"{origin.upper()}_PROXY", f"{proxy}://{USER}localhost:{at.port}")
