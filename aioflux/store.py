@@ -984,7 +984,7 @@ class Store:
         require_many_keys(names)
         if not names:
             return []
-        granted = await session.call("", lambda _: session.service.granted_permissions(list(names)))
+        granted = await session.call("", session.service.granted_permissions, list(names))
         return [name for name in names if name not in granted]
 
     async def check_conditions(self) -> Sequence[str]:

@@ -303,7 +303,7 @@ class Service(ABC):
         return self.capabilities.conditional_delete
 
     @abstractmethod
-    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+    async def head(self, key: str, generation: str = "") -> ObjectMeta:
         """Read the metadata of an object."""
 
     @abstractmethod

@@ -135,7 +135,7 @@ class MemoryService(Service):
         """Return metadata with the key relative to the store's prefix."""
         return replace(meta, key=meta.key[len(self._prefix) :])
 
-    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+    async def head(self, key: str, generation: str = "") -> ObjectMeta:
         return self._relative_meta(self._find(key, generation).meta)
 
     async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:

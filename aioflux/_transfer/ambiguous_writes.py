@@ -130,7 +130,7 @@ async def send_write(
     """
     ambiguous = AmbiguousWrite()
 
-    async def attempt(_: int) -> ObjectMeta:
+    async def attempt() -> ObjectMeta:
         if find_first and ambiguous.needs_check and (written := await find()):
             return written
         try:

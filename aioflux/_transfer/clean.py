@@ -46,7 +46,7 @@ async def clean(
     """
     open_uploads: Sequence[OpenUpload] = ()
     if f"/{COMPOSITE_PREFIX}" not in f"/{prefix}":
-        open_uploads = await session.call(prefix, lambda _: session.service.list_uploads(prefix))
+        open_uploads = await session.call(prefix, session.service.list_uploads, prefix)
     uploads = stale_uploads(open_uploads, now=now, older_than_seconds=older_than_seconds)
     uploads.sort(key=lambda upload: (upload.key, upload.upload_id))
     metas: list[ObjectMeta] = []
@@ -75,7 +75,7 @@ async def clean(
     async def abort(upload: OpenUpload) -> OpenUpload | None:
         try:
             await session.call(
-                upload.key, lambda _: session.service.abort_upload(upload.key, upload.upload_id)
+                upload.key, session.service.abort_upload, upload.key, upload.upload_id
             )
         except StorageError as exc:
             errors[upload.key] = exc

@@ -169,7 +169,7 @@ async def _remove(session: Session, key: str, *, is_interrupted: bool = False) -
     async def remove() -> None:
         # Without a generation: the server may reject every delete that has one.
         with suppress(NotFoundError):
-            await session.call(key, lambda _: session.service.delete(key))
+            await session.call(key, session.service.delete, key)
 
     try:
         await session.clean_up(remove, is_interrupted=is_interrupted)

@@ -78,7 +78,7 @@ async def _delete_unpinned(session: Session, key: str) -> None:
     """Delete the current object of a key, without a retry after an ambiguous attempt."""
     ambiguous = AmbiguousWrite()
 
-    async def attempt(_: int) -> TransientError | None:
+    async def attempt() -> TransientError | None:
         try:
             await ambiguous.run_attempt(session.service.delete(key))
         except TransientError as exc:
@@ -103,11 +103,11 @@ async def _delete_once(
     service = session.service
     ambiguous = AmbiguousWrite()
 
-    async def attempt(number: int) -> None:
+    async def attempt() -> None:
+        nonlocal is_seen
+        was_seen, is_seen = is_seen, False
         try:
-            if generation and not (
-                await service.has_conditional_delete() or (is_seen and number == 1)
-            ):
+            if generation and not (await service.has_conditional_delete() or was_seen):
                 await _require_generation(session, key, generation)
             await ambiguous.run_attempt(service.delete(key, generation=generation))
         except (NotFoundError, PreconditionFailedError):
@@ -224,7 +224,7 @@ async def _delete_page(
     if not existing:
         return ()
 
-    async def attempt(_: int) -> Mapping[str, StorageError]:
+    async def attempt() -> Mapping[str, StorageError]:
         if ambiguous.maybe_done and not await session.service.has_conditional_delete(in_pages=True):
             raise StorageError("objects may have been replaced; delete each by its own request")
         return await ambiguous.run_attempt(session.service.delete_page(existing))
@@ -263,10 +263,7 @@ async def _list_generations(session: Session, batch: Sequence[Source]) -> dict[s
     generations: dict[str, str] = {}
     request = ListRequest(prefix, first, last + "\0")
     for _ in range(_MAX_LIST_PAGES):
-        page = await session.call(
-            prefix,
-            lambda _, request=request: session.service.list_page(request),  # type: ignore[misc]
-        )
+        page = await session.call(prefix, session.service.list_page, request)
         generations.update((meta.key, meta.generation) for meta in page.objects)
         if not page.next_token:
             return generations

@@ -62,7 +62,7 @@ class Initiation:
         session, key = self._session, self._key
         clock = asyncio.get_running_loop().time
 
-        async def attempt(_: int) -> str:
+        async def attempt() -> str:
             ambiguous, started_at = AmbiguousWrite(), clock()
             try:
                 upload_id = await ambiguous.run_attempt(
@@ -111,7 +111,7 @@ class Initiation:
             return
         session, key = self._session, self._key
 
-        async def attempt(_: int) -> Sequence[OpenUpload]:
+        async def attempt() -> Sequence[OpenUpload]:
             try:
                 return await session.service.list_uploads(key)
             except TransientError as exc:
@@ -146,4 +146,4 @@ class Initiation:
 
     async def _abort(self, upload_id: str) -> None:
         session, key = self._session, self._key
-        await session.call(key, lambda _: session.service.abort_upload(key, upload_id))
+        await session.call(key, session.service.abort_upload, key, upload_id)

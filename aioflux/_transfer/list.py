@@ -170,9 +170,8 @@ class _PageFetcher:
             end_offset=request.end,
             page_token=request.token,
         )
-        return await self._session.call(
-            page.prefix, lambda _: self._session.service.list_page(page)
-        )
+        session = self._session
+        return await session.call(page.prefix, session.service.list_page, page)
 
     def _add(self, request: Request, page: Page) -> None:
         """Store the keys of a page that are in the range of its request."""

@@ -173,10 +173,10 @@ async def fetch(
         request = ReadRequest(key, "", 0, end, None, is_covered=True)
     if is_small:
         # One request, without the calls that ranges need.
-        service = session.service
         body = await session.call(
             key,
-            lambda _: service.get(request),
+            session.service.get,
+            request,
             num_bytes=end,
             after=prior.failure,
             started_at=prior.started_at,

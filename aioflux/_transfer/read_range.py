@@ -92,7 +92,7 @@ async def read_range(
     hashed: HashedMemory | None = None
     sizes: set[int] = set()
 
-    async def attempt(_: int) -> Body:
+    async def attempt() -> Body:
         nonlocal num_done, hashed
         target = view[num_done:]
         hashed = HashedMemory(target) if is_hashed and not num_done else None
@@ -165,7 +165,7 @@ async def read_first(
         memory = allocate(size)
         return memory
 
-    async def attempt(_: int) -> Body:
+    async def attempt() -> Body:
         nonlocal num_done, generation, hashed
         num_kept, num_done = num_done, 0
         hashed = HashedMemory(place) if session.options.verify and not num_kept else None

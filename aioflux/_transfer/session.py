@@ -165,8 +165,8 @@ class Session:
     async def call(
         self,
         key: str,
-        attempt: Callable[[int], Awaitable[T]],
-        *,
+        attempt: Callable[..., Awaitable[T]],
+        *arguments: Any,
         num_bytes: int = 0,
         after: TransientError | None = None,
         started_at: float = 0.0,
@@ -179,7 +179,8 @@ class Session:
 
         Args:
             key: Name of the object, for errors.
-            attempt: Sends the request once, given the number of the attempt, from 1.
+            attempt: Sends the request once.
+            arguments: Arguments of `attempt`.
             num_bytes: Size of the body that is sent or received.
             after: Failure of the first attempt, if the caller has made that attempt.
             started_at: Start of the first attempt, on the monotonic clock; used with `after`.
@@ -202,7 +203,7 @@ class Session:
                 assert task is not None
                 is_outermost = deadlines.add(task, started_at)
                 try:
-                    result = await attempt(1)
+                    result = await attempt(*arguments)
                 except TransientError as exc:
                     self.count_failure(key, exc, num_cuts)
                     after = exc
@@ -219,7 +220,7 @@ class Session:
                     if is_outermost:
                         deadlines.remove(task)
             return await with_retry(
-                lambda number: self._retry(key, attempt, number, num_bytes),
+                lambda _: self._retry(key, attempt, arguments, num_bytes),
                 self.retry,
                 after=after,
                 started_at=started_at,
@@ -232,7 +233,11 @@ class Session:
                 byte_budget.release(num_bytes)
 
     async def _retry(
-        self, key: str, attempt: Callable[[int], Awaitable[T]], number: int, num_bytes: int
+        self,
+        key: str,
+        attempt: Callable[..., Awaitable[T]],
+        arguments: tuple[Any, ...],
+        num_bytes: int,
     ) -> T:
         """Make another attempt, with a new request slot."""
         # In front, because at the end of the queue the deadline of the request could pass.
@@ -242,7 +247,7 @@ class Session:
         started_at = admission.start()
         admission.counters.num_retries += 1
         try:
-            result = await attempt(number)
+            result = await attempt(*arguments)
         except BaseException as exc:
             self.count_failure(key, exc, num_cuts)
             raise
@@ -251,7 +256,7 @@ class Session:
 
     async def head(self, key: str, generation: str = "") -> ObjectMeta:
         """Read the metadata of an object."""
-        return await self.call(key, lambda _: self.service.head(key, generation=generation))
+        return await self.call(key, self.service.head, key, generation)
 
     async def timed(self, call: Awaitable[T], started_at: float = 0.0) -> T:
         """Await a call, and count its duration since `started_at`, or since now."""

@@ -390,7 +390,7 @@ class ObjectWriter:
                 self._key, self._initiation.upload_id, number, views, offset=offset, crc32c=checksum
             )
 
-        async def attempt(_: int) -> UploadedPart:
+        async def attempt() -> UploadedPart:
             try:
                 part = await session.spread.run(num_bytes, send)
             except ChecksumError as exc:

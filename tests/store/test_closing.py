@@ -266,7 +266,7 @@ def test_what_was_opened_before_a_fork_does_not_speak_in_the_child(server):
 
 
 def speak(session) -> None:
-    call = session.call("000", lambda _: session.service.head("000"))
+    call = session.call("000", session.service.head, "000")
     try:
         call.send(None)
     except RuntimeError as exc:

@@ -751,7 +751,7 @@ def replaced_after_each_look(scripted: ScriptedService, *, times: int = 1000) ->
     """Have others replace the object after each look at it; return when it was looked at."""
     inner, looks = scripted.service.head, []
 
-    async def head(key: str, *, generation: str = "") -> ObjectMeta:
+    async def head(key: str, generation: str = "") -> ObjectMeta:
         looks.append(asyncio.get_running_loop().time())
         meta = await inner(key, generation=generation)
         if len(looks) <= times:

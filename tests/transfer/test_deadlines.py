@@ -294,7 +294,7 @@ async def test_the_error_of_a_late_attempt_names_the_object() -> None:
     store = scripted.new_store(retry=RetryPolicy(deadline_seconds=SECONDS), max_in_flight_bytes=100)
     session = store.session
 
-    async def never(_: int) -> None:
+    async def never() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(TransientError, match=r"/a came before the deadline .*1 attempt") as raised:
@@ -312,7 +312,7 @@ async def test_an_answer_in_the_turn_of_the_deadline_leaves_no_cancellation_behi
     store = scripted.new_store(retry=RetryPolicy(deadline_seconds=SECONDS), max_in_flight_bytes=100)
     session = store.session
 
-    async def stubborn(_: int) -> str:
+    async def stubborn() -> str:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -332,10 +332,10 @@ async def test_a_call_within_a_call_leaves_the_outer_one_its_deadline() -> None:
     store = scripted.new_store(retry=RetryPolicy(deadline_seconds=SECONDS), max_in_flight_bytes=100)
     session = store.session
 
-    async def answer(_: int) -> int:
+    async def answer() -> int:
         return 1
 
-    async def outer(_: int) -> None:
+    async def outer() -> None:
         assert await session.call("inner", answer) == 1
         await asyncio.Event().wait()
 

@@ -293,7 +293,7 @@ class Restless(FlakyService):
             if len(self.times) <= self.num_replaced:
                 self._bucket.store("a", DATA)
 
-    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+    async def head(self, key: str, generation: str = "") -> ObjectMeta:
         meta = await super().head(key, generation=generation)
         self._look(generation)
         return meta

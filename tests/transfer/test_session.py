@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from itertools import count
 from typing import Any
 
 import pytest
@@ -25,8 +26,10 @@ async def settle() -> None:
 
 
 def throttled(times: int) -> Any:
-    async def attempt(number: int) -> str:
-        if number <= times:
+    numbers = count(1)
+
+    async def attempt() -> str:
+        if next(numbers) <= times:
             raise TransientError("slow down", status=429)
         return "done"
 
@@ -95,12 +98,14 @@ async def test_attempts_retries_failures_and_throttling_are_counted() -> None:
 async def test_bytes_that_came_and_went_are_counted_also_of_bodies_that_broke() -> None:
     session = ScriptedService("bytes").store.session
 
-    async def attempt(number: int) -> Body:
-        if number == 1:
+    numbers = count(1)
+
+    async def attempt() -> Body:
+        if next(numbers) == 1:
             raise TransientError("broke", num_bytes_received=7)
         return Body(bytes(20), 20, "", None, lambda: None)  # type: ignore[arg-type,return-value]
 
-    async def written(_: int) -> str:
+    async def written() -> str:
         return "meta"
 
     await session.call("a", attempt, num_bytes=20)
@@ -114,7 +119,7 @@ async def test_bytes_that_came_and_went_are_counted_also_of_bodies_that_broke() 
 async def test_a_request_under_way_is_counted_until_it_is_cancelled() -> None:
     session = ScriptedService("in-flight").store.session
 
-    async def attempt(_: int) -> None:
+    async def attempt() -> None:
         await asyncio.Event().wait()
 
     task = asyncio.create_task(session.call("a", attempt))

@@ -199,7 +199,7 @@ async def test_who_waits_in_line_for_a_place_comes_next(fake: FakeService) -> No
     store = fake.open()
     reading = Reading(store, list(stored))
     await settle()
-    other = asyncio.create_task(store.session.call("x", lambda _: asyncio.sleep(0, "done")))
+    other = asyncio.create_task(store.session.call("x", asyncio.sleep, 0, "done"))
     await settle()
     assert not other.done()
     fake.answer(fake.begun[0])

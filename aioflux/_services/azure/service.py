@@ -126,7 +126,7 @@ class AzureService(HTTPService):
         self._verify = config.verify
         self._started_uploads: set[str] = set()
 
-    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+    async def head(self, key: str, generation: str = "") -> ObjectMeta:
         headers = [wire.match_header(generation)] if generation else []
         response = await self._sender.send(
             b"HEAD",

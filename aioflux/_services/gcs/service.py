@@ -125,7 +125,7 @@ class GCSService(XMLService):
 
         return GCSControl(self._bucket, self._json_path, self._sender, uri=self.uri)
 
-    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+    async def head(self, key: str, generation: str = "") -> ObjectMeta:
         action = "read the metadata of"
         target = f"{self._json_path}/o/{wire.quote_key(self._name(key))}"
         if generation:

@@ -112,7 +112,7 @@ class LocalService(Service):
     def uri(self, key: str = "") -> str:
         return super().uri(quote_path(key))
 
-    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+    async def head(self, key: str, generation: str = "") -> ObjectMeta:
         check_key(key)
 
         def read_metadata(_: Stop) -> ObjectMeta:

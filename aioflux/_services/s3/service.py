@@ -176,7 +176,7 @@ class S3Service(XMLService):
             unquoted_endpoints.discard(endpoint)
         return response
 
-    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+    async def head(self, key: str, generation: str = "") -> ObjectMeta:
         pin = wire.parse_pin(generation)
         response = await self._sender.send(
             b"HEAD",
