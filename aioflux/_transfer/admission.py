@@ -63,66 +63,27 @@ class SlotWaiter(Protocol):
         """Continue with a slot, which was acquired for this waiter."""
 
 
-class RequestRate:
-    """A token bucket of the attempts that a store may send, of the tokens of 0.1 s or of one token.
-
-    It starts with a share `fraction` of them, a random number in `[0, 1)`, so that the first
-    requests of many processes are spread over time.
-    """
-
-    def __init__(self, per_second: float, *, fraction: float) -> None:
-        self._per_second = per_second
-        self._most = max(1.0, per_second / 10)
-        self._tokens = self._most * fraction
-        self._filled_at: float | None = None
-
-    def try_acquire(self, now: float) -> float:
-        """Take a token and return 0, or return the seconds until there is one."""
-        added = (now - self._filled_at) * self._per_second if self._filled_at is not None else 0.0
-        self._tokens, self._filled_at = min(self._most, self._tokens + added), now
-        if self._tokens < 1 - 1e-9:  # a timer may fire that much early
-            return (1 - self._tokens) / self._per_second
-        self._tokens -= 1
-        return 0.0
-
-    def restore(self) -> None:
-        """Return the token of a request that was not sent."""
-        self._tokens += 1
-
-
-class RetryBudget:
-    """A token bucket of the retries that all requests of one store may send.
-
-    The bucket holds at most `burst` tokens. A retry removes one token. Time and successful requests
-    add tokens, and a successful retry returns its own. If the bucket is empty, a retry waits: while
-    a service is down, all requests of a store send `per_second` retries per second in total.
+class TokenBucket:
+    """Tokens that time adds, up to a number.
 
     Args:
-        burst: Retries that may be sent without a pause.
-        per_second: Retries that may be sent per second, even if no request succeeds.
+        most: Largest number of tokens.
+        per_second: Tokens that are added per second.
+        tokens: Number of tokens at the start.
 
     Attributes:
-        burst: As given.
-        tokens: Retries that may be sent now.
-        has_warned: The store has logged that it has no connection, and no retry succeeded since.
+        most: As given.
+        tokens: Tokens that can be acquired now.
     """
 
-    def __init__(self, *, burst: float, per_second: float) -> None:
-        self.has_warned = False
-        self.burst = burst
+    def __init__(self, most: float, per_second: float, tokens: float) -> None:
+        self.most = most
+        self.tokens = tokens
         self._per_second = per_second
-        self.tokens = float(burst)
         self._filled_at: float | None = None
 
-    def on_success(self, *, was_retry: bool = False) -> None:
-        """Add a fifth of a token, and one more token if the successful request was a retry."""
-        if was_retry:
-            self.has_warned = False
-        if self.tokens < self.burst:
-            self.tokens = min(self.burst, self.tokens + _RETRIES_PER_SUCCESS + was_retry)
-
     def try_acquire(self, now: float) -> float:
-        """Acquire a token for one retry, if there is one.
+        """Acquire a token, if there is one.
 
         Args:
             now: Monotonic time in seconds.
@@ -133,12 +94,55 @@ class RetryBudget:
         """
         if self._filled_at is not None:
             filled = self.tokens + (now - self._filled_at) * self._per_second
-            self.tokens = min(self.burst, filled)
+            self.tokens = min(self.most, filled)
         self._filled_at = now
-        if self.tokens < 1:
+        if self.tokens < 1 - 1e-9:  # a timer may fire that much early
             return (1 - self.tokens) / self._per_second
         self.tokens -= 1
         return 0.0
+
+
+class RequestRate(TokenBucket):
+    """The attempts that a store may send: the tokens of 0.1 s, or one token.
+
+    It starts with a share `fraction` of them, a random number in `[0, 1)`, so that the first
+    requests of many processes are spread over time.
+    """
+
+    def __init__(self, per_second: float, *, fraction: float) -> None:
+        most = max(1.0, per_second / 10)
+        super().__init__(most, per_second, most * fraction)
+
+    def restore(self) -> None:
+        """Return the token of a request that was not sent."""
+        self.tokens += 1
+
+
+class RetryBudget(TokenBucket):
+    """The retries that all requests of one store may send.
+
+    A retry removes one token. Time and successful requests add tokens, and a successful retry
+    returns its own. If the bucket is empty, a retry waits: while a service is down, all requests of
+    a store send `per_second` retries per second in total.
+
+    Args:
+        burst: Retries that may be sent without a pause.
+        per_second: Retries that may be sent per second, even if no request succeeds.
+
+    Attributes:
+        has_warned: The store has logged that it has no connection, and no retry succeeded since.
+    """
+
+    def __init__(self, *, burst: float, per_second: float) -> None:
+        super().__init__(burst, per_second, float(burst))
+        self.has_warned = False
+
+    def on_success(self, *, was_retry: bool = False) -> None:
+        """Add a fifth of a token, and one more token if the successful request was a retry."""
+        if was_retry:
+            self.has_warned = False
+        if self.tokens < self.most:
+            self.tokens = min(self.most, self.tokens + _RETRIES_PER_SUCCESS + was_retry)
 
 
 class AdaptiveLimit:
@@ -576,7 +580,7 @@ class Admission:
             counters.call_seconds += seconds
         self.slots.release_after_success()
         budget = self.budget
-        if was_retry or budget.tokens < budget.burst:
+        if was_retry or budget.tokens < budget.most:
             budget.on_success(was_retry=was_retry)
 
     def fail(self, error: BaseException, num_cuts: int) -> None:
