@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aioflux._http.memory import BytesBuffer
 from aioflux._transfer.arguments import parse_memory
+from aioflux._transfer.read import MAX_READS
 from aioflux._transfer.read_plan import plan_ranges
 from aioflux._transfer.read_range import (
     Pin,
@@ -33,9 +34,6 @@ often there, and is read out of order."""
 
 _MAX_GAP_BYTES = 64 * 1024
 """Longest forward seek within a stream. torch.load skips headers and padding of a zip file so."""
-
-_MAX_READS = 3
-"""Largest number of reads of a range whose bytes do not match; then ChecksumError is raised."""
 
 
 class ObjectReader:
@@ -286,7 +284,7 @@ class ObjectReader:
         buffer = self._session.memory.allocate(end - start)
         # Later reads of a range must match the bytes that were returned, or verified.
         is_known = index in self._returned or self._verified
-        for _ in range(_MAX_READS):
+        for _ in range(MAX_READS):
             checksum = await read_range(
                 self._session,
                 self.meta.key,
@@ -311,13 +309,13 @@ class ObjectReader:
         expected = self.meta.crc32c
         if self._verified or expected is None or len(self._checksums) < len(self._plan):
             return False
-        for number in range(_MAX_READS):
+        for number in range(MAX_READS):
             actual = self._combined_checksum()
             if actual == expected:
                 self._verified = True
                 return number > 0
             self._session.count_mismatch(self.meta.key, mismatch_text(actual, expected))
-            if number == _MAX_READS - 1:
+            if number == MAX_READS - 1:
                 break
             unreturned = sorted(self._ranges.keys() - self._returned)
             self._drop_ranges(set(unreturned))
