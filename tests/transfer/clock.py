@@ -16,10 +16,15 @@ class Clock:
 
     When nothing is left to do but to wait for a timer, its time has come. Threads have no part in
     it: a test that waits for one has no use for this clock.
+
+    Attributes:
+        now: Seconds since an arbitrary start.
+        num_waits: Number of timers that the loop has waited for.
     """
 
     def __init__(self, loop: Any, patch: pytest.MonkeyPatch) -> None:
         self.now = 1024.0  # a power of two, so that sums are not rounded
+        self.num_waits = 0
         self._select_events = loop._selector.select
         patch.setattr(loop._selector, "select", self._select)
         patch.setattr(loop, "time", lambda: self.now)
@@ -28,6 +33,7 @@ class Clock:
         events: list[Any] = self._select_events(None if timeout is None else 0)
         if not events and timeout:
             self.now += timeout
+            self.num_waits += 1
         return events
 
 
