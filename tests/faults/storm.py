@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import aioflux
 from tests.faults.model import ABSENT, Model
 from tests.faults.storm_task import Task
+from tests.servers.statuses import AMBIGUOUS, THROTTLED
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer
@@ -32,7 +33,7 @@ TRANSFER = aioflux.TransferOptions(
 )
 KINDS: tuple[tuple[str, float, dict[str, Any]], ...] = (
     # operation, weight, fault
-    *(("*", 1.0, {"status": status}) for status in (408, 500, 502, 504)),
+    *(("*", 1.0, {"status": status}) for status in AMBIGUOUS if status not in THROTTLED),
     ("*", 2.0, {"status": 429, "retry_after": 0}),
     ("*", 2.0, {"status": 503, "retry_after": 0}),
     ("*", 1.0, {"status": 503, "body": b"<html>no error of the API</html>"}),

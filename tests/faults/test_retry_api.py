@@ -24,6 +24,7 @@ import pytest
 import aioflux
 from aioflux.testing import GCSServer
 from tests.faults.gateway import Gateway
+from tests.servers.statuses import AMBIGUOUS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -40,11 +41,11 @@ TRANSFER = aioflux.TransferOptions(
     range_size_bytes=MIB, part_size_bytes=5 * MIB, max_buffered_bytes=10 * MIB
 )
 RETRY = aioflux.RetryPolicy(max_attempts=20, initial_seconds=0.01, max_seconds=0.2)
-"""Attempts for six rejections, and for responses that a busy machine delays."""
+"""Attempts for all rejections, and for responses that a busy machine delays."""
 TIMEOUTS = aioflux.Timeouts(progress_seconds=100, idle_seconds=100)
 STALLED = aioflux.Timeouts(progress_seconds=0.5, idle_seconds=100)
 
-REFUSALS = tuple(f"return-{status}" for status in (408, 429, 500, 502, 503, 504))
+REFUSALS = tuple(f"return-{status}" for status in AMBIGUOUS)
 """One after the other."""
 NO_BODY = [REFUSALS, ("return-reset-connection",), ("stall-for-1s",)]
 """A response without a body cannot break off."""

@@ -11,6 +11,7 @@ from aioflux import TransientError
 from aioflux._services.base import Precondition, ReadRequest, Source, WriteRequest
 from aioflux._values.checksums import crc32c
 from aioflux.testing import GCSServer
+from tests.servers.statuses import AMBIGUOUS
 from tests.service.opening import opened_service
 
 if TYPE_CHECKING:
@@ -48,13 +49,7 @@ def opened(url: str) -> AbstractAsyncContextManager[Any]:
     [
         {"lost": True},
         {"lost": True, "reset": True},
-        {"status": 502},
-        {"status": 504},
-        {"status": 500},
-        {"status": 503},
-        {"status": 429},
-        {"status": 425},
-        {"status": 408},
+        *({"status": status} for status in AMBIGUOUS),
     ],
     ids=str,
 )

@@ -22,6 +22,7 @@ from aioflux._services.responses import (
     error_from_status,
     parse_retry_after,
 )
+from tests.servers.statuses import AMBIGUOUS
 
 TABLE = [
     (400, "", StorageError),
@@ -31,19 +32,15 @@ TABLE = [
     (403, "AccessDenied", PermissionDeniedError),
     (404, "NoSuchKey", NotFoundError),
     (404, "NoSuchUpload", NotFoundError),
-    (408, "", TransientError),
     (409, "", StorageError),
     (410, "", StorageError),
     (411, "", StorageError),
     (412, "PreconditionFailed", PreconditionFailedError),
     (416, "", StorageError),
-    (429, "SlowDown", TransientError),
-    (500, "InternalError", TransientError),
     (501, "", StorageError),
-    (502, "", TransientError),
-    (503, "", TransientError),
-    (504, "", TransientError),
+    (505, "", StorageError),
     (308, "", StorageError),
+    *((status, "SlowDown", TransientError) for status in AMBIGUOUS),
 ]
 
 

@@ -32,6 +32,7 @@ from aioflux._services.s3.wire import deletion_error
 from aioflux._transfer.lost_uploads import Window, lost_uploads
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault, FlakyService
+from tests.servers.statuses import AMBIGUOUS, THROTTLED
 from tests.transfer.scripted_service import (
     LOSE,
     OPTIONS,
@@ -575,7 +576,7 @@ each_making = pytest.mark.parametrize(("operation", "make"), MAKING.items(), ids
 
 
 @pytest.mark.usefixtures("sources")
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", AMBIGUOUS)
 @each_making
 async def test_what_was_made_before_an_error_is_found(
     scripted: ScriptedService,
@@ -588,7 +589,7 @@ async def test_what_was_made_before_an_error_is_found(
 
 
 @pytest.mark.usefixtures("sources")
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", THROTTLED)
 @each_making
 async def test_a_throttled_request_is_repeated_without_a_look(
     scripted: ScriptedService,
@@ -602,7 +603,7 @@ async def test_a_throttled_request_is_repeated_without_a_look(
 
 
 @pytest.mark.usefixtures("sources")
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", THROTTLED)
 @each_making
 async def test_a_storm_is_not_made_worse_by_a_look(
     scripted: ScriptedService,
@@ -620,7 +621,7 @@ async def test_a_storm_is_not_made_worse_by_a_look(
 
 
 @pytest.mark.parametrize("is_done", [True, False])
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", THROTTLED)
 @pytest.mark.parametrize(
     ("mode", "operation"),
     [("overwrite", "complete_upload"), ("create", "compose")],
@@ -644,7 +645,7 @@ async def test_a_storm_at_the_end_of_an_upload_is_followed_by_a_look(
     assert scripted.is_clean()
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", THROTTLED)
 @pytest.mark.parametrize("can_list", [True, False])
 async def test_a_storm_at_the_beginning_of_an_upload_costs_one_listing(
     scripted: ScriptedService, status: int, *, can_list: bool
@@ -659,7 +660,7 @@ async def test_a_storm_at_the_beginning_of_an_upload_costs_one_listing(
     assert scripted.service.count("list_uploads") == 1
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 503])
+@pytest.mark.parametrize("status", AMBIGUOUS)
 @pytest.mark.parametrize("times", [1, 3])
 async def test_an_upload_that_was_begun_before_an_error_is_ended(
     scripted: ScriptedService, status: int, times: int
@@ -670,7 +671,7 @@ async def test_an_upload_that_was_begun_before_an_error_is_ended(
     assert scripted.is_clean()
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 503])
+@pytest.mark.parametrize("status", AMBIGUOUS)
 @pytest.mark.parametrize("mode", ["overwrite", "create"])
 async def test_a_completion_that_was_done_before_an_error_is_found(
     scripted: ScriptedService, status: int, mode: WriteMode
