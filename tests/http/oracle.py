@@ -133,8 +133,8 @@ class Transport(asyncio.Transport):
 class FedConnection:
     """A `Connection` that receives the bytes that a test feeds."""
 
-    def __init__(self, *, is_tls: bool = False) -> None:
-        self.transport = Transport()
+    def __init__(self, transport: Transport | None = None, *, is_tls: bool = False) -> None:
+        self.transport = Transport() if transport is None else transport
         self.connection = Connection(on_lost=lambda _: None, is_tls=is_tls)
         self.connection.connection_made(self.transport)
 
@@ -146,33 +146,41 @@ class FedConnection:
             "function": lambda _: memoryview(memory),
             "bytes": bytes,
         }
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self.connection.send(
+        future = self.queue(
             b"%b / HTTP/1.1\r\nHost: a\r\n\r\n" % method,
-            [],
-            is_head=method == b"HEAD",
             into=destinations.get(into),
+            is_head=method == b"HEAD",
             max_body_bytes=MAX_BODY_BYTES,
-            head_seconds=1,
-            future=future,
         )
         self.connection.flush()
         return future, memory
 
-    def send(self, head: bytes, body: list[bytes]) -> asyncio.Future[Response]:
+    def send(self, head: bytes, body: Iterable[bytes]) -> asyncio.Future[Response]:
         """Send a request with a body."""
-        views = [memoryview(piece) for piece in body]
+        future = self.queue(head, body)
+        self.connection.flush()
+        return future
+
+    def queue(
+        self,
+        head: bytes = b"GET / HTTP/1.1\r\n\r\n",
+        body: Iterable[bytes] = (),
+        *,
+        into: Any = None,
+        is_head: bool = False,
+        max_body_bytes: int | None = None,
+    ) -> asyncio.Future[Response]:
+        """Pass a request to the connection, which writes it at the next flush."""
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self.connection.send(
             head,
-            views,
-            is_head=False,
-            into=None,
-            max_body_bytes=None,
+            [memoryview(piece) for piece in body],
+            is_head=is_head,
+            into=into,
+            max_body_bytes=max_body_bytes,
             head_seconds=1,
             future=future,
         )
-        self.connection.flush()
         return future
 
     def feed(self, stream: bytes, cuts: Iterable[int]) -> None:

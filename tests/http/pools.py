@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from aioflux._http import Pool
+from aioflux._http.pool import Pool
 from aioflux.options import Timeouts
 
 if TYPE_CHECKING:

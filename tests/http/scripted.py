@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from aioflux._http import Origin
+from aioflux._http.codec import Origin
 
 if TYPE_CHECKING:
     import ssl

@@ -7,7 +7,6 @@ import random
 import google_crc32c
 import pytest
 
-from aioflux._http import Headers, ProtocolError
 from aioflux._http.body import (
     HashedMemory,
     StreamedBody,
@@ -16,7 +15,8 @@ from aioflux._http.body import (
     check_length,
     memory_for,
 )
-from aioflux._http.codec import parse_head
+from aioflux._http.codec import Headers, parse_head
+from aioflux._http.errors import ProtocolError
 
 
 def test_a_body_is_sent_in_flat_pieces_without_the_empty_ones() -> None:

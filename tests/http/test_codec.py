@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._http import ConnectionLostError, ProtocolError
 from aioflux._http.codec import (
     MAX_HEAD_BYTES,
     ChunkedDecoder,
@@ -18,6 +17,7 @@ from aioflux._http.codec import (
     encode_head,
     parse_head,
 )
+from aioflux._http.errors import ConnectionLostError, ProtocolError
 from tests.http.oracle import FRAMING, names, without_spelling
 
 values = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20).map(str.encode)

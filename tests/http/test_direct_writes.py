@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._http import Connection, ConnectionLostError, StalledError
-from tests.http.oracle import Transport
+from aioflux._http.errors import ConnectionLostError, StalledError
+from tests.http.oracle import FedConnection, Transport
 from tests.http.pools import MIB, SHORT, opening
 from tests.http.scripted import Peer, echoing, ok, serving
 
@@ -56,18 +56,7 @@ def received(theirs: socket.socket) -> bytes:
 
 
 def upload(transport: Transport, *pieces: bytes, is_tls: bool = False) -> None:
-    connection = Connection(on_lost=lambda _: None, is_tls=is_tls)
-    connection.connection_made(transport)
-    connection.send(
-        HEAD,
-        [memoryview(piece) for piece in pieces],
-        is_head=False,
-        into=None,
-        max_body_bytes=None,
-        head_seconds=1,
-        future=asyncio.get_running_loop().create_future(),
-    )
-    connection.flush()
+    FedConnection(transport, is_tls=is_tls).send(HEAD, pieces)
 
 
 @pytest.mark.parametrize(

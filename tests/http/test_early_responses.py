@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux._http import Connection, ConnectionLostError
-from tests.http.oracle import Transport
+from aioflux._http.errors import ConnectionLostError
+from tests.http.oracle import FedConnection, Transport
 from tests.http.pools import MIB, opening
 from tests.http.scripted import Peer, echoing, ok, serving
 
@@ -64,22 +64,9 @@ def ends():
         yield ours, theirs
 
 
-def upload(ours: socket.socket, *, is_tls: bool = False) -> tuple[Connection, asyncio.Future]:
-    connection = Connection(on_lost=lambda _: None, is_tls=is_tls)
-    connection.connection_made(SocketTransport(ours))
-    body = [memoryview(bytes(10))]
-    future = asyncio.get_running_loop().create_future()
-    connection.send(
-        b"PUT / HTTP/1.1\r\n\r\n",
-        body,
-        is_head=False,
-        into=None,
-        max_body_bytes=None,
-        head_seconds=1,
-        future=future,
-    )
-    connection.flush()
-    return connection, future
+def upload(ours: socket.socket, *, is_tls: bool = False) -> tuple[Any, asyncio.Future]:
+    fed = FedConnection(SocketTransport(ours), is_tls=is_tls)
+    return fed.connection, fed.send(b"PUT / HTTP/1.1\r\n\r\n", [bytes(10)])
 
 
 @pytest.mark.parametrize(

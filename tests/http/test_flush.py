@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from aioflux._http import Connection, ConnectionLostError
-from tests.http.oracle import Transport
+from aioflux._http.errors import ConnectionLostError
+from tests.http.oracle import FedConnection, Transport
 
 RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"
 
 
-def feed(connection: Connection, data: bytes) -> None:
-    connection.get_buffer(-1)[: len(data)] = data
-    connection.buffer_updated(len(data))
-
-
-def start(connection: Connection) -> asyncio.Future:
-    future = asyncio.get_running_loop().create_future()
-    connection.send(
-        b"GET / HTTP/1.1\r\n\r\n",
-        None,
-        is_head=False,
-        into=bytes,
-        max_body_bytes=None,
-        head_seconds=1,
-        future=future,
-    )
-    return future
-
-
-def opened(transport: Transport) -> Connection:
-    connection = Connection(on_lost=lambda _: None, is_tls=False)
-    connection.connection_made(transport)
-    return connection
-
-
 async def test_a_response_before_the_request_is_written_is_not_its_response() -> None:
-    connection = opened(Transport())
-    first = start(connection)
+    fed = FedConnection()
+    connection = fed.connection
+    first = fed.queue()
     connection.flush()
-    feed(connection, RESPONSE)
+    fed.feed(RESPONSE, cuts=[])
     assert (await first).body == b"a"
-    second = start(connection)
-    feed(connection, RESPONSE)  # sent by a broken server after its first response
+    second = fed.queue()
+    fed.feed(RESPONSE, cuts=[])  # sent by a broken server after its first response
     with pytest.raises(ConnectionLostError, match="before the request"):
         await second
     assert not connection.is_usable
@@ -53,12 +27,11 @@ async def test_a_response_before_the_request_is_written_is_not_its_response() ->
 
 
 async def test_an_aborted_request_is_not_written() -> None:
-    transport = Transport()
-    connection = opened(transport)
-    start(connection)
-    connection.abort()
-    connection.flush()
-    assert not transport.sent
+    fed = FedConnection()
+    fed.queue()
+    fed.connection.abort()
+    fed.connection.flush()
+    assert not fed.transport.sent
 
 
 async def test_a_write_that_fails_fails_its_own_request() -> None:
@@ -66,8 +39,6 @@ async def test_a_write_that_fails_fails_its_own_request() -> None:
         def write(self, data: bytes) -> None:
             raise RuntimeError("handle closed")
 
-    connection = opened(Closed())
-    future = start(connection)
-    connection.flush()
+    future = FedConnection(Closed()).send(b"PUT / HTTP/1.1\r\n\r\n", [])
     with pytest.raises(RuntimeError, match="handle closed"):
         await future

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aioflux._http import ConnectionLostError, ProtocolError
+from aioflux._http.errors import ConnectionLostError, ProtocolError
 from tests.http.pools import PATIENT, opening, until
 from tests.http.scripted import Peer, answering, echoing, ok, serving
 

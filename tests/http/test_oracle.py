@@ -14,8 +14,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from aioflux._http import ProtocolError
 from aioflux._http.codec import MAX_HEAD_BYTES, encode_head
+from aioflux._http.errors import ProtocolError
 from tests.http.oracle import (
     H11,
     MAX_BODY_BYTES,

@@ -11,13 +11,8 @@ from typing import Any
 
 import pytest
 
-from aioflux._http import (
-    ConnectError,
-    ConnectionLostError,
-    Origin,
-    ProtocolError,
-    StalledError,
-)
+from aioflux._http.codec import Origin
+from aioflux._http.errors import ConnectError, ConnectionLostError, ProtocolError, StalledError
 from aioflux.options import Timeouts
 from tests.http.oracle import FedConnection
 from tests.http.pools import FAR_SECONDS, MIB, SHORT, STALL_SECONDS, opening, until

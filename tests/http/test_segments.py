@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from aioflux._http import Origin
+from aioflux._http.codec import Origin
 from tests.http.pools import opening
 
 if TYPE_CHECKING:

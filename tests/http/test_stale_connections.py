@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aioflux._http import ConnectionLostError
+from aioflux._http.errors import ConnectionLostError
 from tests.http.pools import MIB, opening
 from tests.http.scripted import Peer, answering, echoing, ok, serving
 

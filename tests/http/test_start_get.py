@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux._http import ConnectionLostError, FixedHeaders, ProtocolError, StalledError
+from aioflux._http.codec import FixedHeaders
+from aioflux._http.errors import ConnectionLostError, ProtocolError, StalledError
 from tests.http.pools import MIB, SHORT, opening, until
 from tests.http.scripted import Peer, answering, ok, serving
 
 if TYPE_CHECKING:
-    from aioflux._http import Connection, Origin, Pool, Response
+    from aioflux._http import Connection, Response
+    from aioflux._http.codec import Origin
+    from aioflux._http.pool import Pool
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
 

@@ -8,7 +8,7 @@ import pytest
 
 import aioflux
 from aioflux import NotFoundError, StorageError, TransferOptions, TransientError
-from aioflux._http import ConnectionLostError
+from aioflux._http.errors import ConnectionLostError
 from aioflux._services.base import ReadRequest
 from aioflux.testing import GCSServer
 from tests.faults.gateway import Gateway

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import aioflux
-from aioflux._http import ConnectionLostError
+from aioflux._http.errors import ConnectionLostError
 from aioflux._values.uri import check_name
 from aioflux.errors import StorageError, TransientError
 from aioflux.testing.faults import FlakyService
