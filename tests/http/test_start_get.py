@@ -13,7 +13,6 @@ from tests.http.pools import MIB, SHORT, opening, until
 from tests.http.scripted import Peer, answering, ok, serving
 
 if TYPE_CHECKING:
-    from aioflux._http import Connection, Response
     from aioflux._http.codec import Origin
     from aioflux._http.pool import Pool
 
@@ -116,9 +115,9 @@ class Reader:
     def __init__(self, pool: Pool, origin: Origin) -> None:
         self.pool = pool
         self.origin = origin
-        self.responses: list[Response] = []
+        self.responses: list[Any] = []
         self.error: Exception | None = None
-        self.connection: Connection | None = None
+        self.connection: Any = None
         self.num_remaining = 0
 
     def done(self) -> bool:
@@ -133,7 +132,7 @@ class Reader:
         assert connection is not None
         connection.release()
 
-    def set_result(self, result: Response) -> None:
+    def set_result(self, result: Any) -> None:
         self.release()
         self.responses.append(result)
         if self.num_remaining:

@@ -10,14 +10,14 @@ from botocore.credentials import Credentials
 
 from aioflux import S3Access
 from aioflux._services.base import Precondition
-from aioflux._services.s3.service import S3Service
 from tests.http.scripted import serving
-from tests.service.opening import service_config
+from tests.service.opening import open_service, service_config
 from tests.service.operations import operations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from aioflux._services.base import ServiceConfig
     from tests.http.scripted import Peer
 
 ANY = Precondition()
@@ -92,12 +92,13 @@ async def asking(
     *answers: bytes | Callable[[Asked], bytes],
     access: S3Access | None = None,
     probed: Probed | None = None,
-    kind: type[S3Service] = S3Service,
+    kind: Callable[[ServiceConfig], Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[Any, list[Asked]]]:
     """A service whose n-th request receives the n-th response; later requests receive the last one.
 
-    Requests of probes are answered by `Probed`.
+    Requests of probes are answered by `Probed`. `kind` is a class of services, if it is not the
+    class of `s3://`.
     """
     asked: list[Asked] = []
     probed = probed or Probed()
@@ -123,13 +124,14 @@ async def asking(
                 return
 
     async with serving(script) as (_, origin):
-        config = service_config(
-            "s3://bucket/p/",
-            credentials=access or S3Access(credentials=Credentials("AKID", "hush-secret")),
-            endpoint_url=f"http://127.0.0.1:{origin.port}",
-            **settings,
+        settings |= {
+            "credentials": access or S3Access(credentials=Credentials("AKID", "hush-secret")),
+            "endpoint_url": f"http://127.0.0.1:{origin.port}",
+        }
+        uri = "s3://bucket/p/"
+        service = (
+            open_service(uri, **settings) if kind is None else kind(service_config(uri, **settings))
         )
-        service = kind(config)
         try:
             yield service, asked
         finally:

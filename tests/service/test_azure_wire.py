@@ -18,10 +18,10 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux._http import Headers, Response
 from aioflux._services.azure import batch, wire
 from aioflux._services.base import Precondition, ReadRequest, WriteRequest
 from aioflux._services.responses import Failure, RequestKind
+from tests.service.responses import response
 
 WHEN = b"Sun, 22 Nov 2026 07:00:00 GMT"
 
@@ -321,24 +321,24 @@ def test_a_response_is_what_was_requested_or_refused(
 ) -> None:
     headers = TOLD if part is None else {**TOLD, b"content-range": part}
     request = ReadRequest("a", generation, start, end)
-    response = Response(status, Headers(headers), b"", num_bytes)
+    told = response(status, headers, num_bytes)
     if isinstance(expected, int):
-        assert wire.object_size(request, response) == expected
+        assert wire.object_size(request, told) == expected
     else:
         with pytest.raises(ValueError, match=expected):
-            wire.object_size(request, response)
+            wire.object_size(request, told)
 
 
 def test_a_range_that_holds_the_whole_object_has_its_size() -> None:
-    response = Response(206, Headers({**TOLD, b"content-range": b"bytes 0-4/5"}), b"", 5)
-    assert wire.object_size(ReadRequest("a", end=10), response) == 5
+    whole = response(206, {**TOLD, b"content-range": b"bytes 0-4/5"}, 5)
+    assert wire.object_size(ReadRequest("a", end=10), whole) == 5
 
 
 @pytest.mark.parametrize("missing", TOLD)
 def test_a_response_of_another_server_is_rejected(missing: bytes) -> None:
     headers = {name: value for name, value in TOLD.items() if name != missing}
     with pytest.raises(ValueError, match="it is not from Azure"):
-        wire.object_size(ReadRequest("a"), Response(200, Headers(headers), b"", 5))
+        wire.object_size(ReadRequest("a"), response(200, headers, 5))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aioflux
-from aioflux import NotFoundError, StorageError, TransientError, _http
+from aioflux import NotFoundError, StorageError, TransientError
 from aioflux._services.base import ReadRequest, WriteRequest
 from aioflux._services.gcs.wire import object_size
 from aioflux._services.responses import size_from_unsatisfied
@@ -18,6 +18,7 @@ from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import Response
 from tests.http.scripted import answering, ok, serving
 from tests.service.gcs_rig import OPERATIONS, Answering, opened
+from tests.service.responses import response
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -29,8 +30,7 @@ LENGTH = b"x-goog-stored-content-length"
 
 
 def size_of(status: int, headers: dict[bytes, bytes], num_bytes: int, **read: Any) -> int:
-    response = _http.Response(status, _http.Headers(headers), b"", num_bytes)
-    return object_size(ReadRequest("a", **read), response)
+    return object_size(ReadRequest("a", **read), response(status, headers, num_bytes))
 
 
 def told_size(status: int, headers: dict[bytes, bytes], num_bytes: int, **asked: Any) -> int:

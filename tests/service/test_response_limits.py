@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux import PermissionDeniedError, S3Access, StorageError, TransientError
-from aioflux._http import MAX_METADATA_BYTES
 from aioflux._services.base import ListRequest
-from aioflux._services.sender import MAX_PAGE_BYTES
 from tests.http.scripted import Peer, answering, ok, serving
 from tests.service.opening import opened_service
 from tests.service.operations import ALL, operations
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
 MIB = 1024 * 1024
+MAX_METADATA_BYTES = MIB
+MAX_PAGE_BYTES = 64 * MIB
 LIMIT = rf"{MAX_METADATA_BYTES} bytes allowed"
 UNLIMITED = ("get", "small_read", "list", "list_uploads", "delete_page")
 """Operations whose responses have a limit of another kind."""

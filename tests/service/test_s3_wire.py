@@ -12,13 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, NotFoundError, PermissionDeniedError, PreconditionFailedError
-from aioflux._http import Headers, Response
 from aioflux._services.base import Precondition, ReadRequest
 from aioflux._services.responses import Failure
 from aioflux._services.s3 import endpoint as sites
 from aioflux._services.s3 import listing, wire
 from aioflux._services.s3.wire import deletion_error, error_in_success, service_error
 from aioflux._services.s3.writes import copy_headers, delete_body, fits_xml, plan_copy
+from tests.service.responses import response
 
 ETAG = "5d41402abc4b2a76b9719d911017c592"
 TOLD = {b"etag": f'"{ETAG}"'.encode()}
@@ -198,7 +198,7 @@ def test_an_answer_that_is_another_is_refused(
     with pytest.raises(ValueError, match=why):
         wire.object_size(
             ReadRequest("a", f"{ETAG}/5", start, end),
-            Response(status, Headers(headers), b"", num_bytes),
+            response(status, headers, num_bytes),
             wire.etag_of(headers),
         )
 

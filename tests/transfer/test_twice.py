@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, TransientError
-from aioflux._transfer.twice import copy_pieces
 from tests.transfer.scripted_service import ScriptedService, pattern
 
 if TYPE_CHECKING:
     from aioflux._services.base import Body, ReadRequest
 
 DATA = pattern(3500)
-spans = st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 3)).filter(
-    lambda span: span[0] != span[1]
-)
-
-
-@given(spans)
-def test_each_byte_has_another_position_in_the_second_copy(span: tuple[int, int, int]) -> None:
-    start, end, num_after = min(span[:2]), max(span[:2]), span[2]
-    size = end + num_after
-    pieces = copy_pieces(start, end, size, 1)
-    assert [*range(start, end)] == [at for at in _bytes_of(pieces) if start <= at < end]
-    assert all(0 <= first < last <= size for first, last in pieces)
-    for at in range(max(start, 1), min(end, size - 1)):
-        [(first, last)] = [piece for piece in pieces if piece[0] <= at < piece[1]]
-        assert at - first != at - start
-        assert last - at != end - at
-
-
-def _bytes_of(pieces: list[tuple[int, int]]) -> list[int]:
-    return [at for first, last in pieces for at in range(first, last)]
 
 
 class Damage:
@@ -57,25 +37,35 @@ class Damage:
         scripted.service.get = get  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 7, -1, -2, -3, -8])
-@pytest.mark.parametrize(
-    ("start", "end"), [(0, 3500), (0, 900), (100, 1000), (2700, 3500), (1, 3499), (2000, 9000)]
+@given(
+    place=st.integers(-8, 8),
+    span=st.tuples(st.integers(0, 3480), st.integers(20, 9000)),
+    is_listed=st.booleans(),
 )
-@pytest.mark.parametrize("is_known", [True, False], ids=["listed", "by name"])
-async def test_a_place_that_is_wrong_in_each_response_is_found(
-    scripted: ScriptedService, place: int, start: int, end: int, *, is_known: bool
+@example(place=0, span=(0, 3500), is_listed=True)
+@example(place=-1, span=(0, 900), is_listed=True)
+@example(place=1, span=(1, 3498), is_listed=False)
+@example(place=-2, span=(2700, 800), is_listed=False)
+def test_a_place_that_is_wrong_in_each_response_is_found(
+    place: int, span: tuple[int, int], *, is_listed: bool
 ) -> None:
-    """Except the object's own first or last byte, which has the same position in each response."""
-    meta = scripted.put("a", DATA)
-    store = scripted.new_store(verify_ranges=True, range_size_bytes=4000)
-    Damage(scripted, place)
-    try:
-        got = await store.get_range(meta if is_known else "a", start=start, end=end)
-    except (ChecksumError, TransientError):
-        return
-    wrong = [at for at, byte in enumerate(got, start) if byte != DATA[at]]
-    assert wrong in ([], [0], [3499])
-    assert not wrong or place in {0, -1}
+    """Except the own first or last byte of the object, which has one position in each response."""
+
+    async def run() -> None:
+        scripted = ScriptedService(f"twice-{uuid.uuid4().hex}")
+        meta = scripted.put("a", DATA)
+        store = scripted.new_store(verify_ranges=True, range_size_bytes=4000)
+        Damage(scripted, place)
+        start, length = span
+        try:
+            got = await store.get_range(meta if is_listed else "a", start=start, end=start + length)
+        except (ChecksumError, TransientError):
+            return
+        wrong = [at for at, byte in enumerate(got, start) if byte != DATA[at]]
+        assert wrong in ([], [0], [3499])
+        assert not wrong or place in {0, -1}
+
+    asyncio.run(run())
 
 
 async def test_a_reader_reads_each_range_twice(scripted: ScriptedService) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 import aioflux
 from aioflux import CredentialsError, NotFoundError, S3Access
-from aioflux._auth.access_token import AnonymousToken
-from aioflux._services.open import open_service
 from aioflux.testing import GCSServer
+from tests.http.scripted import Peer, ok, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -212,18 +212,26 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_path_of_a_key_file_is_accepted(key_file: Path, kind: Any) -> None:
     store = aioflux.open_store("gs://bucket", credentials=kind(key_file))
     again = pickle.loads(pickle.dumps(store))
-    token = open_service(again._config)._sender._token
+    token = again._open_service(again._config)._sender._token
     assert token._credentials.service_account_email == "me@example.com"
 
 
 @pytest.mark.parametrize("uri", ["gs://b", "s3://b", "az://a/c"])
 async def test_anonymous_works_on_every_service(uri: str) -> None:
-    service: Any = open_service(aioflux.open_store(uri, credentials="anonymous")._config)
-    if uri.startswith("s3"):
-        assert service._sender._source.is_anonymous
-    else:
-        assert isinstance(service._sender._token, AnonymousToken)
-    await service.aclose()
+    """No request has credentials."""
+    heads: list[bytes] = []
+
+    async def script(peer: Peer) -> None:
+        heads.append(await peer.read_head())
+        await peer.send(ok(b"", status=b"404 Not Found"))
+
+    async with serving(script) as (_, origin):
+        url = f"http://127.0.0.1:{origin.port}"
+        async with aioflux.open_store(uri, credentials="anonymous", endpoint_url=url) as store:
+            with pytest.raises(NotFoundError):
+                await store.get("k")
+    assert heads
+    assert not any(re.search(rb"(?i)authorization:|x-amz-security|[?&]sig", each) for each in heads)
 
 
 def test_google_credentials_are_accepted() -> None:

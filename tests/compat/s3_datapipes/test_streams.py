@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux import NotFoundError, _bridge
+from aioflux import NotFoundError
 from aioflux.compat.s3_datapipes import IterableWrapper
+from aioflux.sync import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +99,7 @@ def test_a_file_may_be_collected_on_the_event_loop(bucket: Bucket) -> None:
     files = [file]
     del file
 
-    async def drop() -> None:
-        files.clear()
-
-    _bridge.run(drop())
+    # The store calls the hook on the event loop.
+    with open_store("gs://bucket", progress=lambda _: files.clear()) as store:
+        store.get("a")
+    assert not files
