@@ -16,6 +16,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 comma := ,
 empty :=
 PURE := $(addprefix aioflux/,\
+	_auth/redaction.py \
 	_auth/sigv4.py \
 	_concurrency/async_iteration.py \
 	_concurrency/byte_budget.py \
@@ -30,6 +31,7 @@ PURE := $(addprefix aioflux/,\
 	_services/responses.py \
 	_services/s3/endpoint.py \
 	_services/s3/wire.py \
+	_services/xml_reader.py \
 	_transfer/admission.py \
 	_transfer/arguments.py \
 	_transfer/composite_plan.py \
@@ -42,6 +44,7 @@ PURE := $(addprefix aioflux/,\
 	_values/checksums.py \
 	_values/columns.py \
 	_values/dataset_keys.py \
+	_values/distribution.py \
 	_values/listing.py \
 	_values/meta.py \
 	_values/stats.py \

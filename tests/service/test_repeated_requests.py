@@ -268,3 +268,11 @@ def test_an_error_of_decoding_loses_the_text_that_it_holds() -> None:
         b"0123456789planted\xff".decode()
     redact_error(caught.value)
     assert "planted" not in str(caught.value) + repr(caught.value) + repr(vars(caught.value))
+
+
+def test_a_cause_with_a_secret_is_dropped() -> None:
+    add_secret("0123456789planted")
+    error = ValueError("no JSON")
+    error.__cause__ = KeyError("0123456789planted")
+    assert redact_error(error) == "no JSON"
+    assert error.__cause__ is None
