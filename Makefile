@@ -20,7 +20,9 @@ PURE := $(addprefix aioflux/,\
 	_auth/sigv4.py \
 	_concurrency/async_iteration.py \
 	_concurrency/byte_budget.py \
+	_concurrency/fan_out.py \
 	_concurrency/run_to_completion.py \
+	_http/body.py \
 	_http/codec.py \
 	_http/errors.py \
 	_services/azure/batch.py \

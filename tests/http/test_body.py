@@ -8,6 +8,7 @@ import google_crc32c
 import pytest
 
 from aioflux._http.body import (
+    MAX_METADATA_BYTES,
     HashedMemory,
     StreamedBody,
     as_destination,
@@ -120,3 +121,12 @@ def test_a_receiver_that_only_calls_for_memory_leaves_the_checksum_to_the_end() 
     memory = hashed(len(data))
     memory[:] = data
     assert hashed.crc32c(memory) == google_crc32c.value(data)
+
+
+@pytest.mark.parametrize("size", [0, 1, MAX_METADATA_BYTES, MAX_METADATA_BYTES + 1], ids=str)
+def test_the_body_of_an_error_is_cut_at_the_limit_of_metadata(size: int) -> None:
+    body = StreamedBody(status=404, chunked=False, into=bytes, max_body_bytes=None)
+    data = b"x" * size
+    body.feed(data, 0, size)
+    assert body.is_truncated == (size > MAX_METADATA_BYTES)
+    assert body.num_bytes == min(size, MAX_METADATA_BYTES)

@@ -6,7 +6,6 @@ import ctypes
 
 import pytest
 
-from aioflux._http.memory import BytesBuffer
 from tests.http.oracle import FedConnection
 
 SIZE = 100_000
@@ -36,12 +35,3 @@ async def test_bytes_after_a_body_are_not_part_of_it(step: int, junk: bytes) -> 
     assert ctypes.string_at(end, 1) == b"\0"
     if step > SIZE and junk:  # received together with the end of the body
         assert not is_usable
-
-
-def test_the_last_byte_can_be_restored() -> None:
-    buffer = BytesBuffer(10)
-    buffer.recv_view[:] = b"x" * len(buffer.recv_view)
-    buffer.restore_end()
-    assert buffer.finish() == b"x" * 10
-    assert len(buffer.view) == 10
-    BytesBuffer(0).restore_end()

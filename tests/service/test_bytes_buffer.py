@@ -55,6 +55,15 @@ def test_a_view_ends_where_the_object_ends() -> None:
         view[10] = 1
 
 
+def test_the_last_byte_can_be_restored() -> None:
+    buffer = BytesBuffer(10)
+    buffer.recv_view[:] = b"x" * len(buffer.recv_view)
+    buffer.restore_end()
+    assert buffer.finish() == b"x" * 10
+    assert len(buffer.view) == 10
+    BytesBuffer(0).restore_end()
+
+
 SIZE = LEAST_POOLED_BYTES
 
 

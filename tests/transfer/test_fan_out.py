@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._concurrency.fan_out import bounded_batches, bounded_map, gather
+from aioflux._concurrency.fan_out import bounded_batches, bounded_map, gather, pair
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -167,9 +168,9 @@ def test_every_item_gives_one_result(
     delays: list[int], width: int, *, ordered: bool, is_async: bool
 ) -> None:
     async def items() -> AsyncIterator[tuple[int, int]]:
-        for pair in enumerate(delays):
+        for item in enumerate(delays):
             await asyncio.sleep(0)
-            yield pair
+            yield item
 
     async def work(item: tuple[int, int]) -> int:
         for _ in range(item[1]):
@@ -299,3 +300,61 @@ async def test_a_worker_that_is_cancelled_while_it_waits_for_room_is_reported() 
         assert await take(batches) == [1]
         with pytest.raises(asyncio.CancelledError):
             await take(batches)
+
+
+async def test_an_expected_error_is_yielded_as_a_result() -> None:
+    async def call(item: int) -> float:
+        return 1 / item
+
+    def recover(error: BaseException) -> float | None:
+        return 0.0 if isinstance(error, ZeroDivisionError) else None
+
+    batches = bounded_batches(call, [1, 0, 2], max_in_flight=2, recover=recover)
+    assert [result async for batch in batches for result in batch] == [1.0, 0.0, 0.5]
+    failing = bounded_batches(call, [1, 0], max_in_flight=2, recover=lambda _: None)
+    with pytest.raises(ZeroDivisionError):
+        _ = [batch async for batch in failing]
+
+
+async def test_a_forked_child_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it cancel the calls, which belong to its parent."""
+    gate = Gate()
+    batches = bounded_batches(gate, range(2), max_in_flight=2)
+    first = asyncio.create_task(take(batches))
+    await settle()
+    gate.end(0)
+    assert await first == [0]
+    child = os.getpid() + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: child)
+        with pytest.raises(RuntimeError, match="before a fork"):
+            await anext(batches)
+        assert gate.cancelled == []
+    gate.end(1)
+    await settle()
+
+
+async def test_a_forked_child_may_end_an_iteration_without_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def items() -> AsyncIterator[int]:
+        await ended.wait()
+        for item in ():
+            yield item
+
+    ended, child = asyncio.Event(), os.getpid() + 1
+    reading = asyncio.create_task(take(bounded_batches(Gate(), items(), max_in_flight=2)))
+    await settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: child)
+        ended.set()
+        assert await reading == []
+
+
+async def test_a_pair_of_calls_is_awaited_together() -> None:
+    gate, other = Gate(), Gate()
+    both = asyncio.create_task(pair(gate(1), other(2)))
+    await settle()
+    other.end(2)
+    gate.end(1)
+    assert await both == (1, 2)

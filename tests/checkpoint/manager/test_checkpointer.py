@@ -27,7 +27,6 @@ import torch.distributed.checkpoint as dcp
 import aioflux
 from aioflux import PermissionDeniedError
 from aioflux.checkpoint import save
-from aioflux.checkpoint._maintain import history
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from tests.checkpoint.manager.trainer import is_state_of, state_of
@@ -247,14 +246,13 @@ def test_an_exit_without_close_waits_for_records(stubborn: Checkpointer, server:
     assert any("/record-" in key for key in server.keys("bucket"))
 
 
+@pytest.mark.more  # waits for ten seconds
 @pytest.mark.clouds("gs")
 def test_close_waits_no_longer_for_many_records_than_for_one(
     stubborn: Checkpointer,
     server: GCSServer,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(history, "_WRITE_SECONDS", 0.5)
     server.faults.add(WRITE, key="*/record-*", status=503)
     for step in range(10):
         stubborn.save(step, state_of(step))

@@ -15,10 +15,8 @@ import torch
 import aioflux
 from aioflux import RetryPolicy
 from aioflux.integrations.lightning import AiofluxCheckpointIO
-from aioflux.integrations.lightning._shared_download import load_shared, shared_download
 
 if TYPE_CHECKING:
-    from aioflux.options import StoreOptions
     from aioflux.testing import GCSServer
 
 URI = "gs://bucket/run/last.ckpt"
@@ -29,12 +27,13 @@ KEEP_TRYING = RetryPolicy(max_attempts=10_000, initial_seconds=0.01, max_seconds
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: NUM_RANKS)
     return tmp_path
 
 
-def load(retry: RetryPolicy | None = None) -> Any:
-    options: StoreOptions = {"retry": retry}
-    return load_shared(URI, options, map_location="cpu", weights_only=None, mmap=True)
+def load(retry: RetryPolicy | None = None, map_location: Any = "cpu") -> Any:
+    return AiofluxCheckpointIO(retry=retry).load_checkpoint(URI, map_location)
 
 
 def load_at_once(server: GCSServer, directory: Path) -> list[Any]:
@@ -85,14 +84,23 @@ def test_the_others_download_if_the_first_one_fails(server: GCSServer, temporary
 
 def test_the_path_of_a_killed_rank_is_checked(server: GCSServer, temporary: Path) -> None:
     """Another process may have its id now, with another file."""
-    AiofluxCheckpointIO().save_checkpoint({"step": 7}, URI)
-    with shared_download(URI, {}), (temporary / "other").open("w+b") as other:
-        (lock,) = (each for each in temporary.rglob("*") if len(each.name) == 64)
-        record = json.loads(lock.read_text())
-        other.truncate(record["size"])
-        for path in (f"/proc/{os.getpid()}/fd/{other.fileno()}", "/proc/0/fd/0"):
-            lock.write_text(json.dumps({**record, "path": path}))
-            assert load() == {"step": 7}
+    AiofluxCheckpointIO().save_checkpoint({"weight": torch.ones(9)}, URI)
+    loaded: list[Any] = []
+
+    def load_meanwhile(storage: Any, _: str) -> Any:
+        if not loaded:
+            loaded.append(None)
+            (lock,) = (each for each in temporary.rglob("*") if len(each.name) == 64)
+            record = json.loads(lock.read_text())
+            with (temporary / "other").open("w+b") as other:
+                other.truncate(record["size"])
+                for path in (f"/proc/{os.getpid()}/fd/{other.fileno()}", "/proc/0/fd/0"):
+                    lock.write_text(json.dumps({**record, "path": path}))
+                    loaded.append(load())
+        return storage
+
+    loaded.append(load(map_location=load_meanwhile))
+    assert [each["weight"].sum() for each in loaded[1:]] == [9, 9, 9]
 
 
 def test_a_directory_that_others_can_write_is_not_used(server: GCSServer, temporary: Path) -> None:

@@ -20,11 +20,9 @@ from ray.train.v2._internal.execution.storage import StorageContext, delete_fs_p
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils
 
 from aioflux.checkpoint import Checkpointer, TrainingState
-from aioflux.checkpoint._maintain.history import SaveRecord, record_key
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.errors import CheckpointNotFoundError, PermissionDeniedError
 from aioflux.integrations.ray import RayCheckpointer, storage_filesystem
-from aioflux.integrations.ray._train import expected_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -360,24 +358,63 @@ def test_only_the_weights_are_saved_if_a_whole_save_does_not_fit(
     assert state.keys() == {"model", "values"}
 
 
-def test_without_a_deadline_ray_ends_the_workers_after_two_minutes(
-    fake: FakeRay, checkpoints: RayCheckpointer, server: GCSServer, bucket: sync.Store
+def put_record(
+    bucket: sync.Store, step: int, num_bytes: int, seconds: float, outcome: str = "committed"
 ) -> None:
-    now = datetime.now(UTC)
+    """Store the record of a save in the history of the run."""
+    record_id = f"20990101T000000.000Z-{step:08x}"
+    record = {
+        "record_id": record_id,
+        "time": datetime.now(UTC),
+        "step": step,
+        "outcome": outcome,
+        "num_bytes": num_bytes,
+        "staged_seconds": seconds / 4,
+        "upload_seconds": seconds * 3 / 4,
+    }
+    key = f"runs/run/.checkpoint-history/record-{record_id}.json"
+    bucket.put(key, msgspec.json.encode(record))
+
+
+def saves_whole(fake: FakeRay, checkpoints: RayCheckpointer, step: int, node: str = "node") -> bool:
+    """Return whether the save of a preempted worker is of the whole state, not of the weights."""
+    fake.preemption = preempted(None, node=node)
+    assert checkpoints.should_save(step)
+    checkpoints.report(step, state_of(1.0))
+    return step in checkpoints.steps()
+
+
+def test_without_a_deadline_ray_ends_the_workers_after_two_minutes(
+    fake: FakeRay, checkpoints: RayCheckpointer, bucket: sync.Store
+) -> None:
     for step, (seconds, is_whole) in enumerate([(100.0, True), (130.0, False)]):
-        record = SaveRecord(
-            record_id=f"20990101T000000.000Z-{step:08x}",
-            time=now,
-            step=step,
-            outcome="committed",
-            num_bytes=1000,
-            upload_seconds=seconds,
-        )
-        bucket.put(f"runs/run/{record_key(record)}", msgspec.json.encode(record))
-        fake.preemption = preempted(None, node=f"node-{step}")
-        assert checkpoints.should_save(step)
-        checkpoints.report(step, state_of(1.0))
-        assert (step in checkpoints.steps()) is is_whole
+        put_record(bucket, step, 1000, seconds)
+        assert saves_whole(fake, checkpoints, step, f"node-{step}") is is_whole
+
+
+@pytest.mark.parametrize(
+    ("saves", "is_whole"),
+    [
+        pytest.param([(1, 10_000.0), *[(1000, 100.0)] * 5], True, id="old"),
+        pytest.param([(1000, 130.0), *[(1000, 100.0)] * 4], False, id="slowest"),
+        pytest.param([(1000, 130.0), (500, 50.0)], True, id="smaller"),
+    ],
+)
+@pytest.mark.parametrize("has_failed", [False, True], ids=["saves", "saves and a failure"])
+def test_the_slowest_rate_of_the_last_five_saves_counts(
+    fake: FakeRay,
+    checkpoints: RayCheckpointer,
+    bucket: sync.Store,
+    saves: list[tuple[int, float]],
+    *,
+    is_whole: bool,
+    has_failed: bool,
+) -> None:
+    for step, (num_bytes, seconds) in enumerate(saves):
+        put_record(bucket, step, num_bytes, seconds)
+    if has_failed:
+        put_record(bucket, len(saves), 0, 5000.0, outcome="failed")
+    assert saves_whole(fake, checkpoints, 10) is is_whole
 
 
 def test_weights_are_saved_with_the_settings_of_the_checkpointer(
@@ -404,22 +441,6 @@ def test_a_save_before_a_deadline_does_not_wait_for_earlier_saves(
     assert checkpoints.steps() == [13]
     server.faults.clear()
     assert earlier.cancel()
-
-
-def test_the_slowest_of_the_last_rates_counts() -> None:
-    def record(step: int, num_bytes: int, seconds: float, outcome: Any = "committed") -> SaveRecord:
-        values = {"record_id": str(step), "time": None, "step": step, "outcome": outcome}
-        times = {"staged_seconds": seconds / 4, "upload_seconds": seconds * 3 / 4}
-        return SaveRecord(num_bytes=num_bytes, **values, **times)  # type: ignore[arg-type]
-
-    assert expected_seconds([]) is None
-    assert expected_seconds([record(1, 0, 5.0, "failed")]) is None
-    old = [record(0, 1, 1000.0)]
-    saves = [record(step, 100, 1.0) for step in range(1, 4)]
-    assert expected_seconds([*old, *saves, record(4, 100, 2.0), record(5, 50, 0.5)]) == 1.0
-
-
-# --- storage ----------------------------------
 
 
 def provide_token() -> str:
