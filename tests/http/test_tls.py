@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import aioflux
-from aioflux._http import CertificateError, ConnectError, Origin, default_context
+from aioflux._http.codec import Origin
+from aioflux._http.errors import CertificateError, ConnectError
 from tests.http.pools import MIB, opening
 from tests.http.scripted import Peer, echoing, serving
 
@@ -46,24 +47,39 @@ async def test_the_default_context_is_made_when_it_is_needed(
             pass
 
 
-async def test_stores_share_the_context_of_the_same_authorities(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
+async def test_pools_share_the_context_of_the_same_authorities(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    shared = default_context()
-    assert default_context() is shared
-    assert default_context(str(authority.file)) is not shared
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
-    assert default_context() is not shared
+    """Reading the authorities of a system takes 10 to 30 ms."""
+    created: list[ssl.SSLContext] = []
+    create = ssl.create_default_context
+
+    def counted(*args: Any, **options: Any) -> ssl.SSLContext:
+        created.append(create(*args, **options))
+        return created[-1]
+
+    async with serving(echoing, tls=authority.server_context()) as (_, origin):
+        monkeypatch.setattr(ssl, "create_default_context", counted)
+        for number, name in enumerate(("first.pem", "second.pem"), 1):
+            (tmp_path / name).write_bytes(authority.file.read_bytes())
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
+            for _ in range(3):
+                async with opening() as pool:
+                    await pool.request(origin, b"GET", b"/")
+            assert len(created) == number
 
 
 async def test_a_replaced_file_of_authorities_is_read_again(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "later.pem"))
-    assert not default_context().get_ca_certs()
-    (tmp_path / "later.pem").write_bytes(authority.file.read_bytes())
-    assert default_context().get_ca_certs()
+    async with serving(echoing, tls=authority.server_context()) as (_, origin):
+        async with opening() as pool:
+            with pytest.raises(CertificateError):
+                await pool.request(origin, b"GET", b"/")
+        (tmp_path / "later.pem").write_bytes(authority.file.read_bytes())
+        async with opening() as pool:
+            assert (await pool.request(origin, b"PUT", b"/", body=b"a")).body == b"a"
 
 
 async def test_an_authority_may_be_passed_as_a_context(authority: Authority) -> None:
