@@ -837,9 +837,9 @@ async def test_a_wait_longer_than_the_deadline_is_checked_seldom(
     store = fake.open(retry=RetryPolicy(deadline_seconds=0.1), max_in_flight=1)
     head = fake.head
 
-    async def slow_head(key: str, **options: Any) -> aioflux.ObjectMeta:
+    async def slow_head(*args: Any, **options: Any) -> aioflux.ObjectMeta:
         await asyncio.sleep(0.09)
-        return await head(key, **options)
+        return await head(*args, **options)
 
     monkeypatch.setattr(fake, "head", slow_head)
     calls = [asyncio.create_task(store.head("a")) for _ in range(10)]
