@@ -915,7 +915,9 @@ def test_faults_on_the_wire_lose_double_and_reorder_nothing(
             endpoint_url=server.url,
             credentials=AnonymousCredentials(),
             transfer=TransferOptions(max_in_flight=width, max_in_flight_bytes=budget),
-            retry=RetryPolicy(initial_seconds=0.001, max_seconds=0.002, budget_retries=1000),
+            retry=RetryPolicy(
+                max_attempts=100, initial_seconds=0.001, max_seconds=0.002, budget_retries=10_000
+            ),
         ) as store:
             _ = [key async for key, _ in store.get_many(["warm"] * 20)]
             metas = {meta.key: meta for meta in await store.list_all("k")}
