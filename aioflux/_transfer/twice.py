@@ -43,13 +43,13 @@ def copy_pieces(start: int, end: int, size: int, margin: int) -> list[tuple[int,
         end: One past its last byte.
         size: Size of the object.
         margin: Number of bytes that the copy has before and after the range. If the object has no
-            such bytes, the first or last `margin` bytes of the range are requested by themselves.
+            such bytes, its first or last `margin` bytes are requested by themselves.
     """
     cuts = {max(0, start - margin), min(end + margin, size)}
     if start < margin:
-        cuts.add(min(start + margin, end))
+        cuts.add(min(margin, end))
     if end + margin > size:
-        cuts.add(max(start, end - margin))
+        cuts.add(max(start, size - margin))
     return list(pairwise(sorted(cuts)))
 
 
@@ -189,6 +189,10 @@ class ReadingTwice(ServiceWrapper):
         if checksum == other:
             return body
         self._on_mismatch(key, f"two reads of the bytes from {start} on differ")
+        # These bytes have the same position in two of three copies.
+        edges = {*range(_THIRD_MARGIN), *range(body.size - _THIRD_MARGIN, body.size)}
+        if any(body.data[at - start] != copy[at - start] for at in edges if start <= at < end):
+            raise _failed(self.uri(key), "the first or last bytes of the object differ")
         third = await self._read_copy(request, body, _THIRD_MARGIN)
         if crc32c(third) not in {checksum, other}:
             self._on_mismatch(key, "three reads differ")

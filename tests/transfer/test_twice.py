@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from aioflux._services.base import Body, ReadRequest
 
 DATA = pattern(3500)
+SPANS = st.one_of(
+    st.tuples(st.integers(0, 3480), st.integers(1, 9000)),
+    # At the edges of the object few bytes are before or after a range.
+    st.tuples(st.integers(0, 5), st.integers(1, 8)),
+    st.tuples(st.integers(3488, 3499), st.integers(1, 12)),
+)
 
 
 class Damage:
@@ -39,9 +45,10 @@ class Damage:
 
 @given(
     place=st.integers(-8, 8),
-    span=st.tuples(st.integers(0, 3480), st.integers(20, 9000)),
+    span=SPANS,
     is_listed=st.booleans(),
 )
+@example(place=1, span=(0, 2), is_listed=True)
 @example(place=0, span=(0, 3500), is_listed=True)
 @example(place=-1, span=(0, 900), is_listed=True)
 @example(place=1, span=(1, 3498), is_listed=False)
