@@ -109,7 +109,7 @@ class Response:
     num_bytes: int
     """Length of the body, in bytes."""
     connection: Connection | None = field(default=None, compare=False, repr=False)
-    """The connection that received the response; None for responses of aiohttp."""
+    """The connection that received the response; None in tests."""
 
     def discard_connection(self) -> None:
         """Close the connection, after a response that cannot be from the service."""
@@ -561,7 +561,10 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"response head is over {MAX_HEAD_BYTES} bytes")
 
     def _start_response(self, head: ResponseHead, start: int, end: int) -> None:
-        """Start a response; `scratch[start:end]` is the part of its body received with the head."""
+        """Start a response, or deliver it if all of it was received.
+
+        `scratch[start:end]` is the part of its body that was received with the head.
+        """
         if (
             (self._into is not bytes and self._into is not None)
             or head.content_length != end - start
@@ -699,7 +702,7 @@ class Connection(asyncio.BufferedProtocol):
     # Completion.
 
     def _finish(self, num_bytes: int) -> None:
-        """Deliver the complete response to the future."""
+        """Deliver a response to the future, unless `_start_response` has delivered all of it."""
         future, head = self._future, self._head
         body = self._body if self._bytes_buffer is None else self._bytes_buffer.finish()
         has_body = self._has_body

@@ -153,6 +153,21 @@ class WriteRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PartRequest:
+    """One part of a multipart upload: the concatenation of `pieces`."""
+
+    key: str
+    upload_id: str
+    number: int
+    """Number of the part, from 1."""
+    pieces: Sequence[bytes | memoryview] = ()
+    offset: int = 0
+    """Position of the first byte in the object."""
+    crc32c: int | None = None
+    """CRC32C of the part, which the service compares; None to send none."""
+
+
+@dataclass(frozen=True, slots=True)
 class ListRequest:
     """One page of a listing: keys that begin with `prefix`, in `[start_offset, end_offset)`."""
 
@@ -404,17 +419,8 @@ class Service(ABC):
         """Start a multipart upload and return its id; `complete_upload` sends the precondition."""
 
     @abstractmethod
-    async def put_part(
-        self,
-        key: str,
-        upload_id: str,
-        number: int,
-        pieces: Sequence[bytes | memoryview],
-        *,
-        offset: int,
-        crc32c: int | None,
-    ) -> UploadedPart:
-        """Send one part: the concatenation of `pieces`, which starts at `offset` in the object."""
+    async def put_part(self, request: PartRequest) -> UploadedPart:
+        """Send one part."""
 
     @abstractmethod
     async def complete_upload(

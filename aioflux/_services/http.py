@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aioflux._services.base import (
         Exchange,
         Into,
+        PartRequest,
         ReadRequest,
         Source,
         WriteRequest,
@@ -189,50 +190,40 @@ class HTTPService(Service):
 
     # --- parts ---------------------------------------------------------------------------
 
-    async def put_part(
-        self,
-        key: str,
-        upload_id: str,
-        number: int,
-        pieces: Sequence[bytes | memoryview],
-        *,
-        offset: int,
-        crc32c: int | None,
-    ) -> UploadedPart:
+    async def put_part(self, request: PartRequest) -> UploadedPart:
+        key, number, pieces = request.key, request.number, request.pieces
         action = f"write part {number} of"
         response = await self._sender.send(
             b"PUT",
-            self._part_target(key, upload_id, number),
+            self._part_target(request),
             action,
             key,
-            headers=() if crc32c is None else await self._part_headers(pieces, crc32c),
+            headers=() if request.crc32c is None else await self._part_headers(request),
             body=pieces,
         )
-        etag = self._part_etag(response, upload_id, number)
+        etag = self._part_etag(response, request)
         if not etag:
             raise self._not_from_service(action, key, response)
         size = sum(memoryview(piece).nbytes for piece in pieces)
         try:
-            stored_crc32c = self._part_crc32c(response, crc32c)
+            stored_crc32c = self._part_crc32c(response, request)
         except ValueError as exc:
             raise self._malformed_response(key, exc) from exc
         return UploadedPart(number, etag, size, stored_crc32c)
 
     @abstractmethod
-    def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
+    def _part_target(self, request: PartRequest) -> bytes:
         """Return path and query of the request for one part."""
 
     @abstractmethod
-    async def _part_headers(
-        self, pieces: Sequence[bytes | memoryview], crc32c: int
-    ) -> Sequence[tuple[bytes, bytes]]:
+    async def _part_headers(self, request: PartRequest) -> Sequence[tuple[bytes, bytes]]:
         """Return headers with a checksum of the part, which the service compares."""
 
     @abstractmethod
-    def _part_etag(self, response: Response, upload_id: str, number: int) -> str:
+    def _part_etag(self, response: Response, request: PartRequest) -> str:
         """Return the ETag of the part; empty if the response is not from the service."""
 
-    def _part_crc32c(self, response: Response, crc32c: int | None) -> int | None:
+    def _part_crc32c(self, response: Response, request: PartRequest) -> int | None:
         """Return the crc32c of the part as the service stored it; None if unknown.
 
         Raises:

@@ -28,7 +28,14 @@ from aioflux._values.uri import check_name
 from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:
-    from aioflux._services.base import Into, ListRequest, Precondition, ReadRequest, Source
+    from aioflux._services.base import (
+        Into,
+        ListRequest,
+        PartRequest,
+        Precondition,
+        ReadRequest,
+        Source,
+    )
 
 _generations = itertools.count(1)
 
@@ -233,19 +240,10 @@ class MemoryService(Service):
             raise NotFoundError(f"there is no upload {upload_id} of {uri}", uri=uri, status=404)
         return upload
 
-    async def put_part(
-        self,
-        key: str,
-        upload_id: str,
-        number: int,
-        pieces: Sequence[bytes | memoryview],
-        *,
-        offset: int,
-        crc32c: int | None,
-    ) -> UploadedPart:
-        content = b"".join(pieces)
-        self._check_crc32c(key, content, crc32c)
-        self._upload(key, upload_id).parts[number] = content
+    async def put_part(self, request: PartRequest) -> UploadedPart:
+        key, number, content = request.key, request.number, b"".join(request.pieces)
+        self._check_crc32c(key, content, request.crc32c)
+        self._upload(key, request.upload_id).parts[number] = content
         return UploadedPart(number, f"part-{number}", len(content))
 
     async def complete_upload(

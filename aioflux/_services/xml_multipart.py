@@ -22,7 +22,7 @@ from aioflux._values.uri import check_name
 
 if TYPE_CHECKING:
     from aioflux._http import Response
-    from aioflux._services.base import UploadedPart, WriteRequest
+    from aioflux._services.base import PartRequest, UploadedPart, WriteRequest
 
 
 def part_target(path: bytes, upload_id: str, number: int) -> bytes:
@@ -192,10 +192,10 @@ class XMLService(HTTPService):
             StorageError: The field is missing, for example in an error with status 200.
         """
 
-    def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
-        return part_target(self._path(key), upload_id, number)
+    def _part_target(self, request: PartRequest) -> bytes:
+        return part_target(self._path(request.key), request.upload_id, request.number)
 
-    def _part_etag(self, response: Response, upload_id: str, number: int) -> str:
+    def _part_etag(self, response: Response, request: PartRequest) -> str:
         return (response.headers.get(b"etag") or b"").decode("latin-1")
 
     def _name(self, key: str) -> str:

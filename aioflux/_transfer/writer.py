@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from aioflux._concurrency.byte_budget import ByteBudget
-from aioflux._services.base import Precondition, Source, WriteRequest
+from aioflux._services.base import PartRequest, Precondition, Source, WriteRequest
 from aioflux._transfer.ambiguous_writes import ResendLimit, find_written, send_write
 from aioflux._transfer.arguments import parse_data
 from aioflux._transfer.conditions import require
@@ -386,8 +386,9 @@ class ObjectWriter:
                 prefault(view)
             if checksum is None and session.options.verify:
                 checksum = crc32c_of_pieces(views)
+            upload_id = self._initiation.upload_id
             return await service.put_part(
-                self._key, self._initiation.upload_id, number, views, offset=offset, crc32c=checksum
+                PartRequest(self._key, upload_id, number, views, offset, checksum)
             )
 
         async def attempt() -> UploadedPart:

@@ -25,6 +25,7 @@ from typing import (
 from aioflux._services.base import (
     Body,
     ListRequest,
+    PartRequest,
     ReadRequest,
     Service,
     ServiceConfig,
@@ -111,7 +112,7 @@ def _key_of(argument: object) -> str | None:
     match argument:
         case str():
             return argument
-        case ReadRequest() | WriteRequest():
+        case ReadRequest() | WriteRequest() | PartRequest():
             return argument.key
         case ListRequest():
             return argument.prefix

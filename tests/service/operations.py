@@ -7,7 +7,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aioflux import StorageError
-from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
+from aioflux._services.base import (
+    ListRequest,
+    PartRequest,
+    Precondition,
+    ReadRequest,
+    Source,
+    WriteRequest,
+)
 from aioflux._values.checksums import crc32c
 from aioflux.errors import AiofluxError
 
@@ -80,7 +87,7 @@ ALL: dict[str, Callable[[Any], Awaitable[object]]] = {
     "copy": lambda service: service.copy(Source(key="a"), "b", precondition=Precondition()),
     "initiate": lambda service: service.initiate_upload(WriteRequest("b")),
     "put_part": lambda service: service.put_part(
-        "b", _UPLOAD, 1, (_DATA,), offset=0, crc32c=crc32c(_DATA)
+        PartRequest("b", _UPLOAD, 1, (_DATA,), crc32c=crc32c(_DATA))
     ),
     "complete": lambda service: service.complete_upload(WriteRequest("b"), _UPLOAD, []),
     "abort": lambda service: service.abort_upload("b", _UPLOAD),

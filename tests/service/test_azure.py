@@ -31,7 +31,7 @@ from aioflux import (
     TransientError,
 )
 from aioflux._services.azure.wire import root_path
-from aioflux._services.base import Precondition, ReadRequest, Source, WriteRequest
+from aioflux._services.base import PartRequest, Precondition, ReadRequest, Source, WriteRequest
 from tests.http.authority import Authority
 from tests.http.scripted import Peer, answering, ok, serving
 from tests.service.opening import opened_service
@@ -152,7 +152,7 @@ async def test_bytes_travel_with_their_md5(*, verify: bool) -> None:
         crc32c = 1 if verify else None
         await service.put(WriteRequest("a"), [b"12", b"3"], crc32c=crc32c)
         large = [b"1" * MIB, b"2" * MIB]
-        await service.put_part("a", "0" * 32, 1, large, offset=0, crc32c=crc32c)
+        await service.put_part(PartRequest("a", "0" * 32, 1, large, crc32c=crc32c))
     for head, data in zip(heads, (b"123", b"".join(large)), strict=True):
         header = b"Content-MD5: " + base64.b64encode(hashlib.md5(data).digest())
         assert (header in head) is verify
@@ -321,7 +321,7 @@ async def upload(place: AzurePlace, key: str) -> str:
     async with place.open() as store:
         service = service_of(store)
         upload_id = await service.initiate_upload(WriteRequest(key))
-        await service.put_part(key, upload_id, 1, [b"1" * 100], offset=0, crc32c=None)
+        await service.put_part(PartRequest(key, upload_id, 1, [b"1" * 100]))
     return upload_id
 
 

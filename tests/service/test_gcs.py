@@ -17,7 +17,14 @@ from aioflux import (
     StorageError,
     TransientError,
 )
-from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
+from aioflux._services.base import (
+    ListRequest,
+    PartRequest,
+    Precondition,
+    ReadRequest,
+    Source,
+    WriteRequest,
+)
 from aioflux.testing import GCSServer
 from tests.http.scripted import Peer, serving
 from tests.service.gcs_rig import ANY, OPERATIONS, Answering, opened
@@ -162,7 +169,7 @@ async def test_completing_twice_is_not_found(server: GCSServer) -> None:
     async with opened(server.url) as service:
         request = WriteRequest("b", content_type="text/csv")
         upload_id = await service.initiate_upload(request)
-        part = await service.put_part("b", upload_id, 1, (b"ab", b"c"), offset=0, crc32c=None)
+        part = await service.put_part(PartRequest("b", upload_id, 1, (b"ab", b"c")))
         meta = await service.complete_upload(request, upload_id, [part])
         assert (meta.size, meta.generation) == (3, (await service.head("b")).generation)
         with pytest.raises(NotFoundError, match="NoSuchUpload"):

@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError, StorageError
-from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
+from aioflux._services.base import (
+    ListRequest,
+    PartRequest,
+    Precondition,
+    ReadRequest,
+    Source,
+    WriteRequest,
+)
 from tests.service.opening import open_service
 
 if TYPE_CHECKING:
@@ -84,7 +91,7 @@ async def test_every_operation_checks_the_key(service: Service) -> None:
 
 async def test_a_write_under_way_is_in_no_listing(service: Service, tmp_path: Path) -> None:
     upload = await service.initiate_upload(WriteRequest("d/a"))
-    await service.put_part("d/a", upload, 1, (b"12",), offset=0, crc32c=None)
+    await service.put_part(PartRequest("d/a", upload, 1, (b"12",)))
     assert len(temporary_files(tmp_path)) == 1
     page = await service.list_page(ListRequest(""))
     assert (list(page.objects), list(page.prefixes)) == ([], [])
@@ -98,9 +105,9 @@ async def test_a_write_under_way_is_in_no_listing(service: Service, tmp_path: Pa
 
 async def test_parts_may_arrive_in_any_order_and_again(service: Service) -> None:
     upload = await service.initiate_upload(WriteRequest("a"))
-    second = await service.put_part("a", upload, 2, (b"cd", b"ef"), offset=2, crc32c=None)
-    await service.put_part("a", upload, 1, (b"xx",), offset=0, crc32c=None)
-    first = await service.put_part("a", upload, 1, (b"ab",), offset=0, crc32c=None)
+    second = await service.put_part(PartRequest("a", upload, 2, (b"cd", b"ef"), offset=2))
+    await service.put_part(PartRequest("a", upload, 1, (b"xx",)))
+    first = await service.put_part(PartRequest("a", upload, 1, (b"ab",)))
     await service.complete_upload(WriteRequest("a"), upload, [first, second])
     assert bytes((await service.get(ReadRequest("a"))).data) == b"abcdef"
     with pytest.raises(NotFoundError, match="no upload"):
@@ -113,7 +120,7 @@ async def test_a_condition_that_fails_leaves_nothing(
 ) -> None:
     await put(service, "d/old", b"old")
     upload = await service.initiate_upload(WriteRequest("e/f/a"))
-    part = await service.put_part("e/f/a", upload, 1, (b"1",), offset=0, crc32c=None)
+    part = await service.put_part(PartRequest("e/f/a", upload, 1, (b"1",)))
     unmet = Precondition(if_generation_match="other")
     calls = {
         "put": lambda: service.put(WriteRequest("e/f/a", unmet), [b"new"], crc32c=None),
@@ -265,8 +272,8 @@ async def write(service: Service, way: str) -> ObjectMeta:
     if way == "parts":
         upload = await service.initiate_upload(WriteRequest("a"))
         parts = [
-            await service.put_part("a", upload, 1, (b"12", b"34"), offset=0, crc32c=None),
-            await service.put_part("a", upload, 2, (b"56789",), offset=4, crc32c=None),
+            await service.put_part(PartRequest("a", upload, 1, (b"12", b"34"))),
+            await service.put_part(PartRequest("a", upload, 2, (b"56789",), offset=4)),
         ]
         return await service.complete_upload(WriteRequest("a"), upload, parts)
     await put(service, "b", b"1234")
@@ -322,7 +329,7 @@ async def test_bytes_that_do_not_match_their_crc32c_are_not_written(
         writing = service.put(WriteRequest("a"), [b"123456789"], crc32c=1)
     else:
         upload = await service.initiate_upload(WriteRequest("a"))
-        writing = service.put_part("a", upload, 1, (b"123456789",), offset=0, crc32c=1)
+        writing = service.put_part(PartRequest("a", upload, 1, (b"123456789",), crc32c=1))
     with pytest.raises(ChecksumError, match="crc32c"):
         await writing
     assert not (tmp_path / "root" / "a").exists()

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux import NotFoundError, PermissionDeniedError, StorageError, TransientError
-from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
+from aioflux._services.base import (
+    ListRequest,
+    PartRequest,
+    Precondition,
+    ReadRequest,
+    Source,
+    WriteRequest,
+)
 from tests.service.opening import open_service
 
 if TYPE_CHECKING:
@@ -165,7 +172,7 @@ async def test_a_disk_that_is_full(root: Path, service: Service, little_room: in
         put(service, "a", too_much),
         put(service, "d/e/b", too_much),
         service.compose(WriteRequest("c"), [Source(key="half"), Source(key="half")]),
-        service.put_part("d/w", upload, 1, (too_much,), offset=0, crc32c=None),
+        service.put_part(PartRequest("d/w", upload, 1, (too_much,))),
     ):
         with pytest.raises(StorageError, match=f"file://{root}/") as failure:
             await call

@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioflux import NotFoundError, PermissionDeniedError, StorageError
-from aioflux._services.base import ListRequest, Precondition, ReadRequest, Source, WriteRequest
+from aioflux._services.base import (
+    ListRequest,
+    PartRequest,
+    Precondition,
+    ReadRequest,
+    Source,
+    WriteRequest,
+)
 from tests.service.opening import open_service
 
 if TYPE_CHECKING:
@@ -304,7 +311,7 @@ async def test_what_killed_writers_left_is_found_and_removed(root: Path, service
     """Hidden from listings; each is aborted by its own path and name, from any process."""
     write(root, "d/e/a")
     upload = await service.initiate_upload(WriteRequest("d/e/b"))
-    await service.put_part("d/e/b", upload, 1, (b"1",), offset=0, crc32c=None)
+    await service.put_part(PartRequest("d/e/b", upload, 1, (b"1",)))
     other = await service.initiate_upload(WriteRequest("new/b"))
     (root / f".aioflux-lock-{'0' * 32}").touch()
     for name in ("mine", "0" * 31, "g" * 32):
@@ -330,7 +337,7 @@ async def test_what_killed_writers_left_is_found_and_removed(root: Path, service
         "d",
     ]
     with pytest.raises(NotFoundError):
-        await service.put_part("new/b", other, 1, (b"1",), offset=0, crc32c=None)
+        await service.put_part(PartRequest("new/b", other, 1, (b"1",)))
 
 
 @pytest.mark.parametrize("upload_id", ["a", "../a", "", ".aioflux-x", "d/e", ".aioflux-../a"])

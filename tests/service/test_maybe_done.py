@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aioflux import TransientError
-from aioflux._services.base import Precondition, ReadRequest, Source, WriteRequest
+from aioflux._services.base import PartRequest, Precondition, ReadRequest, Source, WriteRequest
 from aioflux._values.checksums import crc32c
 from aioflux.testing import GCSServer
 from tests.servers.statuses import AMBIGUOUS
@@ -90,7 +90,7 @@ async def test_a_broken_body_reports_its_generation(server: GCSServer) -> None:
 async def test_a_part_reports_what_the_service_holds(server: GCSServer) -> None:
     async with opened(server.url) as service:
         upload_id = await service.initiate_upload(WriteRequest("b"))
-        part = await service.put_part("b", upload_id, 1, (b"12", b"3"), offset=0, crc32c=None)
+        part = await service.put_part(PartRequest("b", upload_id, 1, (b"12", b"3")))
     assert (part.size, part.crc32c) == (3, crc32c(b"123"))
 
 

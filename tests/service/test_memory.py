@@ -10,7 +10,7 @@ import pytest
 
 import aioflux
 from aioflux import ChecksumError, NotFoundError, PreconditionFailedError
-from aioflux._services.base import ListRequest, Precondition, ReadRequest, WriteRequest
+from aioflux._services.base import ListRequest, PartRequest, Precondition, ReadRequest, WriteRequest
 from aioflux.testing import GCSServer
 from tests.service.opening import open_service
 
@@ -30,7 +30,7 @@ async def test_wrong_bytes_are_refused(service: Service) -> None:
         await service.put(WriteRequest("a"), [b"1"], crc32c=0)
     upload = await service.initiate_upload(WriteRequest("a"))
     with pytest.raises(ChecksumError, match="p/a"):
-        await service.put_part("a", upload, 1, (b"1",), offset=0, crc32c=0)
+        await service.put_part(PartRequest("a", upload, 1, (b"1",), crc32c=0))
     with pytest.raises(NotFoundError):
         await service.head("a")
 
@@ -38,7 +38,7 @@ async def test_wrong_bytes_are_refused(service: Service) -> None:
 async def test_an_upload_belongs_to_its_key(service: Service) -> None:
     upload = await service.initiate_upload(WriteRequest("a"))
     with pytest.raises(NotFoundError, match="no upload"):
-        await service.put_part("b", upload, 1, (b"1",), offset=0, crc32c=None)
+        await service.put_part(PartRequest("b", upload, 1, (b"1",)))
     [found] = await service.list_uploads("")
     assert (found.key, found.upload_id) == ("a", upload)
     assert abs((datetime.now(UTC) - found.initiated).total_seconds()) < 60
@@ -48,7 +48,7 @@ async def test_an_upload_belongs_to_its_key(service: Service) -> None:
 async def test_a_condition_of_a_completion_is_judged(service: Service) -> None:
     await service.put(WriteRequest("a"), [b"old"], crc32c=None)
     upload = await service.initiate_upload(WriteRequest("a"))
-    part = await service.put_part("a", upload, 1, (b"1",), offset=0, crc32c=None)
+    part = await service.put_part(PartRequest("a", upload, 1, (b"1",)))
     with pytest.raises(PreconditionFailedError):
         await service.complete_upload(
             WriteRequest("a", Precondition(if_absent=True)), upload, [part]

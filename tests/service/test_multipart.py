@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from aioflux import TransientError
-from aioflux._services.base import UploadedPart, WriteRequest
+from aioflux._services.base import PartRequest, UploadedPart, WriteRequest
 from aioflux._values.meta import OpenUpload
 from tests.service.s3_rig import answer, asking
 
@@ -27,7 +27,7 @@ COMPLETED = "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUpl
 
 async def test_ids_are_quoted_in_targets() -> None:
     async with asking(answer(200, etag='"x"'), answer(204)) as (service, asked):
-        await service.put_part("k", "i/d+=", 7, [b"1"], offset=0, crc32c=None)
+        await service.put_part(PartRequest("k", "i/d+=", 7, [b"1"]))
         await service.abort_upload("k", "a&b")
     assert [each.target for each in asked] == [
         "/bucket/p/k?partNumber=7&uploadId=i%2Fd%2B%3D",

@@ -27,6 +27,7 @@ from aioflux._http import Origin
 from aioflux._services.base import (
     MAX_EMPTY_PAGES,
     ListRequest,
+    PartRequest,
     Precondition,
     ReadRequest,
     Source,
@@ -489,7 +490,7 @@ async def test_an_upload_has_one_checksum_of_all_its_parts() -> None:
     async with asking(begun, part, done) as (service, asked):
         request = WriteRequest("a", content_type="t/t", metadata={"k": "v"})
         upload_id = await service.initiate_upload(request)
-        sent = await service.put_part("a", upload_id, 1, [b"hello"], offset=0, crc32c=0x9A71BB4C)
+        sent = await service.put_part(PartRequest("a", upload_id, 1, [b"hello"], crc32c=0x9A71BB4C))
         meta = await service.complete_upload(request, upload_id, [sent])
     assert asked[0].target == "/bucket/p/a?uploads="
     assert asked[0].headers["x-amz-checksum-type"] == "FULL_OBJECT"
@@ -507,7 +508,7 @@ async def test_no_checksums_are_sent_to_who_does_not_know_them() -> None:
         asked,
     ):
         await service.put(WriteRequest("a"), [b"he", b"llo"], crc32c=0x9A71BB4C)
-        await service.put_part("a", "id", 1, [b"hello"], offset=0, crc32c=0x9A71BB4C)
+        await service.put_part(PartRequest("a", "id", 1, [b"hello"], crc32c=0x9A71BB4C))
         await service.complete_upload(WriteRequest("a"), "id", [part])
     assert not any("x-amz-checksum-crc32c" in each.headers for each in asked)
     wrong = hello(x_amz_checksum_crc32c="AAAAAA==")

@@ -39,7 +39,7 @@ from tests.transfer.scripted_service import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aioflux._services.base import Service, WriteRequest
+    from aioflux._services.base import PartRequest, Service, WriteRequest
     from aioflux.store import ObjectWriter, WriteMode
 
 SMALL, LARGE = pattern(1000), pattern(3 * PART + 5)
@@ -407,10 +407,10 @@ async def test_a_whole_object_is_sent_from_where_it_is_to_its_end(
     seen: list[bool] = []
     inner = scripted.service.put_part
 
-    async def put_part(*args: object, **settings: object) -> object:
-        (view,) = args[3]
+    async def put_part(request: PartRequest) -> UploadedPart:
+        (view,) = request.pieces
         seen.append(view.obj is data)
-        return await inner(*args, **settings)
+        return await inner(request)
 
     scripted.service.put_part = put_part
     data = LARGE
@@ -439,9 +439,9 @@ async def test_a_part_that_is_held_as_another_is_sent_again(scripted: ScriptedSe
     inner = scripted.service.put_part
     wrong = [3, 1, 0]
 
-    async def put_part(*args: object, crc32c: int | None, **settings: object) -> object:
-        part = await inner(*args, crc32c=crc32c, **settings)
-        return replace(part, crc32c=(crc32c or 0) ^ wrong.pop() if wrong else crc32c)
+    async def put_part(request: PartRequest) -> UploadedPart:
+        part, checksum = await inner(request), request.crc32c
+        return replace(part, crc32c=(checksum or 0) ^ wrong.pop() if wrong else checksum)
 
     scripted.service.put_part = put_part
     await scripted.store.put("a", LARGE[: 2 * PART])
@@ -462,12 +462,10 @@ async def test_a_write_without_verification_survives_lost_answers(
     inner = scripted.service.put_part
     sent: list[int | None] = []
 
-    async def put_part(
-        key: str, upload_id: str, number: int, pieces: Sequence[memoryview], **settings: object
-    ) -> UploadedPart:
-        sent.append(settings["crc32c"])
-        part = await inner(key, upload_id, number, pieces, **settings)
-        return replace(part, crc32c=crc32c(b"".join(pieces)) if are_reported else None)
+    async def put_part(request: PartRequest) -> UploadedPart:
+        sent.append(request.crc32c)
+        part, content = await inner(request), b"".join(request.pieces)
+        return replace(part, crc32c=crc32c(content) if are_reported else None)
 
     scripted.service.put_part = put_part
     for operation in ("put", "put_part", "complete_upload"):
@@ -483,9 +481,9 @@ async def test_every_part_travels_with_its_crc32c(scripted: ScriptedService) -> 
     sent: list[int | None] = []
     inner = scripted.service.put_part
 
-    async def put_part(*args: object, crc32c: int | None, **settings: object) -> object:
-        sent.append(crc32c)
-        return await inner(*args, crc32c=crc32c, **settings)
+    async def put_part(request: PartRequest) -> UploadedPart:
+        sent.append(request.crc32c)
+        return await inner(request)
 
     scripted.service.put_part = put_part
     await scripted.store.put("a", LARGE)
@@ -518,21 +516,14 @@ class Forgetful(FlakyService):
         self.now = self.peak = self.num_parts = 0
         self.sizes: list[int] = []
 
-    async def put_part(
-        self,
-        key: str,
-        upload_id: str,
-        number: int,
-        pieces: Sequence[bytes | memoryview],
-        **settings: object,
-    ) -> UploadedPart:
-        size = sum(memoryview(piece).nbytes for piece in pieces)
+    async def put_part(self, request: PartRequest) -> UploadedPart:
+        size = sum(memoryview(piece).nbytes for piece in request.pieces)
         self.sizes.append(size)
         self.now += size
         self.peak = max(self.peak, self.now)
         await asyncio.sleep(0)
         self.now -= size
-        return UploadedPart(number, "", size)
+        return UploadedPart(request.number, "", size)
 
     async def complete_upload(
         self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]

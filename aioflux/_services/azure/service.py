@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         Exchange,
         ListRequest,
         Page,
+        PartRequest,
         ReadRequest,
         ServiceConfig,
         Source,
@@ -392,18 +393,16 @@ class AzureService(HTTPService):
         self._started_uploads.add(upload_id)
         return upload_id
 
-    def _part_target(self, key: str, upload_id: str, number: int) -> bytes:
-        name = wire.block_id(upload_id, number)
-        return wire.query_target(self._path(key), {"comp": "block", "blockid": name})
+    def _part_target(self, request: PartRequest) -> bytes:
+        name = wire.block_id(request.upload_id, request.number)
+        return wire.query_target(self._path(request.key), {"comp": "block", "blockid": name})
 
-    async def _part_headers(
-        self, pieces: Sequence[bytes | memoryview], crc32c: int
-    ) -> Sequence[tuple[bytes, bytes]]:
-        return [wire.md5_header(await hash_body("md5", pieces))]
+    async def _part_headers(self, request: PartRequest) -> Sequence[tuple[bytes, bytes]]:
+        return [wire.md5_header(await hash_body("md5", request.pieces))]
 
-    def _part_etag(self, response: Response, upload_id: str, number: int) -> str:
+    def _part_etag(self, response: Response, request: PartRequest) -> str:
         is_written = response.status == 201 and b"x-ms-request-id" in response.headers
-        return wire.block_id(upload_id, number) if is_written else ""
+        return wire.block_id(request.upload_id, request.number) if is_written else ""
 
     async def complete_upload(
         self, request: WriteRequest, upload_id: str, parts: Sequence[UploadedPart]

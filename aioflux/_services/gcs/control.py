@@ -2,9 +2,9 @@
 
     GCSControl -> gcloud-aio-storage -> _Exchange -> TokenSender
 
-gcloud-aio-storage encodes the requests, and continues copies that take several. The sender limits
-responses, maps errors and renews tokens, as for all other requests: over an aiohttp session,
-gcloud-aio decompresses and collects a response of any size.
+gcloud-aio-storage encodes the requests, and continues copies that take several. The sender sends
+them as all other requests: it limits responses, maps errors and renews tokens. gcloud-aio's own
+aiohttp session would decompress and collect a response of any size.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from aioflux._http import Response
     from aioflux._services.base import (
         ListRequest,
+        PartRequest,
         ReadRequest,
         ServiceConfig,
         Source,
@@ -290,12 +291,10 @@ class GCSService(XMLService):
     def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
         return wire.object_headers(request.content_type, request.metadata)
 
-    async def _part_headers(
-        self, pieces: Sequence[bytes | memoryview], crc32c: int
-    ) -> Sequence[tuple[bytes, bytes]]:
-        return wire.hash_headers(crc32c)
+    async def _part_headers(self, request: PartRequest) -> Sequence[tuple[bytes, bytes]]:
+        return wire.hash_headers(request.crc32c)
 
-    def _part_crc32c(self, response: Response, crc32c: int | None) -> int | None:
+    def _part_crc32c(self, response: Response, request: PartRequest) -> int | None:
         return wire.hash_crc32c(response.headers.get(b"x-goog-hash"))
 
     async def complete_upload(

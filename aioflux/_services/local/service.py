@@ -74,7 +74,14 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from aioflux._services.base import Into, ListRequest, Precondition, ReadRequest, Source
+    from aioflux._services.base import (
+        Into,
+        ListRequest,
+        PartRequest,
+        Precondition,
+        ReadRequest,
+        Source,
+    )
 
 _MAX_WALKS = 16
 """Maximum number of listings whose `Walk` is kept for the next page; others start a new walk."""
@@ -307,23 +314,15 @@ class LocalService(Service):
             raise NotFoundError(f"there is no upload {upload_id} of {uri}", uri=uri, status=404)
         return path
 
-    async def put_part(
-        self,
-        key: str,
-        upload_id: str,
-        number: int,
-        pieces: Sequence[bytes | memoryview],
-        *,
-        offset: int,
-        crc32c: int | None,
-    ) -> UploadedPart:
-        path = self._upload(key, upload_id)
+    async def put_part(self, request: PartRequest) -> UploadedPart:
+        key, pieces, offset = request.key, request.pieces, request.offset
+        path = self._upload(key, request.upload_id)
 
         def write(stop: Stop) -> UploadedPart:
             with self._mapped_errors("write", key), path.open("r+b", buffering=0) as file:
                 checksum = write_all(file.fileno(), pieces, offset, stop)
-                self._check_crc32c(key, checksum, crc32c)
-            return UploadedPart(number, f"{offset}", sum(map(len, pieces)), checksum)
+                self._check_crc32c(key, checksum, request.crc32c)
+            return UploadedPart(request.number, f"{offset}", sum(map(len, pieces)), checksum)
 
         return await in_thread(write)
 

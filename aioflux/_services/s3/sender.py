@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from aioflux.options import S3Access
 
 _UNSIGNED_HEADERS: Final = FixedHeaders([USER_AGENT])
-"""The headers that every request has in addition to those that `Signer.sign` returns."""
+"""The headers of every request that are not signed."""
 _REQUESTER_PAYS: Final = (b"x-amz-request-payer", b"requester")
 _MIN_SKEW_SECONDS: Final = 60.0
 """Smallest change of the measured clock skew that justifies another send."""
@@ -111,7 +111,7 @@ class S3Sender(Sender):
         self._config = config
         self._bucket = config.location.bucket
         self._access = access
-        # Signed headers of every request.
+        # Headers of every request to an object; signed if the requests are.
         self._signed_headers = (_REQUESTER_PAYS,) if access.requester_pays else ()
         # Empty for AWS. `_find_endpoint` sets it if the environment or the profile has an endpoint.
         self._endpoint_url = check_endpoint(config.endpoint_url) if config.endpoint_url else ""

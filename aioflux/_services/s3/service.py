@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aioflux._auth.redaction import redact
 from aioflux._services import xml_multipart as multipart
-from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest, combined_crc32c
+from aioflux._services.base import (
+    Body,
+    Capabilities,
+    PartRequest,
+    Precondition,
+    WriteRequest,
+    combined_crc32c,
+)
 from aioflux._services.http import COMPLETE_SECONDS
 from aioflux._services.responses import CONDITIONAL, DEFAULT_TYPE, PLAIN, RequestKind
 from aioflux._services.s3 import wire
@@ -458,15 +465,13 @@ class S3Service(XMLService):
             *wire.upload_headers(has_checksums=self._has_checksums),
         ]
 
-    async def _part_headers(
-        self, pieces: Sequence[bytes | memoryview], crc32c: int
-    ) -> Sequence[tuple[bytes, bytes]]:
-        return wire.hash_headers(crc32c) if self._has_checksums else ()
+    async def _part_headers(self, request: PartRequest) -> Sequence[tuple[bytes, bytes]]:
+        return wire.hash_headers(request.crc32c) if self._has_checksums else ()
 
-    def _part_crc32c(self, response: Response, crc32c: int | None) -> int | None:
+    def _part_crc32c(self, response: Response, request: PartRequest) -> int | None:
         checksum = self._checksum_from_headers(response.headers)
         # If the response has no checksum, the service has compared the checksum of the request.
-        return crc32c if checksum is None else checksum
+        return request.crc32c if checksum is None else checksum
 
     async def put_part_copy(
         self, key: str, upload_id: str, number: int, headers: Sequence[tuple[bytes, bytes]]
@@ -475,7 +480,7 @@ class S3Service(XMLService):
         action = f"copy part {number} of"
         response = await self._sender.send(
             b"PUT",
-            self._part_target(key, upload_id, number),
+            self._part_target(PartRequest(key, upload_id, number)),
             action,
             key,
             headers=headers,
