@@ -170,9 +170,8 @@ async def fetch(
     else:
         estimate = session.unknown_size
         end = first_bytes or estimate.first_range_bytes
-        is_small = first is None and estimate.is_known
-        is_small = is_small and estimate.num_bytes <= session.small_bytes
-        is_small = is_small or prior.failure is not None
+        is_probably_small = estimate.is_known and estimate.num_bytes <= session.small_bytes
+        is_small = prior.failure is not None or (first is None and is_probably_small)
         request = ReadRequest(key, "", 0, end, None, is_covered=True)
     if is_small:
         # One request, without the calls that ranges need.
