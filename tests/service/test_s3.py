@@ -35,11 +35,10 @@ from aioflux._services.base import (
     WriteRequest,
 )
 from aioflux._services.s3.endpoint import Endpoint
-from aioflux._services.s3.sender import RequestSigner, S3Sender
+from aioflux._services.s3.sender import S3Sender
 from aioflux._services.s3.service import S3Service
 from tests.servers.statuses import AMBIGUOUS
 from tests.service.opening import open_service
-from tests.service.operations import small_read
 from tests.service.s3_rig import (
     ANY,
     ETAG,
@@ -54,7 +53,6 @@ from tests.service.s3_rig import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aioflux._auth.sigv4 import Keys
     from tests.service.s3_rig import Asked
 
 KEYS = S3Access(credentials=lambda: ("AKID", "s"))
@@ -161,34 +159,6 @@ def no_region(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-class OtherSigner:
-    """A signature of another kind."""
-
-    def __init__(self, keys: Keys) -> None:
-        self.keys = keys
-        self.skew_seconds = 0.0
-
-    def sign(self, *request: Any) -> list[tuple[bytes, bytes]]:
-        _method, _path, _query, headers, _payload = request
-        return [*headers, (b"Authorization", b"OTHER " + self.keys.access_key.encode())]
-
-
-class OtherSender(S3Sender):
-    def new_signer(self, keys: Keys, endpoint: Endpoint) -> RequestSigner:
-        return OtherSigner(keys)
-
-
-class OtherService(S3Service):
-    sender_class = OtherSender
-
-
-async def test_a_service_may_sign_otherwise() -> None:
-    async with asking(hello(), kind=OtherService) as (service, asked):
-        await service.get(ReadRequest("a"))
-        await small_read(service)
-    assert {each.headers["authorization"] for each in asked} == {"OTHER AKID"}
-
-
 @pytest.mark.parametrize("status", AMBIGUOUS)
 @pytest.mark.usefixtures("no_region")
 async def test_a_region_is_not_guessed_while_the_answer_may_come(status: int) -> None:
@@ -267,18 +237,14 @@ async def test_who_is_anonymous_signs_nothing() -> None:
     assert not {"authorization", "x-amz-date"} & asked[0].headers.keys()
 
 
-@pytest.mark.parametrize("kind", [S3Service, OtherService], ids=["S3", "another signature"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_every_request_says_that_the_requester_pays(
-    operation: str, kind: type[S3Service]
-) -> None:
+async def test_every_request_says_that_the_requester_pays(operation: str) -> None:
     access = S3Access(credentials=Credentials("AKID", "s"), requester_pays=True)
-    async with asking(hello(), access=access, kind=kind) as (service, asked):
+    async with asking(hello(), access=access) as (service, asked):
         with suppress(AiofluxError):
             await OPERATIONS[operation](service)
     assert {each.headers.get("x-amz-request-payer") for each in asked} == {"requester"}
-    if kind is S3Service:
-        assert all(";x-amz-request-payer" in each.headers["authorization"] for each in asked)
+    assert all(";x-amz-request-payer" in each.headers["authorization"] for each in asked)
 
 
 async def test_no_keys_name_what_needed_them() -> None:

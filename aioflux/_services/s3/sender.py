@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from aioflux._auth.aws import NOT_READY, AWSSource, Settings
 from aioflux._auth.redaction import add_secret
@@ -44,7 +44,6 @@ from aioflux.errors import TransientError
 if TYPE_CHECKING:
     import ssl
 
-    from aioflux._auth.sigv4 import Keys
     from aioflux._http import Response
     from aioflux._services.base import ServiceConfig
     from aioflux._services.s3.endpoint import Endpoint
@@ -56,28 +55,6 @@ _UNSIGNED_HEADERS: Final = FixedHeaders([USER_AGENT])
 _REQUESTER_PAYS: Final = (b"x-amz-request-payer", b"requester")
 _MIN_SKEW_SECONDS: Final = 60.0
 """Smallest change of the measured clock skew that justifies another send."""
-
-
-class RequestSigner(Protocol):
-    """Signer of requests with one set of access keys, such as `Signer` of `_auth/sigv4.py`.
-
-    Attributes:
-        keys: The access keys.
-        skew_seconds: Time by which the clock of the service is ahead of this machine's clock.
-    """
-
-    keys: Keys
-    skew_seconds: float
-
-    def sign(
-        self,
-        method: bytes,
-        path: bytes,
-        query: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        payload: bytes,
-    ) -> Sequence[tuple[bytes, bytes]]:
-        """Return the headers to send. `payload` is the SHA-256 of the body, or `UNSIGNED`."""
 
 
 class S3Sender(Sender):
@@ -119,7 +96,7 @@ class S3Sender(Sender):
         self.is_guarded = self._endpoint_url.startswith("https://")
         self._on_endpoint = on_endpoint
         self._source = AWSSource(access)
-        self._signer: RequestSigner | None = None
+        self._signer: Signer | None = None
         self._skew_seconds = 0.0
         self._endpoint_lock: asyncio.Lock | None = None
         self._addressing: str = access.addressing
@@ -166,7 +143,7 @@ class S3Sender(Sender):
         headers: Sequence[tuple[bytes, bytes]],
         payload: bytes,
         endpoint: Endpoint,
-        signer: RequestSigner | None,
+        signer: Signer | None,
     ) -> AuthorizedRequest:
         """Return a request, signed if there is a signer; `target` is relative to the bucket."""
         path, _, query = target.partition(b"?")
@@ -181,7 +158,7 @@ class S3Sender(Sender):
         return endpoint.origin, full_target, headers, _UNSIGNED_HEADERS, (endpoint, signer)
 
     def should_resend(
-        self, response: Response, credentials: tuple[Endpoint, RequestSigner | None]
+        self, response: Response, credentials: tuple[Endpoint, Signer | None]
     ) -> bool:
         endpoint, signer = credentials
         fields = _fields(response)
@@ -308,7 +285,7 @@ class S3Sender(Sender):
         self.endpoint = self.endpoint_in(region)
         self._signer = None
 
-    async def _find_signer(self, endpoint: Endpoint, action: str, key: str) -> RequestSigner | None:
+    async def _find_signer(self, endpoint: Endpoint, action: str, key: str) -> Signer | None:
         """Return the signer of the current keys; None if requests are not signed."""
         keys = self._source.get_nowait()
         if keys is NOT_READY:
@@ -319,23 +296,16 @@ class S3Sender(Sender):
         if signer is None or signer.keys is not keys:
             add_secret(keys.secret_key)
             add_secret(keys.token)
-            signer = self.new_signer(keys, endpoint)
+            signer = Signer(
+                keys,
+                region=endpoint.region,
+                host=endpoint.origin.authority,
+                skew_seconds=self._skew_seconds,
+            )
             # `_set_region` may have replaced the endpoint during the await.
             if endpoint is self.endpoint:
                 self._signer = signer
         return signer
-
-    def new_signer(self, keys: Keys, endpoint: Endpoint) -> RequestSigner:
-        """Return a signer of requests. Override it for a service with another signature.
-
-        `self._skew_seconds` is the time by which the clock of the service is ahead.
-        """
-        return Signer(
-            keys,
-            region=endpoint.region,
-            host=endpoint.origin.authority,
-            skew_seconds=self._skew_seconds,
-        )
 
 
 def _context_of(ca_bundle: str) -> ssl.SSLContext | None:

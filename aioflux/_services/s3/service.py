@@ -74,7 +74,7 @@ class S3Service(XMLService):
     )
     _encodes_keys = True
     sender_class: ClassVar[type[S3Sender]] = S3Sender
-    """Class of the sender. For another signature, set a class that overrides `new_signer`."""
+    """Class of the sender; tests set another."""
     _sender: S3Sender
     _lister: S3Lister
 
