@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = set(PROJECT["optional-dependencies"])
 
-FOLDERS = ("aioflux", "alias", "docs", "examples", "perf")
+FOLDERS = ("aioflux", "docs", "examples", "perf")
 SUFFIXES = {".ipynb", ".md", ".py", ".sbatch", ".sh", ".toml", ".yaml"}
 TEXTS = sorted(
     path
@@ -66,7 +66,6 @@ def test_the_other_project_is_recognised(text: str) -> None:
     [
         "pip install aioflux-storage",
         "pip install 'aioflux-storage[s3]'",
-        "pip install ./alias/torch_nebula",
         "pip install git+https://github.com/aioflux/aioflux",
     ],
 )

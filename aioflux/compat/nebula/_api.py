@@ -194,8 +194,7 @@ ALIASES: Final = ("torch_nebula", "nebulaml")
 def install_alias(*names: str) -> None:
     """Make `import torch_nebula` and `import nebulaml` import `aioflux.compat.nebula`.
 
-    Call it before `deepspeed.initialize`, which imports `torch_nebula`. For a program that cannot
-    be changed, install the distribution `torch_nebula` of aioflux's source tree instead.
+    Call it before `deepspeed.initialize`, which imports `torch_nebula`.
 
     Args:
         names: Module names to install; both by default.
