@@ -1,4 +1,4 @@
-"""Decompression of objects that contain records, and errors that name the record."""
+"""Interface of decoders of streams, decompression, and errors that name the record."""
 
 from __future__ import annotations
 
@@ -7,17 +7,32 @@ import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar, cast
 
 from aioflux.errors import RecordError
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
 
+T_co = TypeVar("T_co", covariant=True)
+
 GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 """Errors of a gzip stream that is truncated or damaged."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
+
+
+class StreamRecords(Protocol[T_co]):
+    """Decoder of the records of an object from a stream, without the whole object in memory."""
+
+    @property
+    def takes_stream(self) -> bool:
+        """Always True."""
+        ...
+
+    def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[T_co]:
+        """Yield the records of one object."""
+        ...
 
 
 def record_error(meta: ObjectMeta, record_index: int, reason: str) -> RecordError:

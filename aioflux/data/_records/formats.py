@@ -16,12 +16,18 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeAlias, TypeGuard, TypeVar
 
 import msgspec
 
 from aioflux.data._object_stream import open_stream
-from aioflux.data._records.decompress import GZIP_ERRORS, decompress, gzip_error, record_error
+from aioflux.data._records.decompress import (
+    GZIP_ERRORS,
+    StreamRecords,
+    decompress,
+    gzip_error,
+    record_error,
+)
 from aioflux.data._records.parquet import parquet
 from aioflux.data._records.tar import tar
 from aioflux.data._sample import Sample
@@ -42,22 +48,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 _MAX_RECORD_BYTES = 256 * 1024 * 1024
-
-
-class StreamRecords(Protocol[T_co]):
-    """Decoder of the records of an object from a stream, without the whole object in memory."""
-
-    @property
-    def takes_stream(self) -> bool:
-        """Always True."""
-        ...
-
-    def __call__(self, stream: BinaryIO, meta: ObjectMeta, /) -> Iterator[T_co]:
-        """Yield the records of one object."""
-        ...
 
 
 Records: TypeAlias = Callable[[Sample], Iterator[T]] | StreamRecords[T]

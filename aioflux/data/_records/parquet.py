@@ -19,7 +19,7 @@ from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._records.formats import StreamRecords
+    from aioflux.data._records.decompress import StreamRecords
 
 _MAX_PYTHON_ROWS = 1024
 """Maximum number of rows converted to Python objects at once: the objects need many times the

@@ -16,7 +16,7 @@ from aioflux.data._records.decompress import GZIP_ERRORS, decompress, gzip_error
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._records.formats import StreamRecords
+    from aioflux.data._records.decompress import StreamRecords
     from aioflux.errors import RecordError
 
 _BLOCK = 512
