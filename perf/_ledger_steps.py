@@ -115,7 +115,7 @@ class Floor:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._memory = memoryview(bytearray(reads.size_bytes + _SPARE_BYTES))
         self._requests = {
-            key: encode_head(b"GET", reads.target(key), _host(reads) + _HEADERS)
+            key: encode_head(b"GET", reads.target(key), _HEADERS, _host(reads))
             for key in set(reads.each_key())
         }
 
@@ -146,9 +146,9 @@ class _Bare(asyncio.BufferedProtocol):
         self._parses = parses
         self._memory = memoryview(bytearray(reads.size_bytes + _SPARE_BYTES))
         self._at = self._length = 0
-        self._headers = _host(reads) + _HEADERS
+        self._host = _host(reads)
         self._requests = {
-            key: encode_head(b"GET", reads.target(key), self._headers)
+            key: encode_head(b"GET", reads.target(key), _HEADERS, self._host)
             for key in set(reads.each_key())
         }
         self._run: _CallbackRun | None = None
@@ -165,7 +165,7 @@ class _Bare(asyncio.BufferedProtocol):
             return
         self._at = self._length = 0
         if self._encodes:
-            self.transport.write(encode_head(b"GET", self._reads.target(key), self._headers))
+            self.transport.write(encode_head(b"GET", self._reads.target(key), _HEADERS, self._host))
         else:
             self.transport.write(self._requests[key])
 
@@ -230,8 +230,9 @@ def _address(reads: Reads) -> tuple[str, int]:
     return parts.hostname or "", parts.port or 80
 
 
-def _host(reads: Reads) -> list[tuple[bytes, bytes]]:
-    return [(b"Host", urlsplit(reads.url).netloc.encode())]
+def _host(reads: Reads) -> bytes:
+    """Return the encoded Host header."""
+    return b"Host: %b\r\n" % urlsplit(reads.url).netloc.encode()
 
 
 def _response_bytes(memory: memoryview, num_bytes: int, reads: Reads) -> int:

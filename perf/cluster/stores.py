@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from aioflux._services.base import Into, ListRequest, ReadRequest, Source, WriteRequest
+    from aioflux._services.base import (
+        Into,
+        ListRequest,
+        PartRequest,
+        ReadRequest,
+        Source,
+        WriteRequest,
+    )
     from aioflux._transfer.session import Session
     from aioflux.errors import StorageError
     from aioflux.store import ObjectWriter
@@ -59,7 +66,7 @@ class ModelService(Service):
             raise NotFoundError(f"there is no object {uri} {generation}", uri=uri, status=404)
         return stored
 
-    async def head(self, key: str, *, generation: str = "") -> ObjectMeta:
+    async def head(self, key: str, generation: str = "") -> ObjectMeta:
         """See base class."""
         await self._exchange("head", key)
         return self._find(key, generation).meta
@@ -157,20 +164,11 @@ class ModelService(Service):
         self._uploads[upload_id] = {}
         return upload_id
 
-    async def put_part(
-        self,
-        key: str,
-        upload_id: str,
-        number: int,
-        pieces: Sequence[bytes | memoryview],
-        *,
-        offset: int,
-        crc32c: int | None,
-    ) -> UploadedPart:
+    async def put_part(self, request: PartRequest) -> UploadedPart:
         """See base class."""
-        data = b"".join(pieces)
-        await self._exchange("part", key, len(data))
-        self._uploads[upload_id][number] = data
+        number, data = request.number, b"".join(request.pieces)
+        await self._exchange("part", request.key, len(data))
+        self._uploads[request.upload_id][number] = data
         return UploadedPart(number, f"part-{number}", len(data))
 
     async def complete_upload(

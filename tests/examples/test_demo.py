@@ -86,7 +86,9 @@ def check_page(path: Path, num_steps: int) -> None:
     assert len(loss.findall("path[@class='line']")) == 2  # before and after the kill
     assert len(rate.findall("path[@class='mark fault']")) == 3
     assert all(chart.find("path[@class='mark kill']") is not None for chart in charts)
-    assert len(save.findall("rect[@class='bar']")) == num_steps // max(1, num_steps // 10)
+    num_saves = num_steps // max(1, num_steps // 10)
+    # The process may be killed after a commit, and before its entry in the history.
+    assert len(save.findall("rect[@class='bar']")) in {num_saves, num_saves - 1}
     rows = {row[0].text: row[1].text or "" for row in page.iter("tr")}
     assert rows["Losses"].startswith(f"All {num_steps} losses are bit-equal")
     assert " ms (median), " in rows["A save blocked the training"]
