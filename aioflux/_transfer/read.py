@@ -461,6 +461,7 @@ async def _read_unknown(
     body, num_read = first.body, first.data.nbytes
     length = max(0, min(end, body.size) - start)
     if not length:
+        target.place(0)  # an earlier read may have placed bytes of an object that was replaced
         return 0, None, 0
     is_whole = length == body.size
     if num_read < length and may_hold is not None and not may_hold(body.size):

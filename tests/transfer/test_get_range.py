@@ -235,15 +235,16 @@ async def test_the_second_copy_is_within_the_byte_budget(
     assert 1000 < peak.peak <= 3000
 
 
+@pytest.mark.parametrize("size", [0, 50, 100, 101, 1500, 3500])
 async def test_an_object_that_is_replaced_under_a_large_range_is_read_anew(
-    scripted: ScriptedService,
+    scripted: ScriptedService, size: int
 ) -> None:
     scripted.put("a", DATA)
     hang = Fault(kind="hang_after")
     scripted.service.fail("get", hang)
     reading = asyncio.create_task(scripted.store.get_range("a", start=100, end=3000))
     await hang.reached.wait()
-    changed = pattern(3500, seed=9)
+    changed = pattern(size, seed=9)
     scripted.put("a", changed)
     hang.released.set()
     assert await reading == changed[100:3000]
