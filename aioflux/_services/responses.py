@@ -118,7 +118,7 @@ class Failure(NamedTuple):
         """Return an error of a class, with the text `before` the status, and advice at the end."""
         # Redacted before it is truncated, since a part of a secret is harder to recognize.
         message = " ".join(redact(self.detail[:_MAX_DETAIL]).split())[:300]
-        code = redact(self.code[:100])
+        code = redact(self.code[:_MAX_DETAIL])[:100]
         text = f"could not {self.action} {self.uri}: {before}HTTP {self.status}"
         text += (f" {code}" if code else "") + (f" ({message})" if message else "")
         text += f"; {advice}" if advice else ""

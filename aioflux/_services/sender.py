@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
@@ -115,6 +116,7 @@ def hide_proxy_credentials(pool: Pool) -> Pool:
     """Remove the credentials of a pool's proxy from texts of servers; return the pool."""
     if pool.proxy is not None:
         add_secret(pool.proxy.credentials.decode())
+        add_secret(b64decode(pool.proxy.credentials).partition(b":")[2].decode("utf-8", "replace"))
     return pool
 
 

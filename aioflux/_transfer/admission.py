@@ -64,17 +64,7 @@ class SlotWaiter(Protocol):
 
 
 class TokenBucket:
-    """Tokens that time adds, up to a number.
-
-    Args:
-        most: Largest number of tokens.
-        per_second: Tokens that are added per second.
-        tokens: Number of tokens at the start.
-
-    Attributes:
-        most: As given.
-        tokens: Tokens that can be acquired now.
-    """
+    """Tokens, of which time adds `per_second`, up to `most`. `tokens` can be acquired now."""
 
     def __init__(self, most: float, per_second: float, tokens: float) -> None:
         self.most = most
@@ -555,6 +545,14 @@ class Admission:
         self.counters.num_requests += 1
         self.counters.num_in_flight += 1
         return self._clock()
+
+    async def start_another(self, num_bytes: int) -> None:
+        """Wait for the rate, and count one more request within a slot, which receives bytes."""
+        rate, clock = self.slots.rate, asyncio.get_running_loop().time
+        while rate is not None and (wait := rate.try_acquire(clock())):  # noqa: ASYNC110
+            await asyncio.sleep(wait)
+        self.counters.num_requests += 1
+        self.counters.bytes_received += num_bytes
 
     def succeed(
         self,

@@ -1,7 +1,8 @@
 """Reads of one object, whole or in part: a plan of ranges, and an executor that fills one buffer.
 
 key, or meta of a listing
-    -> first range, whose response has size and generation if they are not known
+    -> first range, whose response has size and generation if they are not known (a 416, after the
+       end of the object, may have neither)
     -> plan_ranges(rest) -> each range into its part of the buffer, pinned to the generation
     -> combined crc32c of all ranges == crc32c of the object, if all of it was read
 

@@ -209,7 +209,8 @@ async def read_into(
 ) -> int:
     """Fill `view` in parallel ranges of one generation, and return its crc32c.
 
-    Arguments as for `read_range`; 0 is returned if `TransferOptions.verify` is off.
+    Arguments as for `read_range`. 0 is returned without `is_hashed`, or if `TransferOptions.verify`
+    is off.
     """
     size = session.options.range_size_bytes
     plan = plan_ranges(start, start + view.nbytes, size)

@@ -47,7 +47,8 @@ class ObjectReader:
     times; if the crc32c still differs, ChecksumError is raised and no more bytes are returned.
 
     If the reader is closed early, the crc32c is never compared. With
-    `TransferOptions.verify_ranges` each range is read twice, unless the object is one range.
+    `TransferOptions.verify_ranges` each range is read twice, unless the object is one range whose
+    crc32c is known.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """The sessions of a store, one for each event loop: service, policies, admission and memory.
 
     Session.call, on the loop of the caller: slots, bytes in flight, retries, deadlines, counters
-        -> Spread.run: the service of the caller's loop, or of the loop of another thread
+        -> attempt -> for large bodies Spread.run: the service of the caller's loop, or of the loop
+           of another thread
                 -> connection, TLS, checksums: without the GIL for most of their time
 
 Only the attempt runs on another loop, so that all loops have one set of limits and counters.
@@ -273,9 +274,9 @@ class Session:
     def count_unverified(
         self, num_bytes: int, *, is_whole: bool, expected: int | None = None
     ) -> None:
-        """Count bytes that were read once, if no checksum (`expected`) or TLS protects them.
+        """Count bytes that were read, unless a checksum, TLS or a second copy protects them.
 
-        TLS protects ranges only: a whole object could have been stored with wrong bytes.
+        TLS and a second copy protect ranges only: a whole object may be stored with wrong bytes.
         """
         is_guarded = not is_whole and self.service.capabilities.guarded_transport
         if not self.options.verify or (expected is None and not is_guarded):
@@ -458,9 +459,9 @@ class Sessions:
         transfer = self._transfer
         reads_twice = transfer.verify and transfer.verify_ranges
         counters = Counters()
-        # A read may be two requests at the same time.
         admission = Admission(
-            max_in_flight=-(-transfer.max_in_flight // (1 + reads_twice)),
+            max_in_flight=transfer.max_in_flight,
+            # A read holds the memory of two copies.
             max_in_flight_bytes=-(-transfer.max_in_flight_bytes // (1 + reads_twice)),
             retry=self._retry,
             counters=counters,
@@ -484,7 +485,15 @@ class Sessions:
                 else:
                     loop.call_soon_threadsafe(session.count_mismatch, key, reason)
 
-            services = [ReadingTwice(service, on_mismatch) for service in services]
+            async def start_another(num_bytes: int) -> None:
+                await run_on(loop, lambda: admission.start_another(num_bytes))
+
+            services = [
+                ReadingTwice(
+                    service, start_another if number else admission.start_another, on_mismatch
+                )
+                for number, service in enumerate(services)
+            ]
         session = Session(
             Spread(services[0], services[1:]),
             transfer,

@@ -1,8 +1,7 @@
 """A service that reads bytes twice if no checksum covers them (`TransferOptions.verify_ranges`).
 
-request -> first copy  [start, end)         --+
-        -> second copy [start - 1, end + 1) --+--> equal: the bytes
-                                              +--> different: a third copy decides
+request -> first copy [start, end) -> second copy [start - 1, end + 1)
+        -> equal: the bytes; different: a third copy decides
 
 Services return checksums of whole objects only. In the second copy each byte except the first and
 the last of the object has another position, counted from the beginning of the response and from its
@@ -20,7 +19,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from aioflux._concurrency.fan_out import gather, pair
 from aioflux._http import HashedMemory
 from aioflux._http.memory import new_buffer
 from aioflux._services.base import ReadRequest, ServiceWrapper
@@ -28,7 +26,7 @@ from aioflux._values.checksums import crc32c
 from aioflux.errors import ChecksumError, NotFoundError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from aioflux._services.base import Body, Into, Service
 
@@ -88,14 +86,24 @@ def _failed(uri: str, why: str) -> TransientError:
 class ReadingTwice(ServiceWrapper):
     """The service of a store that compares the bytes of reads with a second copy.
 
+    The copies are read one after the other, within the request slot of the read.
+
     Args:
         inner: The service.
+        start_another: Waits until one more request of a read may be sent, and counts it; called
+            with its number of bytes.
         on_mismatch: Called with a key and a reason if two copies differ.
     """
 
-    def __init__(self, inner: Service, on_mismatch: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        inner: Service,
+        start_another: Callable[[int], Awaitable[None]],
+        on_mismatch: Callable[[str, str], None],
+    ) -> None:
         super().__init__(inner)
         self.capabilities = replace(inner.capabilities, guarded_transport=True)
+        self._start_another = start_another
         self._on_mismatch = on_mismatch
 
     async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
@@ -104,16 +112,14 @@ class ReadingTwice(ServiceWrapper):
             return await self.inner.get(request, into=into)
         if end is None or not (start or is_pinned):
             # The response may have the whole object, and its checksum.
-            body = await self._read(request, into)
+            body, checksum = await self._read(request, into)
             is_sure = await self._has_checksum(request, body)
-        elif end - start <= self.capabilities.max_checked_range_bytes:
-            body = await self._read(replace(request, wants_checksum=True), into)
-            is_sure = body.is_verified
         else:
-            return await self._read_twice(request, end, into)
+            can_check = end - start <= self.capabilities.max_checked_range_bytes
+            body, checksum = await self._read(replace(request, wants_checksum=can_check), into)
+            is_sure = body.is_verified
         if is_sure or not body.data:
             return body
-        checksum = crc32c(body.data)
         return await self._compare(request, body, checksum, await self._read_copy(request, body, 1))
 
     async def _has_checksum(self, request: ReadRequest, body: Body) -> bool:
@@ -123,32 +129,51 @@ class ReadingTwice(ServiceWrapper):
         can_ask = self.capabilities.checksums and body.generation
         if body.crc32c is None and can_ask and not body.is_verified:
             with self._same_object(request):
+                await self._start_another(0)
                 meta = await self.inner.head(request.key, generation=body.generation)
             body.crc32c = meta.crc32c
         return body.is_verified or body.crc32c is not None
 
-    async def _read(self, request: ReadRequest, into: Into | None) -> Body:
-        try:
-            return await self.inner.get(request, into=into)
-        except TransientError as exc:
-            exc.generation = ""  # The next attempt must not keep bytes of which there is no copy.
-            raise
+    async def _read(self, request: ReadRequest, into: Into | None) -> tuple[Body, int]:
+        """Read the first copy; return it, and its crc32c."""
+        placed: list[memoryview] = []
+        hashed: HashedMemory | None = None
+        if into is not None:
+            allocate = HashedMemory(into)
 
-    async def _read_twice(self, request: ReadRequest, end: int, into: Into | None) -> Body:
-        """Read two copies at the same time."""
-        start, size = request.start, request.object_size
-        hashed = None if into is None else HashedMemory(into)
-        pieces = copy_pieces(start, end if size is None else min(end, size), size or end + 1, 1)
-        body, copy = await pair(self._read(request, hashed), self._read_pieces(request, pieces))
+            def place(num_bytes: int) -> memoryview:
+                placed[:] = [allocate(num_bytes)]
+                return placed[0]
+
+            hashed = HashedMemory(place)
+        try:
+            body = await self.inner.get(request, into=hashed)
+        except TransientError as exc:
+            await self._check_received(request, placed, exc)
+            raise
         data = memoryview(body.data)
-        checksum = crc32c(data) if hashed is None else hashed.crc32c(data)
-        if not data.nbytes:
-            return body
-        if size is None and end >= body.size:  # the end of the object was not known
-            return await self._compare(
-                request, body, checksum, await self._read_copy(request, body, 1)
-            )
-        return await self._compare(request, body, checksum, copy.of(request, body))
+        return body, crc32c(data) if hashed is None else hashed.crc32c(data)
+
+    async def _check_received(
+        self, request: ReadRequest, placed: list[memoryview], error: TransientError
+    ) -> None:
+        """Let the next attempt keep the bytes of a response that broke off if a copy has them."""
+        num_bytes, generation = error.num_bytes_received - 2, error.generation
+        # Requests as long as the response that broke off, because the copy may break off there too.
+        if generation and placed and num_bytes > 0:
+            start, end = request.start, request.start + num_bytes
+            pinned = replace(request, generation=generation)
+            try:
+                copy = await self._read_pieces(pinned, copy_pieces(start, end, end + 1, 1))
+            except (TransientError, NotFoundError):
+                copy = None
+            if copy is not None:
+                view = copy.memory[start - copy.start :][:num_bytes]
+                if crc32c(view) == crc32c(placed[0][:num_bytes]):
+                    error.num_bytes_received = num_bytes
+                    return
+                self._on_mismatch(request.key, f"two reads of the bytes from {start} on differ")
+        error.generation = ""
 
     async def _read_copy(self, request: ReadRequest, body: Body, margin: int) -> memoryview:
         """Read the bytes of a response once more; `margin` as for `copy_pieces`."""
@@ -170,10 +195,15 @@ class ReadingTwice(ServiceWrapper):
     async def _read_pieces(self, request: ReadRequest, pieces: Sequence[tuple[int, int]]) -> _Copy:
         first, last = pieces[0][0], pieces[-1][1]
         memory = memoryview(new_buffer(last - first))
-        bodies = await gather(
-            self._read(replace(request, start=start, end=end), memory[start - first : end - first])
-            for start, end in pieces
-        )
+        bodies: list[Body] = []
+        for start, end in pieces:
+            piece = replace(request, start=start, end=end)
+            await self._start_another(end - start)
+            try:
+                bodies.append(await self.inner.get(piece, into=memory[start - first : end - first]))
+            except TransientError as exc:
+                exc.generation = ""  # its bytes are not those of the read
+                raise
         return _Copy(self.uri(request.key), first, memory, bodies)
 
     async def _compare(

@@ -588,9 +588,9 @@ async def test_a_proxy_that_opens_no_tunnel_is_an_error_without_its_password(
 
 
 REPLIES = {
-    "407": (replying(ok(status=b"407 Basic dXNlcjpwbGFudGVk")), aioflux.StorageError),
+    "407": (replying(ok(status=b"407 planted Basic dXNlcjpwbGFudGVk")), aioflux.StorageError),
     "403": (
-        replying(ok(b'{"error": {"message": "dXNlcjpwbGFudGVk"}}', status=b"403 No")),
+        replying(ok(b'{"error": {"message": "dXNlcjpwbGFudGVk, user:planted"}}', status=b"403 No")),
         aioflux.PermissionDeniedError,
     ),
     "502": (replying(ok(status=b"502 Bad")), aioflux.TransientError),

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aioflux import ChecksumError, TransientError
+from aioflux.testing.faults import Fault
 from tests.transfer.scripted_service import ScriptedService, pattern
 
 if TYPE_CHECKING:
@@ -94,9 +95,12 @@ async def test_bytes_that_a_checksum_covers_are_read_once(scripted: ScriptedServ
     assert scripted.service.count("get") == 4
 
 
-async def test_both_requests_are_within_the_limit(scripted: ScriptedService) -> None:
+@pytest.mark.parametrize("max_in_flight", [1, 4])
+async def test_all_copies_are_within_the_limit(
+    scripted: ScriptedService, max_in_flight: int
+) -> None:
     meta = scripted.put("a", pattern(60_000))
-    store = scripted.new_store(verify_ranges=True, max_in_flight=4)
+    store = scripted.new_store(verify_ranges=True, max_in_flight=max_in_flight)
     inner, now, most = scripted.service.get, 0, 0
 
     async def get(request: ReadRequest, **settings: Any) -> Body:
@@ -108,8 +112,57 @@ async def test_both_requests_are_within_the_limit(scripted: ScriptedService) -> 
         return await inner(request, **settings)
 
     scripted.service.get = get  # type: ignore[method-assign]
-    await store.get_range(meta, start=1, end=59_000)
-    assert 2 < most <= 4
+    await asyncio.gather(
+        store.get_range(meta, start=0, end=59_000), store.get_range("a", start=1, end=60_000)
+    )
+    assert most == max_in_flight
+
+
+async def test_each_copy_is_a_request_for_the_rate_and_the_counters(
+    scripted: ScriptedService,
+) -> None:
+    meta = scripted.put("a", DATA)
+    store = scripted.new_store(verify_ranges=True, max_requests_per_second=1000)
+    loop = asyncio.get_running_loop()
+    started_at, before = loop.time(), store.stats
+    for _ in range(60):
+        await store.get_range(meta, start=100, end=200)
+    assert loop.time() - started_at >= 0.015  # 120 requests, of which 100 may be sent at once
+    assert store.stats.num_requests - before.num_requests == scripted.service.count("get") == 120
+    assert store.stats.bytes_received - before.bytes_received == 60 * (100 + 102)
+
+
+async def test_a_read_continues_where_a_response_broke_off(scripted: ScriptedService) -> None:
+    """A copy has the bytes; it is as long as the response that broke off."""
+    meta = scripted.put("a", DATA)
+    store = scripted.new_store(verify_ranges=True, range_size_bytes=4000)
+    inner = scripted.service.get
+    starts: list[int] = []
+
+    async def get(request: ReadRequest, **settings: Any) -> Body:
+        starts.append(request.start)
+        assert request.end is not None
+        if request.end - request.start > 700:
+            scripted.service.fail("get", Fault(kind="cut", num_bytes=700))
+        return await inner(request, **settings)
+
+    scripted.service.get = get  # type: ignore[method-assign]
+    view = bytearray(2500)
+    assert await store.get_into(meta, view, start=50) == 2500
+    assert view == DATA[50:2550]
+    assert starts[:4] == [50, 49, 748, 747]
+
+
+async def test_bytes_of_a_response_that_broke_off_are_not_kept_without_a_copy(
+    scripted: ScriptedService,
+) -> None:
+    meta = scripted.put("a", DATA)
+    store = scripted.new_store(verify_ranges=True, range_size_bytes=4000)
+    scripted.service.fail("get", Fault(kind="cut", num_bytes=700), Fault(kind="refuse"))
+    view = bytearray(2500)
+    assert await store.get_into(meta, view, start=50) == 2500
+    assert view == DATA[50:2550]
+    assert scripted.service.count("get") == 4
 
 
 @pytest.mark.parametrize("operation", ["get", "get_into"])
