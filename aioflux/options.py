@@ -99,10 +99,11 @@ class TransferOptions:
     verify: bool = True
     """Compute and compare the checksums of received and sent bytes; True by default."""
     verify_ranges: bool = False
-    """Read bytes that no checksum covers, such as a range, twice at the same time, and a third time
-    if the two copies differ; False by default. Then half of `max_in_flight` reads are in flight,
-    with half of `max_in_flight_bytes`. TLS detects bytes that change on the way; over plain http,
-    only a second read does. Without effect if `verify` is False."""
+    """Read bytes that no checksum covers, such as a range, twice, and a third time if the two
+    copies differ; False by default. The second copy is requested at the same time if
+    `max_in_flight` allows it, and half of `max_in_flight_bytes` is for second copies. TLS detects
+    bytes that change on the way; over plain http, only a second read does. Without effect if
+    `verify` is False."""
 
     def __post_init__(self) -> None:
         _require_counts(

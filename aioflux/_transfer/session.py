@@ -485,15 +485,7 @@ class Sessions:
                 else:
                     loop.call_soon_threadsafe(session.count_mismatch, key, reason)
 
-            async def start_another(num_bytes: int) -> None:
-                await run_on(loop, lambda: admission.start_another(num_bytes))
-
-            services = [
-                ReadingTwice(
-                    service, start_another if number else admission.start_another, on_mismatch
-                )
-                for number, service in enumerate(services)
-            ]
+            services = [ReadingTwice(each, admission, loop, on_mismatch) for each in services]
         session = Session(
             Spread(services[0], services[1:]),
             transfer,

@@ -1,7 +1,8 @@
 """A service that reads bytes twice if no checksum covers them (`TransferOptions.verify_ranges`).
 
-request -> first copy [start, end) -> second copy [start - 1, end + 1)
-        -> equal: the bytes; different: a third copy decides
+request -> first copy  [start, end)         --+
+        -> second copy [start - 1, end + 1) --+--> equal: the bytes
+                                              +--> different: a third copy decides
 
 Services return checksums of whole objects only. In the second copy each byte except the first and
 the last of the object has another position, counted from the beginning of the response and from its
@@ -14,11 +15,14 @@ whose bytes are all wrong in the same way, or every second one.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from aioflux._concurrency.fan_out import pair
+from aioflux._concurrency.loop_threads import run_on
 from aioflux._http import HashedMemory
 from aioflux._http.memory import new_buffer
 from aioflux._services.base import ReadRequest, ServiceWrapper
@@ -26,9 +30,10 @@ from aioflux._values.checksums import crc32c
 from aioflux.errors import ChecksumError, NotFoundError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from aioflux._services.base import Body, Into, Service
+    from aioflux._transfer.admission import Admission
 
 _THIRD_MARGIN: Final = 2
 
@@ -86,24 +91,27 @@ def _failed(uri: str, why: str) -> TransientError:
 class ReadingTwice(ServiceWrapper):
     """The service of a store that compares the bytes of reads with a second copy.
 
-    The copies are read one after the other, within the request slot of the read.
+    The second copy is read at the same time if a request slot is free, and otherwise after the
+    first, within its slot.
 
     Args:
         inner: The service.
-        start_another: Waits until one more request of a read may be sent, and counts it; called
-            with its number of bytes.
+        admission: Admission of the store's requests.
+        loop: Event loop of `admission`; reads may run on another one.
         on_mismatch: Called with a key and a reason if two copies differ.
     """
 
     def __init__(
         self,
         inner: Service,
-        start_another: Callable[[int], Awaitable[None]],
+        admission: Admission,
+        loop: asyncio.AbstractEventLoop,
         on_mismatch: Callable[[str, str], None],
     ) -> None:
         super().__init__(inner)
         self.capabilities = replace(inner.capabilities, guarded_transport=True)
-        self._start_another = start_another
+        self._admission = admission
+        self._loop = loop
         self._on_mismatch = on_mismatch
 
     async def get(self, request: ReadRequest, *, into: Into | None = None) -> Body:
@@ -114,13 +122,41 @@ class ReadingTwice(ServiceWrapper):
             # The response may have the whole object, and its checksum.
             body, checksum = await self._read(request, into)
             is_sure = await self._has_checksum(request, body)
-        else:
-            can_check = end - start <= self.capabilities.max_checked_range_bytes
-            body, checksum = await self._read(replace(request, wants_checksum=can_check), into)
+        elif end - start <= self.capabilities.max_checked_range_bytes:
+            body, checksum = await self._read(replace(request, wants_checksum=True), into)
             is_sure = body.is_verified
+        elif start < (size := request.object_size or 0) and self._has_slot():
+            try:
+                pieces = copy_pieces(start, min(end, size), size, 1)
+                reading, copying = self._read(request, into), self._try_pieces(request, pieces)
+                (body, checksum), copy = await pair(reading, copying)
+            finally:
+                self._admission.slots.release()
+            if copy is not None:
+                return await self._compare(request, body, checksum, copy.of(request, body))
+            is_sure = False
+        else:
+            body, checksum = await self._read(request, into)
+            is_sure = False
         if is_sure or not body.data:
             return body
         return await self._compare(request, body, checksum, await self._read_copy(request, body, 1))
+
+    def _has_slot(self) -> bool:
+        """Acquire a slot for a second copy, if one is free on this event loop."""
+        slots = self._admission.slots
+        if asyncio.get_running_loop() is not self._loop or not slots.try_acquire():
+            return False
+        if slots.rate is not None:
+            slots.rate.restore()  # `_start_another` acquires a token for each request
+        return True
+
+    async def _start_another(self, num_bytes: int) -> None:
+        """Wait until one more request may be sent, and count it."""
+        if asyncio.get_running_loop() is self._loop:
+            await self._admission.start_another(num_bytes)
+        else:
+            await run_on(self._loop, lambda: self._admission.start_another(num_bytes))
 
     async def _has_checksum(self, request: ReadRequest, body: Body) -> bool:
         """Return whether the caller compares the bytes with a checksum of the object."""
@@ -191,6 +227,15 @@ class ReadingTwice(ServiceWrapper):
             if request.generation:
                 raise
             raise _replaced(self.uri(request.key)) from exc
+
+    async def _try_pieces(
+        self, request: ReadRequest, pieces: Sequence[tuple[int, int]]
+    ) -> _Copy | None:
+        """Read another copy; return None if it breaks off, so that the first copy is not lost."""
+        try:
+            return await self._read_pieces(request, pieces)
+        except TransientError:
+            return None
 
     async def _read_pieces(self, request: ReadRequest, pieces: Sequence[tuple[int, int]]) -> _Copy:
         first, last = pieces[0][0], pieces[-1][1]

@@ -135,7 +135,7 @@ async def test_each_copy_is_a_request_for_the_rate_and_the_counters(
 async def test_a_read_continues_where_a_response_broke_off(scripted: ScriptedService) -> None:
     """A copy has the bytes; it is as long as the response that broke off."""
     meta = scripted.put("a", DATA)
-    store = scripted.new_store(verify_ranges=True, range_size_bytes=4000)
+    store = scripted.new_store(verify_ranges=True, range_size_bytes=4000, max_in_flight=1)
     inner = scripted.service.get
     starts: list[int] = []
 
@@ -157,7 +157,7 @@ async def test_bytes_of_a_response_that_broke_off_are_not_kept_without_a_copy(
     scripted: ScriptedService,
 ) -> None:
     meta = scripted.put("a", DATA)
-    store = scripted.new_store(verify_ranges=True, range_size_bytes=4000)
+    store = scripted.new_store(verify_ranges=True, range_size_bytes=4000, max_in_flight=1)
     scripted.service.fail("get", Fault(kind="cut", num_bytes=700), Fault(kind="refuse"))
     view = bytearray(2500)
     assert await store.get_into(meta, view, start=50) == 2500
