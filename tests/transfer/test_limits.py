@@ -15,6 +15,7 @@ from aioflux._transfer.admission import (
     AdaptiveLimit,
     Admission,
     Counters,
+    RequestRate,
     plan_start,
 )
 from aioflux._transfer.read_plan import SizeEstimate
@@ -364,6 +365,15 @@ def test_without_a_place_the_bytes_are_kept_by_those_in_line_alone() -> None:
     assert (limits.bytes.held_bytes, limits.slots.num_held) == (30, 1)
     limits.cancel(30)
     assert (limits.bytes.held_bytes, limits.slots.num_held) == (0, 0)
+
+
+async def test_another_request_within_a_slot_waits_for_a_token() -> None:
+    limits, loop = admission(max_in_flight=1, max_in_flight_bytes=1), asyncio.get_running_loop()
+    limits.slots.rate = RequestRate(100.0, fraction=0.0)
+    started_at = loop.time()
+    await limits.start_another(5)
+    assert loop.time() - started_at >= 0.009
+    assert (limits.counters.num_requests, limits.counters.bytes_received) == (1, 5)
 
 
 # --- the start of a job -----------------------
