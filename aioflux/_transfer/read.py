@@ -175,7 +175,6 @@ async def fetch(
         is_small = prior.failure is not None or (first is None and is_probably_small)
         request = ReadRequest(key, "", 0, end, None, is_covered=True)
     if is_small:
-        # One request, without the calls that ranges need.
         body = await session.call(
             key,
             session.service.get,
@@ -187,8 +186,7 @@ async def fetch(
         small = check_small(session, key, body, end, meta)
         if isinstance(small, Fetched):
             return small
-        first = small
-        num_reads += small is None
+        first, num_reads = small, num_reads + (small is None)
     reads = iter((first,))
 
     async def read() -> tuple[Fetched, int | None, int]:

@@ -125,7 +125,7 @@ class ReadingTwice(ServiceWrapper):
         elif end - start <= self.capabilities.max_checked_range_bytes:
             body, checksum = await self._read(replace(request, wants_checksum=True), into)
             is_sure = body.is_verified
-        elif start < (size := request.object_size or 0) and self._has_slot():
+        elif start < (size := request.object_size or 0) and self._try_acquire_slot():
             try:
                 pieces = copy_pieces(start, min(end, size), size, 1)
                 reading, copying = self._read(request, into), self._try_pieces(request, pieces)
@@ -142,8 +142,8 @@ class ReadingTwice(ServiceWrapper):
             return body
         return await self._compare(request, body, checksum, await self._read_copy(request, body, 1))
 
-    def _has_slot(self) -> bool:
-        """Acquire a slot for a second copy, if one is free on this event loop."""
+    def _try_acquire_slot(self) -> bool:
+        """Acquire a slot for a second copy; return False if none is free on this event loop."""
         slots = self._admission.slots
         if asyncio.get_running_loop() is not self._loop or not slots.try_acquire():
             return False
