@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import coverage_lock
 from tests.loops import body_threads, num_loops
 from tests.servers import process_state
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tests.servers.rclone import Rclone
     from tests.servers.seaweedfs import SeaweedFS
 
-__all__ = ["body_threads", "num_loops"]
+__all__ = ["body_threads", "coverage_lock", "num_loops"]
 
 # A shell starts background jobs with SIGINT ignored. The processes that tests start would inherit
 # that, and Ctrl-C could not be tested.
