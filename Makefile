@@ -39,7 +39,6 @@ PURE := $(addprefix aioflux/,\
 	_transfer/composite_plan.py \
 	_transfer/glob.py \
 	_transfer/list_plan.py \
-	_transfer/lost_uploads.py \
 	_transfer/read_plan.py \
 	_transfer/retry.py \
 	_transfer/temp_keys.py \

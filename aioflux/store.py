@@ -33,7 +33,7 @@ from aioflux._transfer import delete as _delete
 from aioflux._transfer import list as _list
 from aioflux._transfer import put_many as _put_many
 from aioflux._transfer import read as _read
-from aioflux._transfer import writer as _writer
+from aioflux._transfer import write as _write
 from aioflux._transfer.arguments import (
     check_listing,
     check_metadata,
@@ -46,17 +46,16 @@ from aioflux._transfer.arguments import (
     parse_memory,
     parse_prefix,
     require_many_keys,
+    write_request,
 )
 from aioflux._transfer.composite_plan import can_compose
 from aioflux._transfer.get_many import fetch_many, try_all, try_many
-from aioflux._transfer.put import write_request
 from aioflux._transfer.read_plan import MAX_GAP_BYTES
 from aioflux._transfer.read_range import Pin, read_into
 from aioflux._transfer.reader import ObjectReader
 from aioflux._transfer.session import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX
-from aioflux._transfer.writer import ObjectWriter
-from aioflux._transfer.zero_copy_writer import ZeroCopyWriter
+from aioflux._transfer.write import ObjectWriter, ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import REMOTE_SCHEMES, Location, check_endpoint, parse_uri
 from aioflux.errors import StorageError
@@ -754,7 +753,7 @@ class Store:
         request = self._request(key, mode, if_generation_match, content_type, metadata)
         view, session = parse_data(request.key, data), self._sessions.current()
         started_at = session.clock()
-        meta = await _writer.put(session, request, view)
+        meta = await _write.put(session, request, view)
         session.counters.add_call(session.clock() - started_at)
         return meta
 

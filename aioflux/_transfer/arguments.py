@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aioflux._services.base import Precondition, WriteRequest
+from aioflux._transfer.temp_keys import TEMPORARY_PREFIXES, is_temporary
 from aioflux._values.meta import ObjectMeta
+from aioflux._values.uri import has_scheme
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 
 
@@ -178,3 +181,30 @@ def check_policies(*, transfer: object, retry: object, timeouts: object) -> None
     ):
         if not isinstance(value, kind):
             raise TypeError(f"{name} must be aioflux.{kind.__name__}(...), not {value!r}")
+
+
+def write_request(
+    key: str,
+    precondition: Precondition,
+    content_type: str = "",
+    metadata: Mapping[str, str] | None = None,
+) -> WriteRequest:
+    """Return the request value of a write, with metadata names in lower case.
+
+    Raises:
+        ValueError: Two names of metadata differ only in case, the key is a uri, or it has a prefix
+            of temporary objects, which listings leave out.
+    """
+    if has_scheme(key):
+        raise ValueError(
+            f"{key!r} cannot be written: it is a uri, and a key is relative to the uri of the "
+            "store; use the key alone"
+        )
+    if is_temporary(key):
+        raise ValueError(
+            f"{key!r} cannot be written: listings leave out keys below "
+            f"{', '.join(TEMPORARY_PREFIXES)}, which are for objects of aioflux; use another key"
+        )
+    return WriteRequest(
+        key, precondition, content_type, lower_names(metadata) if metadata else metadata
+    )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from aioflux._concurrency.fan_out import gather
 from aioflux._services.base import Source
 from aioflux._transfer.ambiguous_writes import checksum_of, has_attributes, send_write
+from aioflux._transfer.arguments import write_request
 from aioflux._transfer.conditions import require
-from aioflux._transfer.put import write_request
 from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import NotFoundError

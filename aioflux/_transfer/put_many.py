@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._concurrency.fan_out import Intake, bounded_batches
-from aioflux._transfer.arguments import parse_pair
-from aioflux._transfer.put import write_request
-from aioflux._transfer.writer import put
+from aioflux._transfer.arguments import parse_pair, write_request
+from aioflux._transfer.write import put
 from aioflux._values.listing import Listing
 from aioflux.errors import StorageError
 

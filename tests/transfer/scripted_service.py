@@ -101,6 +101,11 @@ class ScriptedService:
         """Return whether no upload is open and every slot and byte is released."""
         return not self.bucket.uploads and self.store.is_clean()
 
+    def holds_no_bytes(self) -> bool:
+        """Return whether open uploads have no parts and every slot and byte is released."""
+        parts = [each.parts for each in self.bucket.uploads.values()]
+        return not any(parts) and self.store.is_clean()
+
 
 def refused_for_good() -> Fault:
     return Fault(kind="refuse", error=StorageError("no", uri="memory://x"))

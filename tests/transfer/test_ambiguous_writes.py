@@ -6,30 +6,24 @@ import asyncio
 import itertools
 import pickle
 import random
-from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import aioflux
 from aioflux import (
     AlreadyExistsError,
     NotFoundError,
     ObjectMeta,
-    OpenUpload,
     PreconditionFailedError,
     RetryPolicy,
     StorageError,
     TransientError,
 )
-from aioflux._services.base import WriteRequest
 from aioflux._services.responses import Failure, error_from_status
 from aioflux._services.s3.wire import deletion_error
-from aioflux._transfer.lost_uploads import Window, lost_uploads
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault, FlakyService
 from tests.servers.statuses import AMBIGUOUS, THROTTLED
@@ -46,7 +40,7 @@ from tests.transfer.scripted_service import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from aioflux import Store
@@ -72,31 +66,31 @@ def short_of_time(scripted: ScriptedService) -> Store:
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "create"])
+@pytest.mark.parametrize("status", [None, *AMBIGUOUS, *THROTTLED])
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_begin_whose_answer_is_lost_leaves_no_upload(
-    scripted: ScriptedService, times: int, mode: WriteMode
+async def test_a_begin_whose_answer_is_lost_leaves_an_upload_without_parts(
+    scripted: ScriptedService, times: int, status: int | None, mode: WriteMode
 ) -> None:
-    scripted.service.fail("initiate_upload", *[LOSE] * times)
+    """`Store.clean` aborts it; the write itself looks for nothing."""
+    lost = answered(status, kind="lose", times=times) if status else [LOSE] * times
+    scripted.service.fail("initiate_upload", *lost)
     await scripted.store.put("a", LARGE, mode=mode)
     assert scripted.get("a") == LARGE
+    assert [len(each.parts) for each in scripted.bucket.uploads.values()] == [0] * times
+    assert scripted.service.count("list_uploads") == 0
+    await scripted.store.clean(older_than_seconds=0)
     assert scripted.is_clean()
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "create"])
-async def test_a_begin_that_is_lost_for_good_leaves_no_upload(
+async def test_a_begin_that_is_lost_for_good_stores_nothing(
     scripted: ScriptedService, mode: WriteMode
 ) -> None:
     scripted.service.fail("initiate_upload", *[LOSE] * 4)
     with pytest.raises(TransientError):
         await scripted.store.put("a", LARGE, mode=mode)
     assert not scripted.bucket.objects
-    assert scripted.is_clean()
-
-
-async def test_a_refused_begin_looks_for_nothing(scripted: ScriptedService) -> None:
-    scripted.service.fail("initiate_upload", REFUSE)
-    await scripted.store.put("a", LARGE)
-    assert scripted.service.count("list_uploads") == 0
+    assert [len(each.parts) for each in scripted.bucket.uploads.values()] == [0] * 4
 
 
 async def test_uploads_of_other_writers_of_the_key_go_on(scripted: ScriptedService) -> None:
@@ -105,155 +99,9 @@ async def test_uploads_of_other_writers_of_the_key_go_on(scripted: ScriptedServi
         await first.write(LARGE)
         scripted.service.fail("initiate_upload", LOSE)
         await scripted.store.put("a", pattern(2 * PART, seed=4))
-        assert len(scripted.bucket.uploads) == 1
+        assert len(scripted.bucket.uploads) == 2
     assert scripted.get("a") == LARGE
-    assert scripted.is_clean()
-
-
-async def test_one_upload_of_a_key_is_begun_at_a_time(scripted: ScriptedService) -> None:
-    hang = Fault(kind="hang_after")
-    scripted.service.fail("initiate_upload", LOSE, hang)
-    first = asyncio.create_task(scripted.store.put("a", LARGE))
-    await hang.reached.wait()
-    second = asyncio.create_task(scripted.store.put("a", LARGE))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert scripted.service.count("initiate_upload") == 2
-    hang.released.set()
-    await asyncio.gather(first, second)
-    assert scripted.is_clean()
-
-
-async def test_an_upload_that_may_stay_open_does_not_fail_the_write(
-    scripted: ScriptedService, caplog: pytest.LogCaptureFixture
-) -> None:
-    scripted.service.fail("initiate_upload", LOSE)
-    scripted.service.fail("list_uploads", *[REFUSE] * 4)
-    await scripted.store.put("a", LARGE)
-    assert "Store.clean" in caplog.text
     assert len(scripted.bucket.uploads) == 1
-
-
-def upload(upload_id: str, seconds: float, key: str = "k") -> OpenUpload:
-    return OpenUpload(key=key, upload_id=upload_id, initiated=NOW + timedelta(seconds=seconds))
-
-
-class ShiftedClock:
-    """The clock of the running loop, which a test sets forward."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-
-@contextmanager
-def shifted_clock() -> Iterator[ShiftedClock]:
-    loop, shift = asyncio.get_running_loop(), ShiftedClock()
-    inner = loop.time
-    loop.time = lambda: inner() + shift.ahead  # type: ignore[method-assign]
-    try:
-        yield shift
-    finally:
-        loop.time = inner  # type: ignore[method-assign]
-
-
-def age_uploads(scripted: ScriptedService, seconds: float, ids: Iterable[str]) -> None:
-    """Let uploads have been begun earlier."""
-    for each in ids:
-        stored = scripted.bucket.uploads[each]
-        earlier = stored.initiated - timedelta(seconds=seconds)
-        scripted.bucket.uploads[each] = replace(stored, initiated=earlier)
-
-
-@given(
-    skew=st.floats(-1e6, 1e6),
-    times=st.lists(st.floats(0, 60), min_size=4, max_size=12),
-    others=st.lists(st.floats(-1e3, 1e3), max_size=5),
-)
-def test_the_services_own_clock_reports_what_was_begun_meanwhile(
-    skew: float, times: list[float], others: list[float]
-) -> None:
-    """Only within a tick of an attempt that was lost, wherever the service's clock stands."""
-    ends = sorted(times)[: len(times) // 2 * 2]
-    *ambiguous, succeeded = [Window(*ends[at : at + 2]) for at in range(0, len(ends), 2)]
-    uploads = [
-        upload("own", skew + succeeded.start),
-        upload("known", skew),
-        upload("below", 0, "k/x"),
-    ]
-    uploads += [upload(f"lost {at}", skew + each.end) for at, each in enumerate(ambiguous)]
-    uploads += [upload(f"other {at}", skew + each) for at, each in enumerate(others)]
-    found = lost_uploads(
-        uploads,
-        key="k",
-        known_ids={"own", "known"},
-        own_id="own",
-        ambiguous=ambiguous,
-        succeeded=succeeded,
-        now=NOW,
-    )
-    assert {f"lost {at}" for at in range(len(ambiguous))} <= set(found)
-    assert not {"own", "known", "below"} & set(found)
-    slack = 1.001 + succeeded.end - succeeded.start
-    for at, each in enumerate(others):
-        if all(each < begin - slack or each > end + slack for begin, end in ambiguous):
-            assert f"other {at}" not in found
-        if each > succeeded.start + 0.001:
-            assert f"other {at}" not in found
-
-
-def test_this_machines_clock_stands_in_where_no_attempt_has_succeeded() -> None:
-    uploads = [upload("lost", -13), upload("older", -20), upload("between", -8)]
-    uploads += [upload("lost too", 0), upload("later", 9)]
-    found = lost_uploads(
-        uploads,
-        key="k",
-        known_ids=(),
-        own_id="",
-        ambiguous=[Window(86, 88), Window(99, 100)],
-        succeeded=Window(100, 100),
-        now=NOW,
-    )
-    assert found == ["lost", "lost too"]
-
-
-async def test_an_upload_that_another_process_began_between_attempts_goes_on(
-    scripted: ScriptedService,
-) -> None:
-    """Its beginning lies in the wait after the lost attempt."""
-    inner = scripted.service.initiate_upload
-    scripted.service.fail("initiate_upload", LOSE)
-    other = await service_of(scripted.service.uri("")).initiate_upload(WriteRequest("a"))
-
-    def wait_ten_seconds() -> None:
-        loop_time.ahead += 10
-        age_uploads(scripted, 10, scripted.bucket.uploads.keys() - {other})
-        age_uploads(scripted, 5, {other})
-
-    async def initiate_upload(request: WriteRequest) -> str:
-        try:
-            return await inner(request)
-        except TransientError:
-            asyncio.get_running_loop().call_soon(wait_ten_seconds)
-            raise
-
-    scripted.service.initiate_upload = initiate_upload
-    with shifted_clock() as loop_time:
-        await scripted.store.put("a", LARGE)
-    assert list(scripted.bucket.uploads) == [other]
-
-
-@pytest.mark.parametrize("times", [1, 2])
-async def test_more_uploads_than_were_lost_are_left_alone(
-    scripted: ScriptedService, times: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    other = service_of(scripted.service.uri(""))
-    ids = [await other.initiate_upload(WriteRequest("a")) for _ in range(2)]
-    scripted.service.fail("initiate_upload", *[LOSE] * times)
-    await scripted.store.put("a", LARGE)
-    assert set(ids) < set(scripted.bucket.uploads)
-    assert len(scripted.bucket.uploads) == 2 + times
-    assert "another writer" in caplog.text
-    assert scripted.get("a") == LARGE
 
 
 # --- completing it -------------------------------------------------------------------------
@@ -645,32 +493,6 @@ async def test_a_storm_at_the_end_of_an_upload_is_followed_by_a_look(
     assert scripted.is_clean()
 
 
-@pytest.mark.parametrize("status", THROTTLED)
-@pytest.mark.parametrize("can_list", [True, False])
-async def test_a_storm_at_the_beginning_of_an_upload_costs_one_listing(
-    scripted: ScriptedService, status: int, *, can_list: bool
-) -> None:
-    """The uploads there are, for those that were begun all the same."""
-    scripted.service.fail("initiate_upload", *answered(status, times=4))
-    if not can_list:
-        scripted.service.fail("list_uploads", *answered(status, times=9))
-    with pytest.raises(TransientError):
-        await scripted.store.put("a", LARGE)
-    assert scripted.service.count("initiate_upload") == 4
-    assert scripted.service.count("list_uploads") == 1
-
-
-@pytest.mark.parametrize("status", AMBIGUOUS)
-@pytest.mark.parametrize("times", [1, 3])
-async def test_an_upload_that_was_begun_before_an_error_is_ended(
-    scripted: ScriptedService, status: int, times: int
-) -> None:
-    scripted.service.fail("initiate_upload", *answered(status, kind="lose", times=times))
-    await scripted.store.put("a", LARGE)
-    assert scripted.service.count("list_uploads") == 1
-    assert scripted.is_clean()
-
-
 @pytest.mark.parametrize("status", AMBIGUOUS)
 @pytest.mark.parametrize("mode", ["overwrite", "create"])
 async def test_a_completion_that_was_done_before_an_error_is_found(
@@ -1057,7 +879,7 @@ def server() -> Iterator[GCSServer]:
 
 @pytest.mark.parametrize("mode", ["overwrite", "create"])
 @pytest.mark.parametrize("operation", LOST.values(), ids=LOST)
-async def test_no_lost_answer_leaves_an_upload_open(
+async def test_no_lost_answer_leaves_parts_or_objects(
     server: GCSServer, operation: str, mode: Literal["overwrite", "create"]
 ) -> None:
     retry = RetryPolicy(initial_seconds=0.01)
@@ -1069,6 +891,9 @@ async def test_no_lost_answer_leaves_an_upload_open(
             data = LARGE
             meta = await store.put(key, data, mode=mode)
         assert meta.key == key
+        if operation == LOST["create"]:  # an upload without parts
+            assert server.stats.open_uploads == 1
+            await store.clean(older_than_seconds=0)
     assert server.get("bucket", key) == data
     assert server.stats.open_uploads == 0
     assert not server.keys("bucket", ".aioflux")

@@ -7,6 +7,9 @@
 An error, a cancellation or an exception in the `async with` body aborts the upload: the parts are
 deleted, and nothing is published unless the completion was already sent. On `az://` the next write
 of the key or `Store.clean` deletes the parts, or the service after a week.
+
+If the response to the start of an upload is lost, an upload without parts may stay open. It is not
+billed, and `Store.clean` aborts it.
 """
 
 from __future__ import annotations
@@ -24,9 +27,7 @@ from aioflux._transfer.ambiguous_writes import ResendLimit, find_written, send_w
 from aioflux._transfer.arguments import parse_data
 from aioflux._transfer.conditions import require
 from aioflux._transfer.delete import delete
-from aioflux._transfer.initiate import Initiation
 from aioflux._transfer.prefault import prefault
-from aioflux._transfer.put import compare_stored, put_once
 from aioflux._transfer.read_plan import plan_part_size
 from aioflux._transfer.temp_keys import new_temporary_key
 from aioflux._values.checksums import combine_crc32c, crc32c_of_pieces
@@ -48,8 +49,7 @@ _log = logging.getLogger("aioflux")
 _INTERRUPTIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 _INITIATE_WAIT_SECONDS = 0.5
-"""Time that an abort waits for the id of an upload that is being initiated. After this time, the
-abort searches for the upload in a listing."""
+"""Time that an abort waits for the id of an upload that is being initiated."""
 
 
 async def put(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
@@ -59,6 +59,53 @@ async def put(session: Session, request: WriteRequest, data: memoryview) -> Obje
             await writer.write(data)
         return writer.meta
     return await put_once(session, request, [data])
+
+
+async def put_once(
+    session: Session, request: WriteRequest, pieces: Sequence[memoryview]
+) -> ObjectMeta:
+    """Write a whole object in one request. A body that arrives damaged is resent up to twice."""
+    await require(session, request.key, request.precondition)
+    checksum = crc32c_of_pieces(pieces) if session.options.verify else None
+    size = sum(map(len, pieces))
+    meta = await send_write(
+        session,
+        request,
+        lambda: session.service.put(request, pieces, crc32c=checksum),
+        lambda: find_written(session, request, size=size, crc32c=crc32c_of_pieces(pieces)),
+        resends=ResendLimit(),
+        num_bytes=size,
+    )
+    if checksum is not None and meta.crc32c != checksum:
+        await compare_stored(session, meta, checksum)
+    return meta
+
+
+async def compare_stored(session: Session, meta: ObjectMeta, checksum: int) -> None:
+    """Compare the checksum of a stored object with that of the sent bytes; delete a damaged object.
+
+    Before the delete, the metadata is read again, because the response could be damaged instead.
+
+    Raises:
+        ChecksumError: The stored object was damaged.
+    """
+    if not session.options.verify or meta.crc32c in {None, checksum}:
+        return
+    error = ChecksumError(
+        f"could not write {meta.uri}: the stored object has crc32c {meta.crc32c:#010x}, but the "
+        f"sent bytes have {checksum:#010x}; write it again",
+        uri=meta.uri,
+    )
+    try:
+        stored = await session.head(meta.key, meta.generation)
+        if (stored.generation, stored.crc32c) == (meta.generation, checksum):
+            return
+        await delete(session, meta.key, generation=meta.generation)
+    except StorageError as exc:
+        error.add_note(f"the stored object may still exist: {exc}")
+    else:
+        error.add_note("the stored object was removed")
+    raise error
 
 
 class ObjectWriter:
@@ -80,6 +127,7 @@ class ObjectWriter:
     """
 
     meta: ObjectMeta
+    _budget_option = "max_buffered_bytes"
 
     def __init__(self, session: Session, request: WriteRequest) -> None:
         self._session = session
@@ -96,12 +144,15 @@ class ObjectWriter:
             else request
         )
         self._key = self._upload.key
-        self._initiation = Initiation(session, self._upload)
-        self._initiating: asyncio.Task[str] | None = None
+        self._initiating: asyncio.Task[None] | None = None
+        self._upload_id = ""
+        """Id of the upload; empty until it is known."""
         self._buffer = bytearray()
-        self._capacity = 0
-        # The budget for a part is held from before its first byte is buffered until it is stored.
-        self._buffer_budget = ByteBudget(session.options.max_buffered_bytes)
+        self._num_unsent = 0
+        """Number of bytes of the next part, which was not sent yet."""
+        # The budget for a part is held from before its first byte is written until it is stored.
+        self._max_bytes: int = getattr(session.options, self._budget_option)
+        self._budget = ByteBudget(self._max_bytes)
         self._parts: list[asyncio.Task[tuple[UploadedPart, int]]] = []
         self._offset = 0
         self._failure: BaseException | None = None
@@ -123,7 +174,7 @@ class ObjectWriter:
 
     def tell(self) -> int:
         """Return the number of bytes that were written."""
-        return self._offset + len(self._buffer)
+        return self._offset + self._num_unsent
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
         """Write the bytes of `data`, and return their number.
@@ -178,7 +229,6 @@ class ObjectWriter:
             raise
         self._closed = True
         self._session.open_transfers.discard(self)
-        self._initiation.forget()
         if self._is_temporary and self._completing:
             await self._remove_temporary()
 
@@ -206,7 +256,7 @@ class ObjectWriter:
             return
         self._closed = True
         self._session.open_transfers.discard(self)
-        self._buffer = bytearray()
+        self._take_unsent()
         if self._initiating is None or self._session.is_inherited:
             return
         is_interrupted = isinstance(reason, _INTERRUPTIONS)
@@ -245,9 +295,20 @@ class ObjectWriter:
             self._initiating.cancel()
         tasks = [*self._parts, *([self._initiating] if self._initiating else [])]
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._initiation.abort()
+        await self._abort_upload()
         if self._is_temporary and self._completing:
             await self._delete_temporary()
+
+    async def _abort_upload(self) -> None:
+        if self._upload_id:
+            session, key = self._session, self._key
+            await session.call(key, session.service.abort_upload, key, self._upload_id)
+
+    async def _initiate(self) -> None:
+        session = self._session
+        self._upload_id = await session.call(
+            self._key, session.service.initiate_upload, self._upload
+        )
 
     async def _start_upload(self) -> None:
         if self._initiating is None:
@@ -259,64 +320,76 @@ class ObjectWriter:
             self._session.open_transfers.add(self)
             # This is a separate task, because an initiation that is cancelled before its response
             # could leave an open upload.
-            self._initiating = self._session.start_cleanup(self._initiation.run())
+            self._initiating = self._session.start_cleanup(self._initiate())
         await asyncio.shield(self._initiating)
         if self._closed:
             # Aborted meanwhile: the abort would not cancel a part that is sent from now on.
             raise self._store_closed or self._closed_error()
 
     async def _add(self, view: memoryview) -> None:
-        if not self._buffer and view.nbytes >= 2 * self._session.options.max_buffered_bytes:
+        if not self._num_unsent and view.nbytes >= 2 * self._max_bytes:
             view = await self._write_from_caller(view, is_rest=False)
+        await self._gather(view)
+
+    async def _gather(self, view: memoryview) -> None:
+        """Add memory to the next part, and send each part that is full."""
         while view.nbytes:
-            # A full buffer is sent only when another byte is written, because an object of one
-            # part needs no multipart upload.
-            if len(self._buffer) == self._capacity:
-                if self._buffer:
-                    await self._send_buffer()
-                await self._open_buffer()
-            free = self._capacity - len(self._buffer)
-            self._buffer += view[:free]
+            # A full part is sent only when another byte is written, because an object of one part
+            # needs no multipart upload.
+            if self._num_unsent == self._part_size():
+                await self._send_unsent()
+            if not self._num_unsent:
+                await self._open_part()
+            free = self._part_size() - self._num_unsent
+            self._add_unsent(view[:free])
+            self._num_unsent += min(free, view.nbytes)
             view = view[free:]
 
-    async def _open_buffer(self) -> None:
+    def _add_unsent(self, view: memoryview) -> None:
+        self._buffer += view
+
+    def _take_unsent(self) -> Sequence[memoryview]:
+        """Return the bytes that were not sent yet, and release their memory."""
+        buffer, self._buffer = self._buffer, bytearray()
+        return [memoryview(buffer)]
+
+    async def _open_part(self) -> None:
         """Wait for memory for one more part."""
         size = self._part_size()
-        max_bytes = self._session.options.max_buffered_bytes
-        if size > max_bytes and not self._warned:
+        if size > self._max_bytes and not self._warned:
             self._warned = True
             _log.warning(
-                "%s has %d parts, and its next parts have %d bytes, more than max_buffered_bytes "
-                "(%d): from now on one part at a time is sent; set a larger part_size_bytes",
+                "%s has %d parts, and its next parts have %d bytes, more than %s (%d): from now on "
+                "one part at a time is sent; set a larger part_size_bytes",
                 self._uri,
                 len(self._parts),
                 size,
-                max_bytes,
+                self._budget_option,
+                self._max_bytes,
             )
-        await self._buffer_budget.acquire(size)
-        self._capacity = size
+        await self._budget.acquire(size)
         self._raise_failure()
 
-    async def _send_buffer(self) -> None:
-        """Send the buffer as one part, in the background."""
+    async def _send_unsent(self) -> None:
+        """Send the next part, in the background."""
         await self._start_upload()
-        capacity, self._capacity = self._capacity, 0
-        part, self._buffer = self._buffer, bytearray()
-        task = self._start_part(memoryview(part))
-        task.add_done_callback(lambda task: self._on_part_done(task, self._buffer_budget, capacity))
+        size = self._part_size()
+        task = self._start_part(*self._take_unsent())
+        self._num_unsent = 0
+        task.add_done_callback(lambda task: self._on_part_done(task, size))
 
-    def _on_part_done(
-        self, task: asyncio.Task[tuple[UploadedPart, int]], budget: ByteBudget, size: int
-    ) -> None:
-        budget.release(size)
+    def _on_part_done(self, task: asyncio.Task[tuple[UploadedPart, int]], size: int) -> None:
+        self._budget.release(size)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
 
     async def _flush(self) -> Sequence[memoryview]:
         """Send the last part of an upload; without an upload, return the whole object."""
-        if self._initiating is not None and self._buffer:
-            await self._send_buffer()
-        return [memoryview(self._buffer)]
+        if self._initiating is None:
+            return self._take_unsent()
+        if self._num_unsent:
+            await self._send_unsent()
+        return ()
 
     async def _write_from_caller(self, view: memoryview, *, is_rest: bool) -> memoryview:
         """Send parts from the caller's memory, and return the rest, which fits in one part.
@@ -386,9 +459,8 @@ class ObjectWriter:
                 prefault(view)
             if checksum is None and session.options.verify:
                 checksum = crc32c_of_pieces(views)
-            upload_id = self._initiation.upload_id
             return await service.put_part(
-                PartRequest(self._key, upload_id, number, views, offset, checksum)
+                PartRequest(self._key, self._upload_id, number, views, offset, checksum)
             )
 
         async def attempt() -> UploadedPart:
@@ -424,7 +496,7 @@ class ObjectWriter:
         return await self._publish(meta) if self._is_temporary else meta
 
     async def _complete_upload(self, parts: list[UploadedPart], checksum: int) -> ObjectMeta:
-        session, upload_id = self._session, self._initiation.upload_id
+        session, upload_id = self._session, self._upload_id
         size = sum(part.size for part in parts)
 
         async def find() -> ObjectMeta | None:
@@ -432,7 +504,7 @@ class ObjectWriter:
             meta = await find_written(session, written, size=size, crc32c=checksum)
             if meta is not None:
                 # The upload is still open if the object had the same bytes before.
-                await self._initiation.abort()
+                await self._abort_upload()
             return meta
 
         try:
@@ -495,3 +567,58 @@ class _WholeWriter(ObjectWriter):
 
     async def _add(self, view: memoryview) -> None:
         await self._write_from_caller(view, is_rest=True)
+
+
+class ZeroCopyWriter(ObjectWriter):
+    """A writer of memory that must not change until the writer is closed.
+
+        header, tensor, header, tensor, ... -> parts of several memoryviews each -> service
+
+    `write` returns before its bytes are sent. It waits while the upload is initiated, and while
+    more than `max_in_flight_bytes` would be in parts that are not stored yet. So it is for memory
+    such as the staged tensors of a checkpoint. After `abort` the caller may change the memory.
+    """
+
+    _budget_option = "max_in_flight_bytes"
+
+    def __init__(self, session: Session, request: WriteRequest) -> None:
+        super().__init__(session, request)
+        self._pieces: list[memoryview] = []
+        self._copied_size = 0
+        options = session.options
+        # The copies in the current part are not counted, so one part is subtracted.
+        self._copies_budget = ByteBudget(
+            max(1, options.max_buffered_bytes - options.part_size_bytes)
+        )
+
+    async def write_copy(self, data: bytes | bytearray | memoryview) -> int:
+        """Write a copy of the bytes of `data`, whose memory may be reused when this returns.
+
+        Waits while more than `max_buffered_bytes` of copies are being sent or queued.
+        """
+        view = parse_data(self._request.key, data)
+        size = view.nbytes
+        while view.nbytes:
+            # A copy belongs to one part only, so that its memory is freed after that part is sent.
+            free = (self._part_size() - self._num_unsent) or self._part_size()
+            piece = bytes(view[:free])
+            await self.write(piece)
+            self._copied_size += len(piece)
+            view = view[free:]
+        return size
+
+    async def _add(self, view: memoryview) -> None:
+        await self._gather(view)
+
+    def _add_unsent(self, view: memoryview) -> None:
+        self._pieces.append(view)
+
+    def _take_unsent(self) -> Sequence[memoryview]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    async def _send_unsent(self) -> None:
+        size, self._copied_size = self._copied_size, 0
+        await self._copies_budget.acquire(size)
+        await super()._send_unsent()
+        self._parts[-1].add_done_callback(lambda _: self._copies_budget.release(size))
