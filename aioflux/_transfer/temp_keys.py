@@ -25,7 +25,8 @@ TEMPORARY_PREFIXES = (TEMPORARY_PREFIX, COMPOSITE_PREFIX)
 
 def is_temporary(key: str) -> bool:
     """Return whether a key or prefix is temporary, in this store or one with a longer prefix."""
-    return any(f"/{prefix}" in f"/{key}" for prefix in TEMPORARY_PREFIXES)
+    path = f"/{key}"
+    return f"/{TEMPORARY_PREFIX}" in path or f"/{COMPOSITE_PREFIX}" in path
 
 
 def new_temporary_key() -> str:

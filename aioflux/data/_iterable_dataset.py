@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import ssl
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._composed_read import Compose
     from aioflux.data._counters import LoadStats
     from aioflux.data._epoch import EpochPlan
     from aioflux.data._error_policy import OnError
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from aioflux.data._resume import ShareProgress
     from aioflux.data._sharding import ShardBy, Tail
     from aioflux.data._source import Lister
+    from aioflux.data._store_reader import Compose
     from aioflux.data._transform import TransformThreads
     from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 
@@ -141,7 +141,7 @@ class IterableDataset(TorchIterableDataset[Item_co]):
                 `stats.num_skipped` and continues. A function is called with the error and the uri,
                 and may also raise.
             compose: "on" composes small objects on the service and reads each composite by one
-                request; "auto" measures both modes on the first objects and uses the faster mode.
+                request. Faster only at a high latency, for objects of about 10 kB.
             cache: Local directory that stores objects for later epochs and runs; cached objects are
                 not requested again.
             cache_bytes: Largest size of the cache in bytes; 64 GiB by default.

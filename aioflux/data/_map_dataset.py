@@ -31,14 +31,13 @@ if TYPE_CHECKING:
     import ssl
 
     from aioflux._values.meta import ObjectMeta
-    from aioflux.data._composed_read import Compose
     from aioflux.data._counters import LoadStats
     from aioflux.data._epoch import EpochPlanner
     from aioflux.data._error_policy import OnError
     from aioflux.data._options import MapOptions
     from aioflux.data._sample import Sample
     from aioflux.data._source import Lister
-    from aioflux.data._store_reader import Samples
+    from aioflux.data._store_reader import Compose, Samples
     from aioflux.data._transform import TransformThreads
     from aioflux.errors import StorageError
     from aioflux.options import RetryPolicy, Timeouts, TransferOptions
@@ -97,8 +96,7 @@ class MapDataset(Dataset[Item_co]):
                 the error and the uri, and may also raise. If no object of a batch is left, the last
                 error is raised.
             compose: "on" composes small objects on the service and reads each composite by one
-                request; "auto" measures both modes on the first objects, and composes further
-                objects if that was faster by more than a tenth.
+                request. Faster only at a high latency, for objects of about 10 kB.
             cache: Local directory that stores objects for later epochs and runs; cached objects are
                 not requested again.
             cache_bytes: Largest size of the cache in bytes; 64 GiB by default.

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import os
     import ssl
 
-    from aioflux.data._composed_read import Compose
     from aioflux.data._error_policy import OnError
+    from aioflux.data._store_reader import Compose
     from aioflux.options import RetryPolicy, Timeouts
 
 DATASET_TRANSFER = TransferOptions(max_in_flight=256)

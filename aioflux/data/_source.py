@@ -14,7 +14,7 @@ from aioflux._values.listing import KeyColumn, Listing
 from aioflux._values.meta import ObjectMeta
 from aioflux._values.uri import join_uri, split_object_uri
 from aioflux.data._job_listing import listed_once
-from aioflux.data._store_reader import StoreReader
+from aioflux.data._store_reader import StoreReader, prepare_composing
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -68,11 +68,10 @@ class Source:
                     f"objects below {uri} cannot be {action} without their metadata; pass the "
                     "ObjectMeta of a listing instead of keys"
                 )
-            prepared = config
-            if config.compose != "off":
+            if config.compose == "on":
                 with sync.open_store(uri, **options) as opened:
-                    prepared = config.prepared_for(opened)
-            reader = StoreReader(sync.open_store(uri, **options), prepared)
+                    prepare_composing(opened)
+            reader = StoreReader(sync.open_store(uri, **options), config)
             self._stores.append(_StoreObjects(self._num_objects, items, reader))
             self._num_objects += len(items)
         self._first_indices = [store.first_index for store in self._stores]

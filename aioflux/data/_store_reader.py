@@ -10,36 +10,45 @@ keep their order:
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias, cast
 
+from torch.utils.data import get_worker_info
+
+from aioflux import _bridge
 from aioflux._values.meta import ObjectMeta
 from aioflux._values.uri import quote_path
 from aioflux.data._cache.cache import Cache
-from aioflux.data._composed_read import fetch_batches, prepare
 from aioflux.data._counters import LoadCounters
 from aioflux.data._sample import make_sample
-from aioflux.errors import StorageError
+from aioflux.errors import PermissionDeniedError, StorageError
 from aioflux.options import MIB
+from aioflux.store import COMPOSITE_PREFIX
 
 if TYPE_CHECKING:
     from aioflux import sync
-    from aioflux.data._composed_read import Compose
     from aioflux.data._sample import Sample
     from aioflux.store import TriedBatch
 
+_log = logging.getLogger("aioflux")
+
+Compose: TypeAlias = Literal["off", "on"]
 Wanted: TypeAlias = Iterator[tuple[int, ObjectMeta | str]]
 """Objects to read, by metadata or key. Each has an index, which is yielded with its sample."""
 Samples: TypeAlias = Generator[tuple[int, "Sample | StorageError"], None, None]
 """Pairs of an index from `Wanted` and the sample, or the error of an object that cannot be read."""
 
 DEFAULT_CACHE_BYTES: Final = 64 * 1024 * MIB
+
+_COMPOSE_PERMISSIONS: Final = ("storage.objects.create", "storage.objects.delete")
+"""Permissions that a composed read needs in addition to the permission to read."""
 
 _MAX_LOOKAHEAD: Final = 4096
 """Maximum number of objects to look ahead for cache misses. At a hit beyond it, `_read_cached`
@@ -51,9 +60,7 @@ class FetchConfig:
     """Settings for reading objects."""
 
     compose: Compose = "off"
-    """"on" composes small objects on the service, so that one request reads many; see `prepare`."""
-    max_composite_bytes: int = 100_000_000
-    """Largest size of a composite, in bytes."""
+    """"on" composes small objects on the service, so that one request reads many."""
     cache: Cache | None = None
     """Disk cache of whole objects; None for no cache."""
     counters: LoadCounters = field(default_factory=LoadCounters)
@@ -68,15 +75,44 @@ class FetchConfig:
         compose: Compose = "off",
     ) -> Self:
         """Return a config with a cache, or without a cache if `directory` is None."""
+        if compose not in {"off", "on"}:
+            raise ValueError(f'compose must be "off" or "on", not {compose!r}')
         if directory is None:
             return cls(compose=compose)
         if not os.fspath(directory):
             raise ValueError('cache="" names no directory; pass None for no cache')
         return cls(compose=compose, cache=Cache(directory, max_bytes=cache_bytes))
 
-    def prepared_for(self, store: sync.Store) -> Self:
-        """Return a copy whose `compose` is the result of `prepare` for this store."""
-        return replace(self, compose=prepare(store, self.compose))
+
+def prepare_composing(store: sync.Store, *, older_than_seconds: float = 86_400.0) -> None:
+    """Check whether a dataset can compose, and delete the composites of dead processes.
+
+    Args:
+        store: Store of the objects. It has open connections afterwards.
+        older_than_seconds: Age from which composites are deleted; a day by default. A younger
+            composite may belong to a live process.
+
+    Raises:
+        PermissionDeniedError: The credentials may not create or delete objects.
+        ValueError: The service cannot compose.
+    """
+    _bridge.limit_wait_for_workers()
+    if not store.uri.startswith(("gs://", "memory://")):
+        raise ValueError(f'{store.uri} cannot compose objects; use compose="off"')
+    if missing := store.missing_permissions(_COMPOSE_PERMISSIONS):
+        raise PermissionDeniedError(
+            f"objects of {store.uri} cannot be composed: the credentials in use lack "
+            f"{' and '.join(missing)} on the bucket; grant these permissions, or use "
+            'compose="off"',
+            uri=store.uri,
+        )
+    try:
+        cleaned = store.clean(COMPOSITE_PREFIX, older_than_seconds=older_than_seconds)
+    except PermissionDeniedError as exc:
+        _log.warning("composites of dead processes are not deleted: %s", exc)
+        return
+    for error in cleaned.errors.values():
+        _log.warning("a composite of a dead process could not be deleted: %s", error)
 
 
 class StoreReader:
@@ -123,16 +159,14 @@ class StoreReader:
                 requested.append(index)
                 yield item
 
-        config, counters = self._config, self._config.counters
-        if config.compose == "off":
+        counters = self._config.counters
+        if self._config.compose == "off":
             batches = self.store.try_fetch_batches(items())
         else:
-            batches = fetch_batches(
-                self.store,
-                items(),
-                compose=config.compose,
-                max_composite_bytes=config.max_composite_bytes,
-            )
+            if get_worker_info() is not None:
+                _bridge.shut_down_with_worker()
+            # The source has checked that all items are metadata.
+            batches = self.store.try_fetch_composed(cast("Iterator[ObjectMeta]", items()))
         with closing(cast("Generator[TriedBatch, None, None]", batches)):
             since = time.monotonic()
             for batch in batches:

@@ -413,37 +413,11 @@ def test_a_loop_over_a_subclass_gives_its_own_items(bucket: Bucket) -> None:
 # Composites.
 
 
-@each_way
-def test_composites_are_tried_and_leave_nothing_behind(
-    bucket: Bucket, kind: type, read: Read
-) -> None:
-    keys = bucket.fill(40)
-    data = [f"data of {key}".encode() for key in keys]
-    dataset = opened(kind)
-    for _ in range(4):
-        assert read(dataset) == data
-    is_alone = read is one_by_one
-    assert (bucket.server.stats.operation("objects.compose").requests == 0) == is_alone
-    assert bucket.server.keys("bucket") == keys
-
-
-def test_composites_hold_as_many_bytes_as_allowed(bucket: Bucket) -> None:
-    """Of the four readings that compare, two compose."""
-    for number in range(12):
-        bucket.put(str(number), b"x" * 100)
-    for allowed, expected in ((400, 2 * 3), (1200, 2 * 1)):
-        bucket.server.stats.reset()
-        dataset = opened(DataFluxMapStyleDataset, max_composite_object_size=allowed)
-        for _ in range(4):
-            at_once(dataset)
-        assert bucket.server.stats.operation("objects.compose").requests == expected
-
-
 @each_kind
 @pytest.mark.parametrize(
     "options",
-    [{"disable_compose": True}, {"max_composite_object_size": 0}],
-    ids=["disabled", "no bytes"],
+    [{}, {"disable_compose": True}, {"max_composite_object_size": 0}],
+    ids=["default", "disabled", "no bytes"],
 )
 def test_without_composites_there_are_only_a_listing_and_reads(
     bucket: Bucket, kind: type, options: dict[str, Any]
@@ -454,19 +428,6 @@ def test_without_composites_there_are_only_a_listing_and_reads(
         assert len(list(dataset)) == len(keys)
     assert bucket.server.stats.operation("objects.list").requests == 1
     assert bucket.server.stats.total.requests == 1 + 4 * len(keys)
-
-
-@each_way
-def test_without_the_permissions_objects_are_read_directly(
-    bucket: Bucket, kind: type, read: Read
-) -> None:
-    """The old class refused to open, or handed out empty batches."""
-    keys = bucket.fill(40)
-    bucket.server.app.state.denied_permissions.add("storage.objects.delete")
-    dataset = opened(kind)
-    for _ in range(4):
-        assert read(dataset) == [f"data of {key}".encode() for key in keys]
-    assert bucket.server.stats.operation("objects.compose").requests == 0
 
 
 # `objects` as users change it.
@@ -503,17 +464,10 @@ def test_an_object_that_was_not_listed_is_read_by_name(
         assert read(dataset) == [b"more", b"data of train/000", b"data of train/001"]
 
 
-def test_a_name_may_join_objects_that_are_composed(bucket: Bucket) -> None:
-    """Composites, chosen because direct reads are slow, take listed objects and no names."""
+def test_a_name_may_join_listed_objects(bucket: Bucket) -> None:
     bucket.fill(8)
     bucket.put("zz", b"more")
     dataset = opened(DataFluxMapStyleDataset, prefix="train/")
-    with bucket.server.faults.inject("objects.media", key="train/000", delay_seconds=1.0):
-        for _ in range(4):  # two direct reads and two composed ones are compared
-            at_once(dataset)
-    num_direct = bucket.server.stats.operation("objects.get").requests
-    at_once(dataset)
-    assert bucket.server.stats.operation("objects.get").requests == num_direct + 1
     dataset.objects.append(("zz", 4))
     assert at_once(dataset)[-2:] == [b"data of train/007", b"more"]
 

@@ -1,4 +1,4 @@
-"""Composed reads: permissions are checked at once, and `auto` measures."""
+"""Composed reads: permissions are checked at once, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aioflux import PermissionDeniedError, sync
 from aioflux.data import IterableDataset
-from aioflux.data._composed_read import ComposeTrials, fetch_batches, prepare
+from aioflux.data._store_reader import FetchConfig, StoreReader, prepare_composing
 from aioflux.store import COMPOSITE_PREFIX
 from aioflux.testing.gcs_server import Network
 from tests.bridge.scripts import finish, line, running, tell
@@ -49,39 +47,32 @@ def test_missing_permissions_are_named_at_once(
     bucket.server.state.denied_permissions |= denied
     assert store.missing_permissions([CREATE, DELETE]) == sorted(denied)
     with pytest.raises(PermissionDeniedError, match=" and ".join(sorted(denied))) as caught:
-        prepare(store, "on")
+        prepare_composing(store)
     assert caught.value.uri == store.uri
-    assert prepare(store, "auto") == "off"
-    assert prepare(store, "off") == "off"
 
 
 def test_permissions_that_may_not_be_queried(bucket: Bucket, store: sync.Store) -> None:
-    with bucket.server.faults.inject("storage.buckets.testIamPermissions", status=403):
-        assert prepare(store, "auto") == "off"
-        with pytest.raises(PermissionDeniedError, match="gs://bucket"):
-            prepare(store, "on")
+    denied = bucket.server.faults.inject("storage.buckets.testIamPermissions", status=403)
+    with denied, pytest.raises(PermissionDeniedError, match="gs://bucket"):
+        prepare_composing(store)
 
 
 def test_a_clean_up_without_permission_is_logged(
     bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     with bucket.server.faults.inject("objects.list", status=403):
-        assert prepare(store, "on") == "on"
+        prepare_composing(store)
     assert "are not deleted" in caplog.text
 
 
-def test_without_composing_no_request_is_sent(bucket: Bucket, store: sync.Store) -> None:
-    assert prepare(store, "off") == "off"
-    assert not bucket.server.stats.operations
-
-
 def test_a_service_that_cannot_compose_says_so(tmp_path: Path) -> None:
-    with sync.open_store(tmp_path.as_uri()) as store:
-        assert prepare(store, "auto") == "off"
-        with pytest.raises(ValueError, match="cannot compose"):
-            prepare(store, "on")
-        with pytest.raises(ValueError, match="'yes'"):
-            prepare(store, "yes")  # type: ignore[arg-type]
+    with (
+        sync.open_store(tmp_path.as_uri()) as store,
+        pytest.raises(ValueError, match="cannot compose"),
+    ):
+        prepare_composing(store)
+    with pytest.raises(ValueError, match="'auto'"):
+        IterableDataset(tmp_path.as_uri(), compose="auto")  # type: ignore[arg-type]
 
 
 def test_orphaned_composites_are_deleted_below_the_own_prefix(
@@ -91,89 +82,30 @@ def test_orphaned_composites_are_deleted_below_the_own_prefix(
     others = [f"{COMPOSITE_PREFIX}run/1", f"train2/{COMPOSITE_PREFIX}run/1", "train/a"]
     for key in (own, *others):
         bucket.server.put("bucket", key, b"1")
-    assert prepare(store, "on") == "on"
+    prepare_composing(store)
     assert own in bucket.server.keys("bucket")  # of today
     with bucket.server.faults.inject("objects.delete", status=403):
-        assert prepare(store, "on", older_than_seconds=0) == "on"
+        prepare_composing(store, older_than_seconds=0)
     assert "could not be deleted" in caplog.text
     # Who may not see uploads, may sweep composites.
     with bucket.server.faults.inject("xml.multipart.list", status=403):
-        assert prepare(store, "auto", older_than_seconds=0) == "auto"
+        prepare_composing(store, older_than_seconds=0)
     assert bucket.server.keys("bucket") == sorted(others)
 
 
-@pytest.mark.parametrize("compose", ["off", "on", "auto"])
-@pytest.mark.parametrize("batch_size", [7, 1000])
-def test_each_way_reads_the_same(
-    bucket: Bucket, store: sync.Store, compose: str, batch_size: int
-) -> None:
+@pytest.mark.parametrize("compose", ["off", "on"])
+def test_each_way_reads_the_same(bucket: Bucket, store: sync.Store, compose: str) -> None:
     keys = bucket.fill(70)
     metas = list(store.list_all())
-    got = []
-    for at in range(0, len(metas), batch_size):
-        for batch in fetch_batches(store, metas[at : at + batch_size], compose=compose):
-            got += batch
-    assert got == [(meta, f"data of {key}".encode()) for meta, key in zip(metas, keys, strict=True)]
-    # The first trial of "auto" takes up to 1024 objects, and reads directly.
-    is_composed = compose == "on" or (compose == "auto" and batch_size == 7)
-    assert bool(num_composes(bucket)) == is_composed
+    reader = StoreReader(store, FetchConfig(compose=compose))
+    got = [
+        (sample.key, sample.data)
+        for at in range(0, len(metas), 7)
+        for sample in reader.read_batch(metas[at : at + 7])
+    ]
+    assert got == [(key, f"data of {key}".encode()) for key in keys]
+    assert bool(num_composes(bucket)) == (compose == "on")
     assert composites(bucket) == []
-
-
-def test_names_are_read_directly(bucket: Bucket, store: sync.Store) -> None:
-    keys = bucket.fill(5)
-    for compose in ("off", "auto"):
-        batches = fetch_batches(store, keys, compose=compose)
-        assert [meta.key for batch in batches for meta, _ in batch] == keys
-    assert not num_composes(bucket)
-    with pytest.raises(TypeError, match="ObjectMeta"):
-        list(fetch_batches(store, keys, compose="on"))
-
-
-RATES = st.lists(st.integers(1, 1000), min_size=2, max_size=2)
-
-
-@given(direct=RATES, composed=RATES)
-def test_the_better_trial_of_each_counts_and_a_tenth_is_chance(
-    direct: list[int], composed: list[int]
-) -> None:
-    trials, left = ComposeTrials(), {"off": iter(direct), "on": iter(composed)}
-    while (mode := trials.next_mode()) is not None:
-        trials.add(mode, num_objects=next(left[mode]), seconds=1.0)
-    assert trials.best_mode == ("on" if max(composed) > 1.1 * max(direct) else "off")
-
-
-@pytest.mark.parametrize("is_slow", ["objects.compose", "objects.get"])
-def test_auto_keeps_the_faster(bucket: Bucket, is_slow: str) -> None:
-    """By a clock that goes on by a second with each request of the slow operation."""
-    bucket.fill(400)
-
-    def seconds() -> float:
-        return bucket.server.stats.operation(is_slow).requests
-
-    with sync.open_store(bucket.uri) as store:
-        metas = list(store.list_all())
-        for at in range(0, 200, 50):
-            list(fetch_batches(store, metas[at : at + 50], compose="auto", clock=seconds))
-        tried = num_composes(bucket)
-        list(fetch_batches(store, metas[200:], compose="auto", clock=seconds))
-    assert tried == 4
-    assert (num_composes(bucket) > tried) == (is_slow == "objects.get")
-    assert composites(bucket) == []
-
-
-def test_auto_reads_directly_if_composing_is_rejected(
-    bucket: Bucket, store: sync.Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    keys = bucket.fill(60)
-    with bucket.server.faults.inject("objects.compose", status=403):
-        tried = []
-        for _ in range(4):
-            batches = fetch_batches(store, store.list_all(), compose="auto")
-            assert [meta.key for batch in batches for meta, _ in batch] == keys
-            tried.append(num_composes(bucket))
-    assert tried == [0, 2, 2, 2]
-    assert "read directly" in caplog.text
 
 
 LOADING = """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.data.conftest import Bucket
 
 NUM_OBJECTS = 120
-WAYS = ["plain", "unordered", "composed", "measured", "cached"]
+WAYS = ["plain", "unordered", "composed", "cached"]
 
 
 def options_of(way: str, directory: Path) -> dict[str, Any]:
@@ -27,7 +27,6 @@ def options_of(way: str, directory: Path) -> dict[str, Any]:
         "plain": {},
         "unordered": {"ordered": False},
         "composed": {"compose": "on"},
-        "measured": {"compose": "auto"},
         "cached": {"cache": directory / "cache"},
     }[way]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux import sync
@@ -88,10 +87,7 @@ class BucketDataset:
         threads = getattr(self.config, "threads_per_process", 1)
         in_flight = max(TransferOptions().max_in_flight, threads)
         self._transfer = TransferOptions(max_in_flight=in_flight)
-        max_bytes = self.config.max_composite_object_size
-        self._fetch_config = FetchConfig(
-            compose="auto" if max_bytes > 0 else "off", max_composite_bytes=max_bytes
-        )
+        self._fetch_config = FetchConfig()
         self._listing = self._list()
         self._objects: list[Entry] | None = None
         self._listing_indices: dict[str, int] | None = None
@@ -114,7 +110,6 @@ class BucketDataset:
                     num_attempts -= 1
                     if num_attempts <= 0:
                         raise
-            self._fetch_config = self._fetch_config.prepared_for(store)
         indices = [index for index, key in enumerate(listing.keys) if _is_sample(key, prefix)]
         return listing if len(indices) == len(listing) else listing.pick(indices)
 
@@ -149,17 +144,13 @@ class BucketDataset:
         """Read objects, prefetched, and yield their items in the order of `indices`."""
         if self._objects is None:
             objects: Iterator[ObjectMeta | str] = map(self._listing.__getitem__, indices)
-            is_listed = True
         else:
             names = [self._objects[index][0] for index in indices]
             listed = self._index_by_name()
-            is_listed = all(name in listed for name in names)
             objects = (self._listing[listed[name]] if name in listed else name for name in names)
-        config = self._fetch_config
-        if not is_listed:
-            config = replace(config, compose="off")  # composing needs the metadata of all objects
         # Close the generator here: the traceback of an error would keep it and its requests alive.
-        with closing(StoreReader(self._opened(), config).read(enumerate(objects))) as samples:
+        reader = StoreReader(self._opened(), self._fetch_config)
+        with closing(reader.read(enumerate(objects))) as samples:
             for _, sample in samples:
                 if isinstance(sample, StorageError):
                     raise sample

@@ -32,7 +32,7 @@ class Config:
     sort_listing_results: bool = False
     """Without effect: listings are always sorted."""
     max_composite_object_size: int = 100_000_000
-    """Largest size of a composite in bytes, 100 MB by default; 0 disables composites."""
+    """Without effect: objects are read directly, and nothing is written to the bucket."""
     num_processes: int | None = field(default_factory=os.cpu_count)
     """Without effect: one process of aioflux lists faster than many of the old library."""
     prefix: str | None = None
@@ -58,7 +58,6 @@ class DataFluxIterableDataset(BucketDataset, IterableDataset[Any]):
 
     * Objects are prefetched in order, across batches.
     * The shares of workers differ by at most one object.
-    * An iteration that ends early leaves no composites in the bucket.
     * Ctrl-C calls the signal handler of the program. The old class replaced this handler by one
       that exited with status 0.
 

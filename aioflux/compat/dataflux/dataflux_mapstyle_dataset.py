@@ -32,8 +32,7 @@ class Config:
     differed between processes, so that ranks that divided the indices among themselves read some
     objects twice and others never."""
     max_composite_object_size: int = 100_000_000
-    """Largest size of a composite in bytes, 100 MB by default; 0 disables composites. The old
-    library could exceed it by the size of one or more objects."""
+    """Without effect: objects are read directly, and nothing is written to the bucket."""
     num_processes: int | None = field(default_factory=os.cpu_count)
     """Without effect: one process now lists faster than many processes of the old library."""
     prefix: str | None = None
