@@ -12,6 +12,7 @@ from aioflux._transfer.ambiguous_writes import AmbiguousWrite
 from aioflux._transfer.retry import Backoff
 from aioflux._values.meta import DeleteResult
 from aioflux.errors import (
+    ChecksumError,
     NotFoundError,
     PreconditionFailedError,
     StorageError,
@@ -20,6 +21,7 @@ from aioflux.errors import (
 
 if TYPE_CHECKING:
     from aioflux._transfer.session import Session
+    from aioflux._values.meta import ObjectMeta
 
 _MIN_PAGE: Final = 8
 """Fewest objects for a page delete, which is one request for many objects. A page delete needs a
@@ -72,6 +74,33 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
         else:
             return
     await _delete_unpinned(session, key)
+
+
+async def delete_if_damaged(session: Session, meta: ObjectMeta, checksum: int) -> None:
+    """Delete an object that was just written if its checksum is not that of the sent bytes.
+
+    Before the delete, the metadata is read again, because the response could be damaged instead.
+
+    Raises:
+        ChecksumError: The stored object was damaged.
+    """
+    if not session.options.verify or meta.crc32c in {None, checksum}:
+        return
+    error = ChecksumError(
+        f"could not write {meta.uri}: the stored object has crc32c {meta.crc32c:#010x}, but the "
+        f"sent bytes have {checksum:#010x}; write it again",
+        uri=meta.uri,
+    )
+    try:
+        stored = await session.head(meta.key, meta.generation)
+        if (stored.generation, stored.crc32c) == (meta.generation, checksum):
+            return
+        await delete(session, meta.key, generation=meta.generation)
+    except StorageError as exc:
+        error.add_note(f"the stored object may still exist: {exc}")
+    else:
+        error.add_note("the stored object was removed")
+    raise error
 
 
 async def _delete_unpinned(session: Session, key: str) -> None:

@@ -26,7 +26,7 @@ from aioflux._services.base import PartRequest, Precondition, Source, WriteReque
 from aioflux._transfer.ambiguous_writes import ResendLimit, find_written, send_write
 from aioflux._transfer.arguments import parse_data
 from aioflux._transfer.conditions import require
-from aioflux._transfer.delete import delete
+from aioflux._transfer.delete import delete, delete_if_damaged
 from aioflux._transfer.prefault import prefault
 from aioflux._transfer.read_plan import plan_part_size
 from aioflux._transfer.temp_keys import new_temporary_key
@@ -77,35 +77,8 @@ async def put_once(
         num_bytes=size,
     )
     if checksum is not None and meta.crc32c != checksum:
-        await compare_stored(session, meta, checksum)
+        await delete_if_damaged(session, meta, checksum)
     return meta
-
-
-async def compare_stored(session: Session, meta: ObjectMeta, checksum: int) -> None:
-    """Compare the checksum of a stored object with that of the sent bytes; delete a damaged object.
-
-    Before the delete, the metadata is read again, because the response could be damaged instead.
-
-    Raises:
-        ChecksumError: The stored object was damaged.
-    """
-    if not session.options.verify or meta.crc32c in {None, checksum}:
-        return
-    error = ChecksumError(
-        f"could not write {meta.uri}: the stored object has crc32c {meta.crc32c:#010x}, but the "
-        f"sent bytes have {checksum:#010x}; write it again",
-        uri=meta.uri,
-    )
-    try:
-        stored = await session.head(meta.key, meta.generation)
-        if (stored.generation, stored.crc32c) == (meta.generation, checksum):
-            return
-        await delete(session, meta.key, generation=meta.generation)
-    except StorageError as exc:
-        error.add_note(f"the stored object may still exist: {exc}")
-    else:
-        error.add_note("the stored object was removed")
-    raise error
 
 
 class ObjectWriter:
@@ -492,7 +465,7 @@ class ObjectWriter:
         self._completing = True
         meta = await self._complete_upload([part for part, _ in stored], checksum)
         self._generation = meta.generation
-        await compare_stored(self._session, meta, checksum)
+        await delete_if_damaged(self._session, meta, checksum)
         return await self._publish(meta) if self._is_temporary else meta
 
     async def _complete_upload(self, parts: list[UploadedPart], checksum: int) -> ObjectMeta:
