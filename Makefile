@@ -63,7 +63,7 @@ PURE := $(addprefix aioflux/,\
 	checkpoint/_format/tensor_zip.py \
 	checkpoint/_load/decode_metadata.py \
 	checkpoint/_load/plan.py \
-	checkpoint/_maintain/retention_rules.py \
+	checkpoint/_store/retention_rules.py \
 	checkpoint/_save/items.py \
 	checkpoint/_save/nesting.py \
 	checkpoint/_store/tag_names.py \

@@ -34,10 +34,6 @@ from aioflux._values.uri import PROBED_SCHEMES, parse_uri
 from aioflux.checkpoint._format.commit import SaveFacts, StepInfo, new_save_id, step_prefix
 from aioflux.checkpoint._load.state import load_below
 from aioflux.checkpoint._load.stored_checkpoint import commit_bytes
-from aioflux.checkpoint._maintain import verify as _verify
-from aioflux.checkpoint._maintain.history import SaveRecord, read_history
-from aioflux.checkpoint._maintain.retention import Pruned, prune
-from aioflux.checkpoint._maintain.retention_rules import Retention
 from aioflux.checkpoint._save.handle import SaveHandle, wait_for_any
 from aioflux.checkpoint._save.job import (
     Compression,
@@ -58,7 +54,11 @@ from aioflux.checkpoint._save.state_spec import (
     describe_state,
 )
 from aioflux.checkpoint._schedule import Schedule, StopSignals
+from aioflux.checkpoint._store import verify as _verify
 from aioflux.checkpoint._store.commits import describe_steps, list_steps, uri_below
+from aioflux.checkpoint._store.history import SaveRecord, read_history
+from aioflux.checkpoint._store.retention import Pruned, prune
+from aioflux.checkpoint._store.retention_rules import Retention
 from aioflux.checkpoint.dcp import _load_step as _step
 from aioflux.errors import (
     AiofluxError,
@@ -71,8 +71,8 @@ from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._load.stored_checkpoint import CommitBytes
-    from aioflux.checkpoint._maintain.verify import Verification
     from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.verify import Verification
     from aioflux.checkpoint.compression import ZStandard
     from aioflux.options import StoreOptions
     from aioflux.store import Store

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from aioflux import _bridge
 from aioflux._values.uri import REMOTE_SCHEMES, parse_uri, split_at_bucket
-from aioflux.checkpoint._maintain import copy as _copy
-from aioflux.checkpoint._maintain import orphans as _orphans
-from aioflux.checkpoint._maintain import verify as _verify
-from aioflux.checkpoint._maintain.copy import CheckpointLocation
+from aioflux.checkpoint._store import copy as _copy
+from aioflux.checkpoint._store import orphans as _orphans
+from aioflux.checkpoint._store import verify as _verify
 from aioflux.checkpoint._store.commits import as_prefix, read_commits
+from aioflux.checkpoint._store.copy import CheckpointLocation
 from aioflux.errors import CheckpointNotFoundError
 from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from aioflux._values.meta import CleanResult
-    from aioflux.checkpoint._maintain.copy import Copied
-    from aioflux.checkpoint._maintain.verify import Verification
+    from aioflux.checkpoint._store.copy import Copied
+    from aioflux.checkpoint._store.verify import Verification
     from aioflux.options import StoreOptions
     from aioflux.store import Store
 

@@ -16,8 +16,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from aioflux.checkpoint._format.commit import COMMIT_KEY, StoredObject, is_save_id, new_save_id
-from aioflux.checkpoint._maintain.history import HistoryWriter
-from aioflux.checkpoint._maintain.tags import (
+from aioflux.checkpoint._save.job import Job, UploadSettings
+from aioflux.checkpoint._save.tag_save import PartData, TagSave, tag_job, write_part
+from aioflux.checkpoint._store.history import HistoryWriter
+from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
+from aioflux.checkpoint._store.tag_names import quote_name
+from aioflux.checkpoint._store.tags import (
     StoredTag,
     is_valid,
     keep_newest,
@@ -26,10 +30,6 @@ from aioflux.checkpoint._maintain.tags import (
     read_tag,
     remove_tag,
 )
-from aioflux.checkpoint._save.job import Job, UploadSettings
-from aioflux.checkpoint._save.tag_save import PartData, TagSave, tag_job, write_part
-from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
-from aioflux.checkpoint._store.tag_names import quote_name
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._save.ranks import Ranks, open_ranks

@@ -58,7 +58,7 @@ def clean(
     except ValueError as exc:
         raise typer.BadParameter(f"--older-than: {exc}") from None
     report = Report()
-    from aioflux.checkpoint._maintain.orphans import clean_store
+    from aioflux.checkpoint._store.orphans import clean_store
 
     async def work() -> int:
         async with argument.open() as (store, key):

@@ -66,7 +66,7 @@ _CHECKPOINT = Path(__file__).parents[2] / "aioflux" / "checkpoint"
 WITHOUT_TORCH = {
     **{
         package: sorted(path.stem for path in (_CHECKPOINT / package).glob("[!_]*.py"))
-        for package in ("_format", "_store", "_maintain")
+        for package in ("_format", "_store")
     },
     "_save": ["uploader_main", "process_uploader", "tag_save"],
 }

@@ -23,9 +23,9 @@ PACKAGE = Path(__file__).parents[2] / "aioflux"
 
 # Modules of checkpoint that the command line may import: none of them imports torch.
 CHECKPOINT_FILES = (
-    "checkpoint._format.commit checkpoint._store.commits checkpoint._maintain.copy "
-    "checkpoint._maintain.history checkpoint._maintain.orphans checkpoint._maintain.retention "
-    "checkpoint._maintain.retention_rules checkpoint._maintain.verify"
+    "checkpoint._format.commit checkpoint._store.commits checkpoint._store.copy "
+    "checkpoint._store.history checkpoint._store.orphans checkpoint._store.retention "
+    "checkpoint._store.retention_rules checkpoint._store.verify"
 )
 # What every service on the data plane is made of.
 SERVICE_PARTS = (
@@ -65,10 +65,9 @@ MAY_IMPORT: dict[str, str] = {
     "data": BLOCKING,
     "checkpoint._format": "errors _values.checksums _values.distribution",
     "checkpoint._store": f"{STORE} _concurrency.* _transfer.retry checkpoint._format.*",
-    "checkpoint._maintain": f"{STORE} _concurrency.* checkpoint._format.* checkpoint._store.*",
     "checkpoint._save": (
         f"{BLOCKING} _concurrency.* _transfer.prefault checkpoint._require_torch "
-        "checkpoint._format.* checkpoint._store.* checkpoint._maintain.*"
+        "checkpoint._format.* checkpoint._store.*"
     ),
     "checkpoint._load": (
         f"{BLOCKING} _concurrency.* _transfer.prefault checkpoint._require_torch "
@@ -79,7 +78,7 @@ MAY_IMPORT: dict[str, str] = {
         "checkpoint._format.* checkpoint._store.* checkpoint._save.* checkpoint._load.*"
     ),
     "checkpoint": (
-        f"{BLOCKING} checkpoint._format.* checkpoint._store.* checkpoint._maintain.* "
+        f"{BLOCKING} checkpoint._format.* checkpoint._store.* "
         "checkpoint._save.* checkpoint._load.* checkpoint.dcp.*"
     ),
     # over the interfaces of others
@@ -91,7 +90,7 @@ MAY_IMPORT: dict[str, str] = {
     "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
     "integrations.ray": (
         f"{BLOCKING} data data._records.* data._sample checkpoint checkpoint._format.commit "
-        "checkpoint._maintain.history checkpoint._store.commits integrations.fsspec"
+        "checkpoint._store.history checkpoint._store.commits integrations.fsspec"
     ),
     "compat": "",
     "compat.dataflux": (

@@ -117,8 +117,8 @@ def test_the_values_of_an_alias_are_shown(package: griffe.Module) -> None:
 
 
 def test_a_class_that_only_results_have_is_described() -> None:
-    assert "aioflux.checkpoint._maintain.verify.Verification" in DESCRIBED
-    assert "aioflux.checkpoint._maintain.history.SaveRecord" in DESCRIBED
+    assert "aioflux.checkpoint._store.verify.Verification" in DESCRIBED
+    assert "aioflux.checkpoint._store.history.SaveRecord" in DESCRIBED
 
 
 def test_docstrings_fit_their_signatures(

@@ -46,9 +46,9 @@ from aioflux.errors import (
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import Commit, StoredObject
-    from aioflux.checkpoint._maintain.history import Outcome, SaveRecord
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.history import Outcome, SaveRecord
     from aioflux.store import Store
 
 T = TypeVar("T")

@@ -12,20 +12,20 @@ import msgspec
 
 from aioflux.checkpoint._format.commit import COMMIT_KEY, Commit, encode_commit
 from aioflux.checkpoint._format.dcp_metadata import ItemLocation, add_storage_data
-from aioflux.checkpoint._maintain.history import SaveRecord
-from aioflux.checkpoint._maintain.retention import prune
 from aioflux.checkpoint._save.manifests import UnknownOutcomeError
 from aioflux.checkpoint._store.commit import commit as commit_object
 from aioflux.checkpoint._store.commit import delete_replaced
 from aioflux.checkpoint._store.commits import read_commits
+from aioflux.checkpoint._store.history import SaveRecord
+from aioflux.checkpoint._store.retention import prune
 from aioflux.errors import AiofluxError, CheckpointError, TransientError
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import StoredObject
-    from aioflux.checkpoint._maintain.history import Outcome
     from aioflux.checkpoint._save.job import Compression, GlobalSavePlan, Manifest
     from aioflux.checkpoint._save.manifests import Manifests
     from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.history import Outcome
 
 _log = logging.getLogger("aioflux")
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aioflux.checkpoint._maintain.history import HistoryWriter
 from aioflux.checkpoint._save.commit_protocol import RankSave, run_to_end
 from aioflux.checkpoint._save.heartbeat import Heartbeat
+from aioflux.checkpoint._store.history import HistoryWriter
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._save.job import Job, SaveResult, UploadSettings

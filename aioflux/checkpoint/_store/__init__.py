@@ -1,1 +1,10 @@
-"""The objects of a checkpoint in a store: data objects, commit objects, tags. Needs no torch."""
+"""The objects of checkpoints in a store, and all operations on them. Needs no torch.
+
+commits, commit      the commit objects: list, read, write
+objects, mapping     data objects: write, read ranges, read whole objects into memory
+tags, tag_names      checkpoints of named parts under a tag
+verify               whether all objects of a checkpoint exist, with the right bytes
+retention            which steps are kept, and the removal of the others
+orphans              deletion of objects that no commit lists
+copy, history        copies of checkpoints; the record of each save
+"""

@@ -15,7 +15,7 @@ from aioflux.cli._text import format_count, format_size, one_line
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._maintain.copy import CheckpointLocation, Copied
+    from aioflux.checkpoint._store.copy import CheckpointLocation, Copied
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
@@ -43,8 +43,8 @@ def copy_command(
     "aioflux cp -r" copies the same bytes, but an interrupted copy can be visible and incomplete,
     and the copy is not verified with the commit object.
     """
-    from aioflux.checkpoint._maintain.copy import copy_checkpoint, copy_root
     from aioflux.checkpoint._store.commits import read_commits
+    from aioflux.checkpoint._store.copy import copy_checkpoint, copy_root
 
     arguments = parse_arguments([source, target], endpoint_url, anonymous=anonymous)
     report = Report()
@@ -85,7 +85,7 @@ async def _locate(
 
     Source and target in one bucket get the same store, so that the service copies the bytes.
     """
-    from aioflux.checkpoint._maintain.copy import CheckpointLocation
+    from aioflux.checkpoint._store.copy import CheckpointLocation
 
     root, prefix = argument.split()
     if root not in stores:

@@ -1,7 +1,7 @@
 """`aioflux ckpt history`: every save and its outcome, as a table, JSON, CSV or plot.
 
 To add a column to the table, add a line to `_COLUMNS`. JSON and CSV have the `COLUMNS` of
-`checkpoint/_maintain/history.py`.
+`checkpoint/_store/history.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argum
 from aioflux.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._maintain.history import SaveRecord
+    from aioflux.checkpoint._store.history import SaveRecord
 
 _BAR_WIDTH = 40
 _MAX_BARS = 100
@@ -63,7 +63,7 @@ def history(
     """
     if as_json + as_csv + as_plot > 1:
         raise typer.BadParameter("--json, --csv and --plot cannot be combined")
-    from aioflux.checkpoint._maintain.history import plot, read_history, to_csv, to_json
+    from aioflux.checkpoint._store.history import plot, read_history, to_csv, to_json
 
     argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
 

@@ -61,7 +61,7 @@ async def _choose(root: CheckpointRoot, step: int | None) -> str:
         CheckpointNotFoundError: `step` is None, and no step is valid.
         ValueError: `step` is given, but the uri is one checkpoint.
     """
-    from aioflux.checkpoint._maintain.verify import newest_first
+    from aioflux.checkpoint._store.verify import newest_first
 
     if step is not None or not root.is_root:
         return (await root.prefixes(None if step is None else [step]))[0]

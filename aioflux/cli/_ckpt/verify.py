@@ -14,7 +14,7 @@ from aioflux.cli._text import format_count, format_size, json_line, one_line
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._maintain.verify import Verification
+    from aioflux.checkpoint._store.verify import Verification
 
 
 def verify_command(
@@ -39,7 +39,7 @@ def verify_command(
     of kind ("no_commit", "commit", "foreign", "missing", "size", "generation", "crc32c" or
     "bytes"), uri and message.
     """
-    from aioflux.checkpoint._maintain.verify import verify
+    from aioflux.checkpoint._store.verify import verify
 
     argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
     report = Report()

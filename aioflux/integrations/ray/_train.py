@@ -29,7 +29,7 @@ from aioflux.integrations.ray._storage import find_storage, path_of, run_storage
 
 if TYPE_CHECKING:
     from aioflux.checkpoint import SaveHandle
-    from aioflux.checkpoint._maintain.history import SaveRecord
+    from aioflux.checkpoint._store.history import SaveRecord
 
 T = TypeVar("T")
 

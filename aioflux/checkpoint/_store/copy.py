@@ -28,7 +28,6 @@ from aioflux.checkpoint._format.commit import (
     parse_step,
     step_prefix,
 )
-from aioflux.checkpoint._maintain.verify import check_listed, plan_pieces, verify
 from aioflux.checkpoint._store.commit import commit as commit_object
 from aioflux.checkpoint._store.commit import delete_logged
 from aioflux.checkpoint._store.commits import (
@@ -39,6 +38,7 @@ from aioflux.checkpoint._store.commits import (
     uri_below,
 )
 from aioflux.checkpoint._store.objects import read_range
+from aioflux.checkpoint._store.verify import check_listed, plan_pieces, verify
 from aioflux.errors import (
     AlreadyExistsError,
     CheckpointCorruptError,
@@ -52,8 +52,8 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit, StoredObject
-    from aioflux.checkpoint._maintain.verify import Verification
     from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.verify import Verification
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from aioflux._concurrency.fan_out import gather_bounded
 from aioflux._values.checksums import join_crc32c
 from aioflux.checkpoint._format.commit import parse_step, step_prefix
-from aioflux.checkpoint._maintain.orphans import save_of
 from aioflux.checkpoint._store.commits import (
     COMMIT_KEYS,
     Replacements,
@@ -29,6 +28,7 @@ from aioflux.checkpoint._store.commits import (
     uri_below,
 )
 from aioflux.checkpoint._store.objects import read_range
+from aioflux.checkpoint._store.orphans import save_of
 from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,

@@ -1,1 +1,0 @@
-"""Retention, verification, clean-up, history, tags and copies of checkpoints."""
