@@ -56,6 +56,7 @@ PURE := $(addprefix aioflux/,\
 	checkpoint/_format/dcp_metadata.py \
 	checkpoint/_format/frames.py \
 	checkpoint/_format/methods.py \
+	checkpoint/_format/nesting.py \
 	checkpoint/_format/planes.py \
 	checkpoint/_format/safe_pickle.py \
 	checkpoint/_format/safetensors.py \
@@ -63,9 +64,8 @@ PURE := $(addprefix aioflux/,\
 	checkpoint/_format/tensor_zip.py \
 	checkpoint/_load/decode_metadata.py \
 	checkpoint/_load/plan.py \
-	checkpoint/_store/retention_rules.py \
 	checkpoint/_save/items.py \
-	checkpoint/_save/nesting.py \
+	checkpoint/_store/retention_rules.py \
 	checkpoint/_store/tag_names.py \
 	checkpoint/dcp/_object_plan.py \
 	cli/_cp/plan.py \

@@ -70,6 +70,7 @@ WITHOUT_TORCH = {
     },
     "_save": ["uploader_main", "process_uploader", "tag_save"],
 }
+WITHOUT_TORCH["_format"].remove("nesting")  # only processes that train or load import it
 """Modules that the command line and the process that uploads import; and all that these import."""
 
 

@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, str] = {
     ),
     "checkpoint._load": (
         f"{BLOCKING} _concurrency.* _transfer.prefault checkpoint._require_torch "
-        "checkpoint.compression checkpoint._format.* checkpoint._store.* checkpoint._save.*"
+        "checkpoint.compression checkpoint._format.* checkpoint._store.*"
     ),
     "checkpoint.dcp": (
         f"{BLOCKING} _concurrency.* checkpoint._require_torch checkpoint.compression "

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from aioflux import _bridge
+from aioflux.checkpoint._format.nesting import CONTAINERS, nest, parameter_names
 from aioflux.checkpoint._load.copies import TensorTarget, ValueTarget, narrow
 from aioflux.checkpoint._load.decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint._load.fetch import fetch
@@ -20,7 +21,6 @@ from aioflux.checkpoint._load.stored_checkpoint import (
     decode_checkpoint,
     read_commit_object,
 )
-from aioflux.checkpoint._save.nesting import CONTAINERS, nest, parameter_names
 from aioflux.checkpoint._store.commits import Replacements, uri_below
 from aioflux.errors import CheckpointCorruptError
 from aioflux.store import open_store

@@ -23,15 +23,15 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from aioflux.checkpoint._format.dcp_metadata import pickle_index, pickle_metadata
-from aioflux.checkpoint._save.items import TENSOR_TYPES, check_storable, find_ties
-from aioflux.checkpoint._save.job import GlobalSavePlan
-from aioflux.checkpoint._save.nesting import (
+from aioflux.checkpoint._format.nesting import (
     CONTAINERS,
     KINDS,
     describe_containers,
     is_leaf_list,
     merge_containers,
 )
+from aioflux.checkpoint._save.items import TENSOR_TYPES, check_storable, find_ties
+from aioflux.checkpoint._save.job import GlobalSavePlan
 from aioflux.checkpoint._save.value_paths import find_cycle
 from aioflux.errors import CheckpointError
 

@@ -20,9 +20,9 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from aioflux.checkpoint._format.nesting import nest, parameter_names
 from aioflux.checkpoint._load.state import as_parameter, storage_identity
 from aioflux.checkpoint._save.items import has_plain_memory
-from aioflux.checkpoint._save.nesting import nest, parameter_names
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from torch.futures import Future
 
 from aioflux import _bridge
 from aioflux._values.checksums import crc32c
+from aioflux.checkpoint._format.nesting import CONTAINERS
 from aioflux.checkpoint._load.copies import TensorTarget, ValueTarget
 from aioflux.checkpoint._load.decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint._load.fetch import fetch
@@ -28,7 +29,6 @@ from aioflux.checkpoint._load.stored_checkpoint import (
     decode_checkpoint,
     read_commit_object,
 )
-from aioflux.checkpoint._save.nesting import CONTAINERS
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._store.commits import Replacements, uri_below
 from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri

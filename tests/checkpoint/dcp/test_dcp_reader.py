@@ -32,7 +32,12 @@ from aioflux import (
     sync,
 )
 from aioflux.checkpoint._format.commit import Commit, decode_commit, encode_commit
-from aioflux.checkpoint._save.nesting import CONTAINERS, describe_containers, merge_containers, nest
+from aioflux.checkpoint._format.nesting import (
+    CONTAINERS,
+    describe_containers,
+    merge_containers,
+    nest,
+)
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter, load_state
 from aioflux.testing import GCSServer
