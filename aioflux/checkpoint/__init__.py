@@ -16,13 +16,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from aioflux.checkpoint._format.commit import StepInfo
-from aioflux.checkpoint._load.load import load
 from aioflux.checkpoint._load.reader import CheckpointReader, MappedReader, open_reader
+from aioflux.checkpoint._load.torch_file import load
 from aioflux.checkpoint._maintenance import clean, copy, verify
 from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._save.handle import SaveHandle
 from aioflux.checkpoint._save.job import SaveResult
-from aioflux.checkpoint._save.save import save
+from aioflux.checkpoint._save.torch_file import save
 from aioflux.checkpoint._save.writer import CheckpointWriter, open_writer
 
 if TYPE_CHECKING:

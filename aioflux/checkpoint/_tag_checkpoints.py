@@ -33,9 +33,9 @@ from aioflux.checkpoint._store.tags import (
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._save.ranks import Ranks, open_ranks
-    from aioflux.checkpoint._save.save import save_by_torch
     from aioflux.checkpoint._save.staging import Arena
     from aioflux.checkpoint._save.state_pickle import pickle_state
+    from aioflux.checkpoint._save.torch_file import save_by_torch
 
 __all__ = [
     "COMMIT_KEY",
@@ -71,7 +71,7 @@ _WITH_TORCH = {
     "Ranks": "ranks",
     "open_ranks": "ranks",
     "pickle_state": "state_pickle",
-    "save_by_torch": "save",
+    "save_by_torch": "torch_file",
 }
 """Names that need torch, each with its module in `checkpoint/_save`."""
 

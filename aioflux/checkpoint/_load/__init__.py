@@ -7,5 +7,5 @@ plan.py                   needed ranges -> reads of each object (pure)
 run_reads.py              runs the reads on the event loop: bounded, pinned, verified
 decode.py                 items that must be read whole -> values and tensors
 
-load.py, reader.py        loads of one object that torch.save wrote
+torch_file.py, reader.py  loads of one object that torch.save wrote
 """

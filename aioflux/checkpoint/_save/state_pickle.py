@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from aioflux._files import RawBinaryFile
 from aioflux._values.checksums import address_of
 from aioflux.checkpoint._save.memory_copy import MemoryCopy, copy_all
-from aioflux.checkpoint._save.save import save_by_torch
 from aioflux.checkpoint._save.tensor_memory import TensorMemory
+from aioflux.checkpoint._save.torch_file import save_by_torch
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
