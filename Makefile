@@ -101,7 +101,7 @@ QUICK := $(addprefix tests/,\
 	auth/test_aws.py \
 	bridge/test_faces.py \
 	checkpoint/test_block_checksums.py \
-	checkpoint/test_commits.py \
+	checkpoint/test_steps.py \
 	cli/test_text.py \
 	compat/nebula/test_names.py \
 	compat/test_dataflux_readme.py \

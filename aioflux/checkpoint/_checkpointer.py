@@ -55,10 +55,10 @@ from aioflux.checkpoint._save.state_spec import (
 )
 from aioflux.checkpoint._schedule import Schedule, StopSignals
 from aioflux.checkpoint._store import verify as _verify
-from aioflux.checkpoint._store.commits import describe_steps, list_steps, uri_below
 from aioflux.checkpoint._store.history import SaveRecord, read_history
 from aioflux.checkpoint._store.retention import Pruned, prune
 from aioflux.checkpoint._store.retention_rules import Retention
+from aioflux.checkpoint._store.steps import describe_steps, list_steps, uri_below
 from aioflux.checkpoint.dcp import _load_step as _step
 from aioflux.errors import (
     AiofluxError,
@@ -71,7 +71,7 @@ from aioflux.store import open_store
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._load.stored_checkpoint import CommitBytes
-    from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.checkpoint._store.verify import Verification
     from aioflux.checkpoint.compression import ZStandard
     from aioflux.options import StoreOptions

@@ -11,8 +11,8 @@ from aioflux._values.uri import REMOTE_SCHEMES, parse_uri, split_at_bucket
 from aioflux.checkpoint._store import copy as _copy
 from aioflux.checkpoint._store import orphans as _orphans
 from aioflux.checkpoint._store import verify as _verify
-from aioflux.checkpoint._store.commits import as_prefix, read_commits
 from aioflux.checkpoint._store.copy import CheckpointLocation
+from aioflux.checkpoint._store.steps import as_prefix, read_commits
 from aioflux.errors import CheckpointNotFoundError
 from aioflux.store import open_store
 

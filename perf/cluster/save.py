@@ -19,7 +19,7 @@ from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, decode_comm
 from aioflux.checkpoint._save.job import GlobalSavePlan, Job, StagedState, UploadSettings
 from aioflux.checkpoint._save.request_rates import plan_settings, plan_transfer
 from aioflux.checkpoint._save.save_queue import SaveQueue
-from aioflux.checkpoint._store import commits
+from aioflux.checkpoint._store import steps
 from aioflux.errors import AiofluxError
 from aioflux.options import TransferOptions
 from perf.cluster.bucket import GCS, Bucket, Link, Profile
@@ -111,7 +111,7 @@ def simulate_save(save: Save, retry: RetryPolicy | None = None) -> SaveReport:
     decode = lru_cache(maxsize=4)(decode_commit)
     try:
         world_size = {"WORLD_SIZE": str(save.num_ranks)}
-        with patch.object(commits, "decode_commit", decode), patch.dict(os.environ, world_size):
+        with patch.object(steps, "decode_commit", decode), patch.dict(os.environ, world_size):
             run(_save_all(save, bucket, report, retry))
     finally:
         gc.enable()

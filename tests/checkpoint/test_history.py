@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from aioflux import open_store
 from aioflux.checkpoint._store import history
-from aioflux.checkpoint._store.commits import list_steps
 from aioflux.checkpoint._store.history import (
     COLUMNS,
     HISTORY_PREFIX,
@@ -28,6 +27,7 @@ from aioflux.checkpoint._store.history import (
     to_csv,
     to_json,
 )
+from aioflux.checkpoint._store.steps import list_steps
 from aioflux.errors import CheckpointCorruptError, TransientError
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions
 from aioflux.testing.faults import Fault, FlakyStore

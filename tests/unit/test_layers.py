@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).parents[2] / "aioflux"
 
 # Modules of checkpoint that the command line may import: none of them imports torch.
 CHECKPOINT_FILES = (
-    "checkpoint._format.commit checkpoint._store.commits checkpoint._store.copy "
+    "checkpoint._format.commit checkpoint._store.steps checkpoint._store.copy "
     "checkpoint._store.history checkpoint._store.orphans checkpoint._store.retention "
     "checkpoint._store.retention_rules checkpoint._store.verify"
 )
@@ -90,7 +90,7 @@ MAY_IMPORT: dict[str, str] = {
     "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
     "integrations.ray": (
         f"{BLOCKING} data data._records.* data._sample checkpoint checkpoint._format.commit "
-        "checkpoint._store.history checkpoint._store.commits integrations.fsspec"
+        "checkpoint._store.history checkpoint._store.steps integrations.fsspec"
     ),
     "compat": "",
     "compat.dataflux": (

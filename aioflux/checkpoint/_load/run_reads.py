@@ -14,8 +14,8 @@ import torch
 from aioflux._concurrency.fan_out import gather_bounded
 from aioflux.checkpoint._load.copies import FramesCopy
 from aioflux.checkpoint._load.plan import MAX_READ_BYTES
-from aioflux.checkpoint._store.commits import MAX_IN_FLIGHT, uri_below
 from aioflux.checkpoint._store.objects import meta_of, read_range
+from aioflux.checkpoint._store.steps import MAX_IN_FLIGHT, uri_below
 from aioflux.errors import CheckpointCorruptError, NotFoundError, PreconditionFailedError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from aioflux.checkpoint._load.stored_checkpoint import (
     decode_checkpoint,
     read_commit_object,
 )
-from aioflux.checkpoint._store.commits import Replacements, uri_below
+from aioflux.checkpoint._store.steps import Replacements, uri_below
 from aioflux.errors import CheckpointCorruptError
 from aioflux.store import open_store
 

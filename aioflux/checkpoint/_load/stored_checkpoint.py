@@ -19,7 +19,7 @@ from aioflux.checkpoint._format.commit import (
 )
 from aioflux.checkpoint._format.safetensors import unpack_metadata
 from aioflux.checkpoint._load.decode_metadata import decode_metadata
-from aioflux.checkpoint._store.commits import is_original, read_commit, uri_below
+from aioflux.checkpoint._store.steps import is_original, read_commit, uri_below
 from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 
     from aioflux.checkpoint._format.commit import Commit, StoredItem, StoredObject
-    from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.store import Store
 
 

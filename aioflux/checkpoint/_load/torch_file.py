@@ -14,8 +14,8 @@ from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint._format.commit import parse_step
 from aioflux.checkpoint._format.zip_records import ZIP_MAGIC, compare_records, is_stored
 from aioflux.checkpoint._require_torch import require_torch
-from aioflux.checkpoint._store.commits import COMMIT_KEYS
 from aioflux.checkpoint._store.mapping import PrivateMemory, read_into_memory
+from aioflux.checkpoint._store.steps import COMMIT_KEYS
 from aioflux.errors import AiofluxError, ChecksumError, NotFoundError
 from aioflux.options import TransferOptions
 from aioflux.store import open_store

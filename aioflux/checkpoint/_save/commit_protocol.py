@@ -34,8 +34,8 @@ from aioflux.checkpoint._save.manifests import (
 )
 from aioflux.checkpoint._save.packing import compressed_pieces, staged_pieces
 from aioflux.checkpoint._save.request_rates import plan_blocks_for, start_delay
-from aioflux.checkpoint._store.commits import read_commit
 from aioflux.checkpoint._store.objects import write_object
+from aioflux.checkpoint._store.steps import read_commit
 from aioflux.errors import (
     AiofluxError,
     CheckpointError,
@@ -47,8 +47,8 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import Commit, StoredObject
     from aioflux.checkpoint._save.job import Job, UploadSettings
-    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.checkpoint._store.history import Outcome, SaveRecord
+    from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.store import Store
 
 T = TypeVar("T")

@@ -13,19 +13,18 @@ import msgspec
 from aioflux.checkpoint._format.commit import COMMIT_KEY, Commit, encode_commit
 from aioflux.checkpoint._format.dcp_metadata import ItemLocation, add_storage_data
 from aioflux.checkpoint._save.manifests import UnknownOutcomeError
-from aioflux.checkpoint._store.commit import commit as commit_object
-from aioflux.checkpoint._store.commit import delete_replaced
-from aioflux.checkpoint._store.commits import read_commits
+from aioflux.checkpoint._store.commit import delete_replaced, write_commit
 from aioflux.checkpoint._store.history import SaveRecord
 from aioflux.checkpoint._store.retention import prune
+from aioflux.checkpoint._store.steps import read_commits
 from aioflux.errors import AiofluxError, CheckpointError, TransientError
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import StoredObject
     from aioflux.checkpoint._save.job import Compression, GlobalSavePlan, Manifest
     from aioflux.checkpoint._save.manifests import Manifests
-    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.checkpoint._store.history import Outcome
+    from aioflux.checkpoint._store.steps import CommitObject
 
 _log = logging.getLogger("aioflux")
 
@@ -119,7 +118,7 @@ class Coordinator:
         key = self._manifests.prefix + COMMIT_KEY
         while True:
             try:
-                await commit_object(self._store, key, data, new, replaces=replaces)
+                await write_commit(self._store, key, data, new, replaces=replaces)
             except (AiofluxError, OSError) as exc:
                 current = await self._read_conflicting(exc, replaces)
                 if any(old.commit and old.commit.save_id == new.save_id for old in current):

@@ -19,7 +19,7 @@ import msgspec
 from aioflux.checkpoint._save.heartbeat import HeartbeatMonitor
 from aioflux.checkpoint._save.job import Manifest
 from aioflux.checkpoint._save.request_rates import DELETES_PER_SECOND
-from aioflux.checkpoint._store.commits import read_commit, uri_below
+from aioflux.checkpoint._store.steps import read_commit, uri_below
 from aioflux.errors import CheckpointError, NotFoundError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from aioflux.checkpoint._format.commit import INDEX_KEY
-from aioflux.checkpoint._store.commits import is_original, uri_below
+from aioflux.checkpoint._store.steps import is_original, uri_below
 from aioflux.errors import (
     AiofluxError,
     AlreadyExistsError,
@@ -26,13 +26,13 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit
-    from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.store import Store
 
 _log = logging.getLogger("aioflux")
 
 
-async def commit(
+async def write_commit(
     store: Store, key: str, data: bytes, new: Commit, *, replaces: Sequence[CommitObject]
 ) -> bool:
     """Write a commit object, and delete the objects of the commits that it replaces.
@@ -76,8 +76,8 @@ async def delete_replaced(
 ) -> bool:
     """Log a commit, and delete the objects of the commits that it replaces.
 
-    `commit` calls this. A caller whose `commit` failed calls it, too, if the commit object turns
-    out to exist. Arguments and result are those of `commit`.
+    `write_commit` calls this. A caller whose `write_commit` failed calls it, too, if the commit
+    object turns out to exist. Arguments and result are those of `write_commit`.
     """
     _log.info(
         "committed %s: %d objects of %d bytes, save %s",

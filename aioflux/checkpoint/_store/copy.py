@@ -28,16 +28,15 @@ from aioflux.checkpoint._format.commit import (
     parse_step,
     step_prefix,
 )
-from aioflux.checkpoint._store.commit import commit as commit_object
-from aioflux.checkpoint._store.commit import delete_logged
-from aioflux.checkpoint._store.commits import (
+from aioflux.checkpoint._store.commit import delete_logged, write_commit
+from aioflux.checkpoint._store.objects import read_range
+from aioflux.checkpoint._store.steps import (
     as_prefix,
     is_original,
     list_prefixes,
     read_commits,
     uri_below,
 )
-from aioflux.checkpoint._store.objects import read_range
 from aioflux.checkpoint._store.verify import check_listed, plan_pieces, verify
 from aioflux.errors import (
     AlreadyExistsError,
@@ -52,7 +51,7 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit, StoredObject
-    from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.checkpoint._store.verify import Verification
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
@@ -164,7 +163,7 @@ async def _commit(
     """
     key = as_prefix(target.prefix) + original.meta.key.rpartition("/")[2]
     try:
-        is_alone = await commit_object(
+        is_alone = await write_commit(
             target.store, key, _encode(original, commit), commit, replaces=old
         )
     except CheckpointError:

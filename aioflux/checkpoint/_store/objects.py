@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from aioflux._values.meta import ObjectMeta
 from aioflux.checkpoint._format.block_checksums import BlockDigest, joined_blocks, verify_blocks
 from aioflux.checkpoint._format.commit import StoredObject, plan_block_size
-from aioflux.checkpoint._store.commits import uri_below
+from aioflux.checkpoint._store.steps import uri_below
 from aioflux.errors import (
     CheckpointCorruptError,
     ChecksumError,

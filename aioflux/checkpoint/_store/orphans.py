@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from aioflux._concurrency.fan_out import gather_bounded
 from aioflux._values.meta import CleanResult
 from aioflux.checkpoint._format.commit import COMMIT_KEY, find_save_id
-from aioflux.checkpoint._store.commits import COMMIT_KEYS, MAX_IN_FLIGHT, read_commits
+from aioflux.checkpoint._store.steps import COMMIT_KEYS, MAX_IN_FLIGHT, read_commits
 from aioflux.errors import CheckpointCorruptError, StorageError
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
-    from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.store import Store
 
 _RANK_COMMIT = re.compile(rf"__\d+{re.escape(COMMIT_KEY)}")

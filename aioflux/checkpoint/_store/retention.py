@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from aioflux.checkpoint._format.commit import step_prefix
-from aioflux.checkpoint._store.commits import describe_steps, read_commits, uri_below
 from aioflux.checkpoint._store.orphans import save_of
 from aioflux.checkpoint._store.retention_rules import plan_prune, steps_to_verify
+from aioflux.checkpoint._store.steps import describe_steps, read_commits, uri_below
 from aioflux.checkpoint._store.verify import verify_steps
 from aioflux.errors import (
     CheckpointCorruptError,
@@ -29,8 +29,8 @@ from aioflux.errors import (
 
 if TYPE_CHECKING:
     from aioflux._values.meta import DeleteResult, ObjectMeta
-    from aioflux.checkpoint._store.commits import CommitObject
     from aioflux.checkpoint._store.retention_rules import Retention
+    from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.errors import AiofluxError
     from aioflux.store import Store
 

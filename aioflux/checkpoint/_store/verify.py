@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from aioflux._concurrency.fan_out import gather_bounded
 from aioflux._values.checksums import join_crc32c
 from aioflux.checkpoint._format.commit import parse_step, step_prefix
-from aioflux.checkpoint._store.commits import (
+from aioflux.checkpoint._store.objects import read_range
+from aioflux.checkpoint._store.orphans import save_of
+from aioflux.checkpoint._store.steps import (
     COMMIT_KEYS,
     Replacements,
     as_prefix,
@@ -27,8 +29,6 @@ from aioflux.checkpoint._store.commits import (
     read_commit,
     uri_below,
 )
-from aioflux.checkpoint._store.objects import read_range
-from aioflux.checkpoint._store.orphans import save_of
 from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
@@ -38,7 +38,7 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.commit import Commit, StoredObject
-    from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.store import Store
 
 _ADVICE: Final = "; load an earlier checkpoint"

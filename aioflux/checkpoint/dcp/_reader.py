@@ -30,7 +30,7 @@ from aioflux.checkpoint._load.stored_checkpoint import (
     read_commit_object,
 )
 from aioflux.checkpoint._save.ranks import Ranks
-from aioflux.checkpoint._store.commits import Replacements, uri_below
+from aioflux.checkpoint._store.steps import Replacements, uri_below
 from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.errors import (
     AiofluxError,

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aioflux import _bridge
-from aioflux.checkpoint._store.commit import commit as commit_object
-from aioflux.checkpoint._store.commit import delete_logged
-from aioflux.checkpoint._store.commits import read_commits
+from aioflux.checkpoint._store.commit import delete_logged, write_commit
+from aioflux.checkpoint._store.steps import read_commits
 from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import Commit
-    from aioflux.checkpoint._store.commits import CommitObject
+    from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.store import Store
 
 T = TypeVar("T")
@@ -149,7 +148,7 @@ async def finish_save(
     `replaces` is the result of `begin_save`. If `has_leftovers` is True, the save uploaded objects
     that its commit does not list, such as parts of tensors; delete them, too.
     """
-    await commit_object(store, key, data, commit, replaces=replaces)
+    await write_commit(store, key, data, commit, replaces=replaces)
     if not has_leftovers:
         return
     try:

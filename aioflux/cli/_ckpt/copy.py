@@ -43,8 +43,8 @@ def copy_command(
     "aioflux cp -r" copies the same bytes, but an interrupted copy can be visible and incomplete,
     and the copy is not verified with the commit object.
     """
-    from aioflux.checkpoint._store.commits import read_commits
     from aioflux.checkpoint._store.copy import copy_checkpoint, copy_root
+    from aioflux.checkpoint._store.steps import read_commits
 
     arguments = parse_arguments([source, target], endpoint_url, anonymous=anonymous)
     report = Report()

@@ -37,7 +37,7 @@ def list_command(
     world_size, layout ("dcp" or "safetensors"), save_id, metrics and problem; unknown values are
     null or empty.
     """
-    from aioflux.checkpoint._store.commits import describe_steps
+    from aioflux.checkpoint._store.steps import describe_steps
 
     argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
     report = Report()

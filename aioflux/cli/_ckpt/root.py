@@ -50,7 +50,7 @@ class CheckpointRoot:
             ValueError: Steps are given, but the store is one checkpoint.
         """
         from aioflux.checkpoint._format.commit import step_prefix
-        from aioflux.checkpoint._store.commits import list_steps
+        from aioflux.checkpoint._store.steps import list_steps
 
         if not self.is_root:
             if steps:
@@ -65,7 +65,7 @@ class CheckpointRoot:
 
     def uri(self, prefix: str) -> str:
         """Return the uri of the checkpoint with this prefix."""
-        from aioflux.checkpoint._store.commits import uri_below
+        from aioflux.checkpoint._store.steps import uri_below
 
         return uri_below(self.store, prefix)
 
@@ -73,7 +73,7 @@ class CheckpointRoot:
 @asynccontextmanager
 async def open_checkpoints(argument: UriOrPath) -> AsyncIterator[CheckpointRoot]:
     """Open the root of a run, or one checkpoint: a prefix that has a commit object."""
-    from aioflux.checkpoint._store.commits import read_commits
+    from aioflux.checkpoint._store.steps import read_commits
 
     root = str(argument.location)
     async with argument.open_root(root) as store:

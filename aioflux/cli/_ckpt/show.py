@@ -35,7 +35,7 @@ def show(
     layout, save_id and metrics, then one for each object with type ("object"), uri, size, crc32c
     (8 hexadecimal digits), generation, rank and num_items.
     """
-    from aioflux.checkpoint._store.commits import read_commit
+    from aioflux.checkpoint._store.steps import read_commit
 
     argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
 

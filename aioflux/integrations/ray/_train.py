@@ -23,7 +23,7 @@ from aioflux import _bridge
 from aioflux._values.uri import join_uri
 from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint._format.commit import parse_step, step_prefix
-from aioflux.checkpoint._store.commits import read_commit
+from aioflux.checkpoint._store.steps import read_commit
 from aioflux.errors import AiofluxError, CheckpointNotFoundError
 from aioflux.integrations.ray._storage import find_storage, path_of, run_storage
 

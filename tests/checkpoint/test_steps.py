@@ -8,7 +8,7 @@ import pytest
 
 from aioflux import open_store
 from aioflux.checkpoint._format.commit import COMMIT_KEY, step_prefix
-from aioflux.checkpoint._store.commits import (
+from aioflux.checkpoint._store.steps import (
     describe_steps,
     is_original,
     list_steps,
