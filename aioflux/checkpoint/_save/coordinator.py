@@ -13,7 +13,7 @@ import msgspec
 from aioflux.checkpoint._format.commit import COMMIT_KEY, Commit, encode_commit
 from aioflux.checkpoint._format.dcp_metadata import ItemLocation, add_storage_data
 from aioflux.checkpoint._save.manifests import UnknownOutcomeError
-from aioflux.checkpoint._store.commit import delete_replaced, write_commit
+from aioflux.checkpoint._store.commit import finish_commit, write_commit
 from aioflux.checkpoint._store.history import SaveRecord
 from aioflux.checkpoint._store.retention import prune
 from aioflux.checkpoint._store.steps import read_commits
@@ -116,13 +116,15 @@ class Coordinator:
         )
         data = encode_commit(metadata, new)
         key = self._manifests.prefix + COMMIT_KEY
+        started = time.monotonic()
         while True:
             try:
                 await write_commit(self._store, key, data, new, replaces=replaces)
             except (AiofluxError, OSError) as exc:
                 current = await self._read_conflicting(exc, replaces)
                 if any(old.commit and old.commit.save_id == new.save_id for old in current):
-                    await delete_replaced(self._store, key, new, replaces)
+                    seconds = time.monotonic() - started
+                    await finish_commit(self._store, key, new, replaces=replaces, seconds=seconds)
                     break
                 replaces = current
             else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ async def write_commit(
         CheckpointError: Another save of the checkpoint was committed meanwhile, and stays.
         StorageError: The commit object could not be written. After a TransientError it may exist.
     """
+    started = time.monotonic()
     replaced = next((found.meta for found in replaces if found.meta.key == key), None)
     content_type = "application/json" if key.endswith(INDEX_KEY) else ""
     try:
@@ -68,20 +70,23 @@ async def write_commit(
             f"could not commit {uri_below(store, key)}: another save of this checkpoint was "
             "committed meanwhile, and stays; save under another name, or again to replace it"
         ) from exc
-    return await delete_replaced(store, key, new, replaces)
+    seconds = time.monotonic() - started
+    return await finish_commit(store, key, new, replaces=replaces, seconds=seconds)
 
 
-async def delete_replaced(
-    store: Store, key: str, new: Commit, replaces: Sequence[CommitObject]
+async def finish_commit(
+    store: Store, key: str, new: Commit, *, replaces: Sequence[CommitObject], seconds: float
 ) -> bool:
     """Log a commit, and delete the objects of the commits that it replaces.
 
     `write_commit` calls this. A caller whose `write_commit` failed calls it, too, if the commit
-    object turns out to exist. Arguments and result are those of `write_commit`.
+    object turns out to exist. `seconds` is the time that the write took. Other arguments and the
+    result are those of `write_commit`.
     """
     _log.info(
-        "committed %s: %d objects of %d bytes, save %s",
+        "committed %s in %.2f s: %d objects of %d bytes, save %s",
         uri_below(store, key),
+        seconds,
         len(new.objects),
         new.num_bytes,
         new.save_id,

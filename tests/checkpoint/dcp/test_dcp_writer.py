@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -291,6 +292,7 @@ def test_a_commit_is_logged(server: GCSServer, caplog: pytest.LogCaptureFixture)
     (line,) = [each.getMessage() for each in caplog.records if "committed" in each.getMessage()]
     assert commit.save_id in line
     assert f"{commit.num_bytes} bytes" in line
+    assert re.search(r" in \d+\.\d\d s: ", line)
 
 
 @pytest.mark.clouds("gs")
