@@ -50,14 +50,12 @@ PURE := $(addprefix aioflux/,\
 	_values/meta.py \
 	_values/stats.py \
 	_values/uri.py \
-	checkpoint/_format/block_checksums.py \
-	checkpoint/_format/codec.py \
 	checkpoint/_format/commit.py \
+	checkpoint/_format/codec.py \
 	checkpoint/_format/dcp_metadata.py \
 	checkpoint/_format/frames.py \
 	checkpoint/_format/methods.py \
 	checkpoint/_format/nesting.py \
-	checkpoint/_format/planes.py \
 	checkpoint/_format/safe_pickle.py \
 	checkpoint/_format/safetensors.py \
 	checkpoint/_format/streams.py \

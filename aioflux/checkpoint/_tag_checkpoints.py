@@ -34,8 +34,7 @@ from aioflux.checkpoint._store.tags import (
 if TYPE_CHECKING:
     from aioflux.checkpoint._save.ranks import Ranks, open_ranks
     from aioflux.checkpoint._save.staging import Arena
-    from aioflux.checkpoint._save.state_pickle import pickle_state
-    from aioflux.checkpoint._save.torch_file import save_by_torch
+    from aioflux.checkpoint._save.tensor_memory import pickle_state, save_by_torch
 
 __all__ = [
     "COMMIT_KEY",
@@ -70,8 +69,8 @@ _WITH_TORCH = {
     "Arena": "staging",
     "Ranks": "ranks",
     "open_ranks": "ranks",
-    "pickle_state": "state_pickle",
-    "save_by_torch": "torch_file",
+    "pickle_state": "tensor_memory",
+    "save_by_torch": "tensor_memory",
 }
 """Names that need torch, each with its module in `checkpoint/_save`."""
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from aioflux._values.checksums import crc32c
 from aioflux._values.uri import join_uri
-from aioflux.checkpoint._format.block_checksums import BlockDigest
 from aioflux.checkpoint._format.commit import (
     COMMIT_KEY,
     INDEX_KEY,
+    BlockDigest,
     Commit,
     StoredObject,
     data_key,

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from aioflux import CheckpointCorruptError, TransferOptions
 from aioflux._values.checksums import crc32c
 from aioflux.checkpoint import Checkpointer
-from aioflux.checkpoint._format.block_checksums import (
+from aioflux.checkpoint._format.commit import (
     BlockDigest,
+    StoredObject,
     checksum_ranges,
     joined_blocks,
     verify_blocks,
 )
-from aioflux.checkpoint._format.commit import StoredObject
 
 if TYPE_CHECKING:
     from aioflux.testing import GCSServer

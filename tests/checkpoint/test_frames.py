@@ -27,8 +27,13 @@ from aioflux.checkpoint._format.frames import (
     parse_head,
     plan_slices,
 )
-from aioflux.checkpoint._format.methods import Compressor, Method, plan_methods, plan_planes
-from aioflux.checkpoint._format.planes import PLANE_SIZES
+from aioflux.checkpoint._format.methods import (
+    PLANE_SIZES,
+    Compressor,
+    Method,
+    plan_methods,
+    plan_planes,
+)
 from aioflux.errors import CheckpointCorruptError
 
 KINDS = ("bf16", "fp32", "fp64", "int64", "random", "zeros", "text")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux.checkpoint._format.planes import (
+from aioflux.checkpoint._format.methods import (
     PLANE_SIZES,
     join_planes,
     plan_plane_size,

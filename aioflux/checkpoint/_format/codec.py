@@ -32,10 +32,10 @@ from aioflux.checkpoint._format.methods import (
     Compressor,
     Method,
     plan_methods,
+    plan_plane_size,
     plan_planes,
     require_zstandard,
 )
-from aioflux.checkpoint._format.planes import plan_plane_size
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._format.frames import FrameSlice

@@ -25,8 +25,16 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from aioflux._values.checksums import crc32c
-from aioflux.checkpoint._format.methods import MIN_GAIN, MIN_PLANE_BYTES, Compressor, Method
-from aioflux.checkpoint._format.planes import PLANE_SIZES, Bytes, join_planes, split_planes
+from aioflux.checkpoint._format.methods import (
+    MIN_GAIN,
+    MIN_PLANE_BYTES,
+    PLANE_SIZES,
+    Bytes,
+    Compressor,
+    Method,
+    join_planes,
+    split_planes,
+)
 from aioflux.errors import CheckpointCorruptError
 
 FRAME_SIZE_BYTES: Final = 1024 * 1024

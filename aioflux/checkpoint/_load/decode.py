@@ -15,8 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import torch
 
-from aioflux.checkpoint._format.tensor_zip import HEAD_SIZE_BYTES, find_tensor
-from aioflux.checkpoint._format.zip_records import is_stored
+from aioflux.checkpoint._format.tensor_zip import HEAD_SIZE_BYTES, find_tensor, is_stored
 from aioflux.checkpoint._load.copies import as_elements, narrow
 from aioflux.errors import CheckpointCorruptError, CheckpointError
 

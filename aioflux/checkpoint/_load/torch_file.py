@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Unpack, cast
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint._format.commit import parse_step
-from aioflux.checkpoint._format.zip_records import ZIP_MAGIC, compare_records, is_stored
+from aioflux.checkpoint._format.tensor_zip import ZIP_MAGIC, compare_records, is_stored
 from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._store.mapping import PrivateMemory, read_into_memory
 from aioflux.checkpoint._store.steps import COMMIT_KEYS

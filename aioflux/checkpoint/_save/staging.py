@@ -35,8 +35,8 @@ from aioflux.checkpoint._save.items import (
     has_plain_memory,
 )
 from aioflux.checkpoint._save.job import StagedState
-from aioflux.checkpoint._save.memory_copy import MemoryCopy, address_of, copy_all
 from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES
+from aioflux.checkpoint._save.tensor_memory import MemoryCopy, copy_all, tensor_address
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Arena:
                     devices.add(tensor.device)
                     self._pin()
                     view.copy_(tensor, non_blocking=True)
-                elif source := address_of(tensor):
+                elif source := tensor_address(tensor):
                     copies.append(MemoryCopy(view.data_ptr(), source, view.nbytes))
                 else:
                     view.copy_(tensor)

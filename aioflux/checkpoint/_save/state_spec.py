@@ -27,12 +27,12 @@ from aioflux.checkpoint._format.nesting import (
     CONTAINERS,
     KINDS,
     describe_containers,
+    find_cycle,
     is_leaf_list,
     merge_containers,
 )
 from aioflux.checkpoint._save.items import TENSOR_TYPES, check_storable, find_ties
 from aioflux.checkpoint._save.job import GlobalSavePlan
-from aioflux.checkpoint._save.value_paths import find_cycle
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:

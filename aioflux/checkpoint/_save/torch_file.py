@@ -12,15 +12,12 @@ The crc32 of the zip entries is omitted if torch can omit it for a single call: 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar, copy_context
-from typing import IO, TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from aioflux import _bridge
 from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint._require_torch import require_torch
-from aioflux.checkpoint._save.value_paths import naming_unpicklable
 from aioflux.checkpoint._save.writer import CheckpointWriter, writing
 from aioflux.options import MIB, TransferOptions
 
@@ -70,7 +67,7 @@ def save(
         ModuleNotFoundError: torch is not installed.
     """
     require_torch("aioflux.checkpoint.save")
-    from aioflux.checkpoint._save.tensor_memory import TensorMemory
+    from aioflux.checkpoint._save.tensor_memory import TensorMemory, save_by_torch
 
     root, key = split_object_uri(uri)
     settings = {
@@ -170,28 +167,3 @@ class _StateFile(CheckpointWriter):
 async def _write_all(writer: ObjectWriter, batch: list[tuple[memoryview, bool]]) -> None:
     for view, is_borrowed in batch:
         await (writer.write(view) if is_borrowed else writer.write_copy(view))
-
-
-def save_by_torch(
-    state: object, file: IO[bytes], memory: TensorMemory | None = None, *, has_crc32: bool = False
-) -> None:
-    """Write a state to a file with torch.save.
-
-    Args:
-        state: The state.
-        file: The file.
-        memory: Records the storages of the state.
-        has_crc32: Whether the zip entries have their crc32. They always have it in a version of
-            torch that can only disable it for all threads.
-    """
-    import torch
-    from torch.utils.serialization import config
-
-    def run() -> None:
-        entry = getattr(config, "_config", {}).get("save.compute_crc32")
-        if not has_crc32 and isinstance(getattr(entry, "user_override", None), ContextVar):
-            config.save.compute_crc32 = False
-        torch.save(state, file, pickle_module=memory.pickle_module() if memory else pickle)
-
-    with naming_unpicklable(state):
-        copy_context().run(run)  # the setting of torch changes in this context only

@@ -11,8 +11,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from aioflux._values.meta import ObjectMeta
-from aioflux.checkpoint._format.block_checksums import BlockDigest, joined_blocks, verify_blocks
-from aioflux.checkpoint._format.commit import StoredObject, plan_block_size
+from aioflux.checkpoint._format.commit import (
+    BlockDigest,
+    StoredObject,
+    joined_blocks,
+    plan_block_size,
+    verify_blocks,
+)
 from aioflux.checkpoint._store.steps import uri_below
 from aioflux.errors import (
     CheckpointCorruptError,

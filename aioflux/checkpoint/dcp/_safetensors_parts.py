@@ -19,8 +19,7 @@ import msgspec
 import torch
 
 from aioflux._concurrency.fan_out import gather
-from aioflux.checkpoint._format.block_checksums import BlockDigest
-from aioflux.checkpoint._format.commit import StoredItem, StoredObject, plan_block_size
+from aioflux.checkpoint._format.commit import BlockDigest, StoredItem, StoredObject, plan_block_size
 from aioflux.checkpoint._format.safetensors import model_key, plan_layout
 from aioflux.checkpoint._load.copies import narrow
 from aioflux.checkpoint._save.items import tensor_memory
@@ -29,7 +28,7 @@ from aioflux.checkpoint.dcp._object_plan import WriteKind
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._format.block_checksums import RangeChecksum
+    from aioflux.checkpoint._format.commit import RangeChecksum
     from aioflux.checkpoint._format.safetensors import ObjectLayout, TensorSpec
     from aioflux.checkpoint.dcp._object_plan import ItemPlacement
     from aioflux.store import Store

@@ -19,8 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from aioflux.checkpoint._format.block_checksums import checksum_ranges
-from aioflux.checkpoint._format.commit import StoredItem, data_key, encode_index
+from aioflux.checkpoint._format.commit import StoredItem, checksum_ranges, data_key, encode_index
 from aioflux.checkpoint._format.safetensors import model_key, pack_metadata, plan_layout
 from aioflux.checkpoint._save.items import has_plain_memory, tensor_memory
 from aioflux.checkpoint._store.objects import write_object
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import WriteItem
 
-    from aioflux.checkpoint._format.block_checksums import RangeChecksum
-    from aioflux.checkpoint._format.commit import Commit, StoredObject
+    from aioflux.checkpoint._format.commit import Commit, RangeChecksum, StoredObject
     from aioflux.checkpoint.dcp._object_plan import RankLayout
     from aioflux.checkpoint.dcp._safetensors_parts import TensorLocation
     from aioflux.checkpoint.dcp._upload import RankUpload

@@ -25,10 +25,10 @@ from aioflux.checkpoint._format.dcp_metadata import (
     pickle_metadata,
 )
 from aioflux.checkpoint._save import staging
-from aioflux.checkpoint._save.memory_copy import MemoryCopy, address_of, copy_all
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._save.staging import Arena, Stager
 from aioflux.checkpoint._save.state_spec import CachingPlanner, describe_state
+from aioflux.checkpoint._save.tensor_memory import MemoryCopy, copy_all, tensor_address
 from aioflux.errors import CheckpointError
 from tests.patience import PATIENCE_SECONDS, wait_until
 
@@ -293,10 +293,10 @@ def test_copies_of_every_size(num_threads: int, size: int) -> None:
 
 def test_only_bytes_in_a_row_have_an_address() -> None:
     whole = torch.randn(4, 4, dtype=torch.complex64)
-    assert address_of(whole) == whole.data_ptr()
-    assert address_of(whole[1:]) == whole[1:].data_ptr()
+    assert tensor_address(whole) == whole.data_ptr()
+    assert tensor_address(whole[1:]) == whole[1:].data_ptr()
     for each in (whole.T, whole[:, 1], whole.conj(), whole.imag, torch.empty(3, device="meta")):
-        assert address_of(each) == 0
+        assert tensor_address(each) == 0
 
 
 @pytest.mark.parametrize("offset", [0, 7, 2**31 - 1, 2**31, 2**40])
