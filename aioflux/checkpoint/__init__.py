@@ -16,14 +16,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from aioflux.checkpoint._format.commit import StepInfo
-from aioflux.checkpoint._load.reader import CheckpointReader, MappedReader, open_reader
-from aioflux.checkpoint._load.torch_file import load
+from aioflux.checkpoint._load.torch_file import CheckpointReader, MappedReader, load, open_reader
 from aioflux.checkpoint._maintenance import clean, copy, verify
 from aioflux.checkpoint._require_torch import require_torch
 from aioflux.checkpoint._save.handle import SaveHandle
 from aioflux.checkpoint._save.job import SaveResult
-from aioflux.checkpoint._save.torch_file import save
-from aioflux.checkpoint._save.writer import CheckpointWriter, open_writer
+from aioflux.checkpoint._save.torch_file import CheckpointWriter, open_writer, save
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._checkpointer import Checkpointer

@@ -18,8 +18,7 @@ import aioflux
 from aioflux import TransferOptions, _bridge
 from aioflux.checkpoint import load, save
 from aioflux.checkpoint._save.tensor_memory import TensorMemory
-from aioflux.checkpoint._save.torch_file import _LazyWriter, _StateFile, plan_part_size
-from aioflux.checkpoint._save.writer import writing
+from aioflux.checkpoint._save.torch_file import _LazyWriter, _StateFile, plan_part_size, writing
 from tests.checkpoint.test_torch import assert_equal, state
 from tests.patience import PATIENCE_SECONDS, PATIENT
 

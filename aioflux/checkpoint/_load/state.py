@@ -11,8 +11,6 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 
 from aioflux import _bridge
 from aioflux.checkpoint._format.nesting import CONTAINERS, nest, parameter_names
-from aioflux.checkpoint._load.copies import TensorTarget, ValueTarget, narrow
-from aioflux.checkpoint._load.decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint._load.fetch import fetch
 from aioflux.checkpoint._load.stored_checkpoint import (
     CommitBytes,
@@ -20,6 +18,14 @@ from aioflux.checkpoint._load.stored_checkpoint import (
     StoredShape,
     decode_checkpoint,
     read_commit_object,
+)
+from aioflux.checkpoint._load.targets import (
+    TensorTarget,
+    ValueTarget,
+    as_bytes,
+    default_registry,
+    load_value,
+    narrow,
 )
 from aioflux.checkpoint._store.steps import Replacements, uri_below
 from aioflux.errors import CheckpointCorruptError

@@ -128,7 +128,6 @@ def save_by_torch(
     """
     from torch.utils.serialization import config
 
-
     def run() -> None:
         entry = getattr(config, "_config", {}).get("save.compute_crc32")
         if not has_crc32 and isinstance(getattr(entry, "user_override", None), ContextVar):

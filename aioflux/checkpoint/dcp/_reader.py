@@ -20,14 +20,19 @@ from torch.futures import Future
 from aioflux import _bridge
 from aioflux._values.checksums import crc32c
 from aioflux.checkpoint._format.nesting import CONTAINERS
-from aioflux.checkpoint._load.copies import TensorTarget, ValueTarget
-from aioflux.checkpoint._load.decode import as_bytes, default_registry, load_value
 from aioflux.checkpoint._load.fetch import fetch
 from aioflux.checkpoint._load.stored_checkpoint import (
     CommitBytes,
     StoredCheckpoint,
     decode_checkpoint,
     read_commit_object,
+)
+from aioflux.checkpoint._load.targets import (
+    TensorTarget,
+    ValueTarget,
+    as_bytes,
+    default_registry,
+    load_value,
 )
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._store.steps import Replacements, uri_below

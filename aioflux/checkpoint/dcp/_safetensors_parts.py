@@ -21,7 +21,7 @@ import torch
 from aioflux._concurrency.fan_out import gather
 from aioflux.checkpoint._format.commit import BlockDigest, StoredItem, StoredObject, plan_block_size
 from aioflux.checkpoint._format.safetensors import model_key, plan_layout
-from aioflux.checkpoint._load.copies import narrow
+from aioflux.checkpoint._load.targets import narrow
 from aioflux.checkpoint._save.items import tensor_memory
 from aioflux.checkpoint._store.objects import meta_of, read_range, stored_object, write_object
 from aioflux.checkpoint.dcp._object_plan import WriteKind
