@@ -19,6 +19,7 @@ from torch.futures import Future
 
 from aioflux import _bridge
 from aioflux._values.checksums import crc32c
+from aioflux._values.uri import parse_uri
 from aioflux.checkpoint._format.nesting import CONTAINERS
 from aioflux.checkpoint._load.fetch import fetch
 from aioflux.checkpoint._load.stored_checkpoint import (
@@ -36,7 +37,6 @@ from aioflux.checkpoint._load.targets import (
 )
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._store.steps import Replacements, uri_below
-from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.errors import (
     AiofluxError,
     CheckpointCorruptError,
@@ -55,6 +55,26 @@ if TYPE_CHECKING:
     from aioflux._values.stats import StoreStats
     from aioflux.options import StoreOptions
     from aioflux.store import Store
+
+
+def is_checkpoint_uri(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Return whether `checkpoint_id` has the form of a uri. A path does not."""
+    if not isinstance(checkpoint_id, str):
+        return False
+    try:
+        parse_uri(checkpoint_id)
+    except ValueError:
+        return False
+    return True
+
+
+def require_checkpoint_uri(checkpoint_id: str | os.PathLike[str], *, example: str) -> None:
+    """Raise ValueError unless `checkpoint_id` has the form of a uri."""
+    if not is_checkpoint_uri(checkpoint_id):
+        raise ValueError(
+            f"checkpoint_id must be a string with a uri, such as {example!r}, not "
+            f"{checkpoint_id!r}; a Path drops a slash of gs://"
+        )
 
 
 class _Unreadable(Metadata):

@@ -33,10 +33,14 @@ from aioflux.checkpoint._format.commit import (
     data_key,
     new_save_id,
 )
-from aioflux.checkpoint.dcp._checkpoint_id import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects, plan_ranks
-from aioflux.checkpoint.dcp._safetensors_parts import UploadedPart, finish_objects
-from aioflux.checkpoint.dcp._safetensors_upload import encode_safetensors, plan_uploads
+from aioflux.checkpoint.dcp._reader import is_checkpoint_uri, require_checkpoint_uri
+from aioflux.checkpoint.dcp._safetensors import (
+    UploadedPart,
+    encode_safetensors,
+    finish_objects,
+    plan_uploads,
+)
 from aioflux.checkpoint.dcp._save_context import (
     SaveContext,
     UnfinishedSave,
