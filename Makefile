@@ -63,8 +63,6 @@ PURE := $(addprefix aioflux/,\
 	checkpoint/_load/decode_metadata.py \
 	checkpoint/_load/plan.py \
 	checkpoint/_save/items.py \
-	checkpoint/_store/retention_rules.py \
-	checkpoint/_store/tag_names.py \
 	checkpoint/dcp/_object_plan.py \
 	cli/_cp/plan.py \
 	cli/_text.py \

@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).parents[2] / "aioflux"
 CHECKPOINT_FILES = (
     "checkpoint._format.commit checkpoint._store.steps checkpoint._store.copy "
     "checkpoint._store.history checkpoint._store.orphans checkpoint._store.retention "
-    "checkpoint._store.retention_rules checkpoint._store.verify"
+    "checkpoint._store.retention checkpoint._store.verify"
 )
 # What every service on the data plane is made of.
 SERVICE_PARTS = (
@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, str] = {
         "checkpoint._format.* checkpoint._store.* checkpoint._save.* checkpoint._load.*"
     ),
     "checkpoint": (
-        f"{BLOCKING} checkpoint._format.* checkpoint._store.* "
+        f"{BLOCKING} _concurrency.fan_out checkpoint._format.* checkpoint._store.* "
         "checkpoint._save.* checkpoint._load.* checkpoint.dcp.*"
     ),
     # over the interfaces of others

@@ -1,4 +1,6 @@
-"""The commit object: it makes a checkpoint visible and stores its checksums. Pure.
+"""The commit object with its checksums, and the keys of all objects of a checkpoint. Pure.
+
+The commit object makes a checkpoint visible:
 
     pickle of DCP's Metadata | head | JSON of `Commit` | footer: magic, size of the JSON, crc32c
 
@@ -22,6 +24,7 @@ import struct
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -54,6 +57,15 @@ _DATA_KEY = re.compile(
 )
 _STEP = re.compile(r"step-(\d{8,})/?")
 _INDEX_FIELD = "aioflux"
+
+_SAFE_IN_NAMES: Final = " !#$&'()+,;=@[]^{}~"
+"""Characters besides letters, digits and `-._` that every service and file system allows."""
+
+_MAX_NAME_BYTES: Final = 200
+"""File systems allow names of 255 bytes, and the key of a part adds a prefix to its name."""
+
+_NUMBER_AT_END = re.compile(r"(\d{1,15})$")
+_PART = "part-"
 
 
 class NewerFormatError(CheckpointCorruptError):
@@ -335,6 +347,50 @@ def parse_step(prefix: str) -> int | None:
     if match is None or step_prefix(int(match[1])).rstrip("/") != prefix.rstrip("/"):
         return None
     return int(match[1])
+
+
+def quote_name(name: str) -> str:
+    """Quote a tag or the name of a part as one segment of a key; `tag_of` reverses it.
+
+    Raises:
+        TypeError: `name` is not a string.
+        ValueError: `name` is empty or too long.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a tag or the name of a part must be a string, not {type(name).__name__}")
+    quoted = quote(name, safe=_SAFE_IN_NAMES)
+    if quoted.startswith("."):  # `.` and `..` are directories; listings may skip dot files
+        quoted = f"%2E{quoted[1:]}"
+    if not 1 <= len(quoted) <= _MAX_NAME_BYTES:
+        raise ValueError(
+            f"{name!r} is not a valid tag or name of a part: in a key it has {len(quoted)} bytes, "
+            f"and 1 to {_MAX_NAME_BYTES} are allowed"
+        )
+    return quoted
+
+
+def is_tag(segment: str) -> bool:
+    """Return whether a segment of a key is a result of `quote_name`."""
+    try:
+        return quote_name(tag_of(segment)) == segment
+    except ValueError:
+        return False
+
+
+def tag_of(segment: str) -> str:
+    """Return the tag that `quote_name` has quoted as a segment of a key."""
+    return unquote(segment)
+
+
+def part_name(key: str) -> str:
+    """Return the name of the part in the key of a data object."""
+    return unquote(key.rpartition("/")[2].removeprefix(_PART))
+
+
+def step_of(tag: str) -> int:
+    """Return the number at the end of a tag, such as 500 of `global_step500`, or 0."""
+    match = _NUMBER_AT_END.search(tag)
+    return int(match[1]) if match else 0
 
 
 class RangeChecksum(NamedTuple):

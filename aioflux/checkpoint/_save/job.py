@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, StoredObject, step_prefix
-from aioflux.checkpoint._store.retention_rules import Retention
+from aioflux.checkpoint._store.retention import Retention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 steps, commit        the commit objects: list, read, write
 objects, mapping     data objects: write, read ranges, read whole objects into memory
-tags, tag_names      checkpoints of named parts under a tag
+tags                 checkpoints of named parts under a tag
 verify               whether all objects of a checkpoint exist, with the right bytes
 retention            which steps are kept, and the removal of the others
 orphans              deletion of objects that no commit lists

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import gather_bounded
-from aioflux.checkpoint._format.commit import COMMIT_KEY, part_key
+from aioflux.checkpoint._format.commit import (
+    COMMIT_KEY,
+    is_tag,
+    part_key,
+    part_name,
+    quote_name,
+    tag_of,
+)
 from aioflux.checkpoint._store.mapping import MemoryFile
 from aioflux.checkpoint._store.objects import read_range
 from aioflux.checkpoint._store.steps import MAX_IN_FLIGHT, is_original, read_commit, uri_below
-from aioflux.checkpoint._store.tag_names import is_tag, part_name, quote_name, tag_of
 from aioflux.checkpoint._store.verify import plan_pieces, verify
 from aioflux.errors import CheckpointCorruptError, CheckpointError, NotFoundError
 

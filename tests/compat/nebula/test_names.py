@@ -14,9 +14,8 @@ from torch.distributed.checkpoint.metadata import (
     MetadataIndex,
 )
 
-from aioflux.checkpoint._format.commit import part_key
+from aioflux.checkpoint._format.commit import part_key, part_name, quote_name, step_of, tag_of
 from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
-from aioflux.checkpoint._store.tag_names import part_name, quote_name, step_of, tag_of
 from aioflux.compat import nebula as nm
 
 ID = "20261122T071145.918Z-f55e2f04"
