@@ -41,11 +41,12 @@ from aioflux.checkpoint._save.job import (
     SaveResult,
     StagedState,
     UploadSettings,
+    plan_settings,
+    plan_transfer,
 )
 from aioflux.checkpoint._save.loop_uploader import LoopUploader, Uploader
 from aioflux.checkpoint._save.process_uploader import ProcessUploader
 from aioflux.checkpoint._save.ranks import open_ranks
-from aioflux.checkpoint._save.request_rates import plan_settings, plan_transfer
 from aioflux.checkpoint._save.staging import Arena, ArenaLayout, Stager
 from aioflux.checkpoint._save.state_spec import (
     CachingPlanner,

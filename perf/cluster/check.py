@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux.checkpoint._save.job import UploadSettings
-from aioflux.checkpoint._save.save_queue import SaveQueue
+from aioflux.checkpoint._save.loop_uploader import SaveQueue
 from aioflux.errors import NotFoundError
 from aioflux.options import TransferOptions
 from aioflux.store import open_store

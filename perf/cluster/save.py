@@ -16,9 +16,15 @@ from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
 from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, decode_commit
-from aioflux.checkpoint._save.job import GlobalSavePlan, Job, StagedState, UploadSettings
-from aioflux.checkpoint._save.request_rates import plan_settings, plan_transfer
-from aioflux.checkpoint._save.save_queue import SaveQueue
+from aioflux.checkpoint._save.job import (
+    GlobalSavePlan,
+    Job,
+    StagedState,
+    UploadSettings,
+    plan_settings,
+    plan_transfer,
+)
+from aioflux.checkpoint._save.loop_uploader import SaveQueue
 from aioflux.checkpoint._store import steps
 from aioflux.errors import AiofluxError
 from aioflux.options import TransferOptions

@@ -14,16 +14,19 @@ from aioflux._services.memory import MemoryService
 from aioflux._values.uri import parse_uri
 from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, plan_block_size
 from aioflux.checkpoint._save.commit_protocol import RankSave
-from aioflux.checkpoint._save.job import GlobalSavePlan, Job, StagedState, UploadSettings
-from aioflux.checkpoint._save.manifests import Manifests
-from aioflux.checkpoint._save.request_rates import (
+from aioflux.checkpoint._save.job import (
     DELETES_PER_SECOND,
+    GlobalSavePlan,
+    Job,
+    StagedState,
+    UploadSettings,
     first_heartbeat_delay,
     plan_blocks_for,
     plan_settings,
     plan_transfer,
     start_delay,
 )
+from aioflux.checkpoint._save.manifests import Manifests
 from aioflux.options import RetryPolicy, Timeouts
 from aioflux.store import Store
 from aioflux.testing.faults import FlakyService

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux.checkpoint._format.commit import data_key
 from aioflux.checkpoint._save.coordinator import Coordinator, encode_metadata
-from aioflux.checkpoint._save.job import Manifest, SaveResult
+from aioflux.checkpoint._save.job import Manifest, SaveResult, plan_blocks_for, start_delay
 from aioflux.checkpoint._save.manifests import (
     FailedElsewhereError,
     Manifests,
@@ -33,7 +33,6 @@ from aioflux.checkpoint._save.manifests import (
     failure_of,
 )
 from aioflux.checkpoint._save.packing import compressed_pieces, staged_pieces
-from aioflux.checkpoint._save.request_rates import plan_blocks_for, start_delay
 from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint._store.steps import read_commit
 from aioflux.errors import (

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux.checkpoint._save.job import Job
-from aioflux.checkpoint._save.save_queue import SaveQueue
+from aioflux.checkpoint._save.loop_uploader import SaveQueue
 from aioflux.checkpoint._save.uploader_messages import (
     MAX_FDS,
     MAX_READ_BYTES,

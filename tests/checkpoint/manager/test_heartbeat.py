@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import PermissionDeniedError, TransferOptions, TransientError, open_store
-from aioflux.checkpoint._save.heartbeat import Heartbeat, HeartbeatMonitor, heartbeat_key
 from aioflux.checkpoint._save.job import UploadSettings
-from aioflux.checkpoint._save.save_queue import SaveQueue
+from aioflux.checkpoint._save.loop_uploader import SaveQueue
+from aioflux.checkpoint._save.manifests import Heartbeat, HeartbeatMonitor, heartbeat_key
 from aioflux.checkpoint._store.orphans import save_of
 from aioflux.testing import GCSServer
 from tests.checkpoint.manager.worker_process import wait_until
