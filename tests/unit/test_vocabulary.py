@@ -25,7 +25,6 @@ NOUNS = {
     "listing",
     "mapping",  # of memory, as in mmap
     "nesting",
-    "packing",
     "sharding",
     "staging",
 }

@@ -1,1 +1,1 @@
-"""Saves: staging, packing, upload and commit."""
+"""Saves: staging, upload and commit."""

@@ -5,8 +5,8 @@
                   -> delete the manifests and the steps beyond retention
 
 The ranks communicate by manifests in the bucket (`manifests`) and not by collectives, because the
-upload runs during training, and possibly in the uploader process. If the heartbeats of a rank stop
-(`heartbeat`), or if its manifest is missing after `commit_seconds`, the save fails on all ranks.
+upload runs during training, and possibly in the uploader process. If the heartbeats of a rank stop,
+or if its manifest is missing after `commit_seconds`, the save fails on all ranks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
 from aioflux._concurrency.run_to_completion import wait_until_done
+from aioflux.checkpoint._format.codec import Codec, EncodedItem, Packer
 from aioflux.checkpoint._format.commit import data_key
 from aioflux.checkpoint._save.coordinator import Coordinator, encode_metadata
 from aioflux.checkpoint._save.job import Manifest, SaveResult, plan_blocks_for, start_delay
@@ -32,7 +33,6 @@ from aioflux.checkpoint._save.manifests import (
     UnknownOutcomeError,
     failure_of,
 )
-from aioflux.checkpoint._save.packing import compressed_pieces, staged_pieces
 from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint._store.steps import read_commit
 from aioflux.errors import (
@@ -44,8 +44,8 @@ from aioflux.errors import (
 )
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._format.commit import Commit, StoredObject
-    from aioflux.checkpoint._save.job import Job, UploadSettings
+    from aioflux.checkpoint._format.commit import Commit, StoredItem, StoredObject
+    from aioflux.checkpoint._save.job import Compression, Job, StagedState, UploadSettings
     from aioflux.checkpoint._store.history import Outcome, SaveRecord
     from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.store import Store
@@ -263,10 +263,10 @@ class RankSave:
         key = data_key(job.save_id, job.rank, job.attempt)
         items = list(staged.items)
         if (compression := self._settings.compression) is None:
-            stored = await self._write(key, staged_pieces(staged, self._memory))
+            stored = await self._write(key, _staged_pieces(staged, self._memory))
         else:
             items.clear()
-            packing = compressed_pieces(staged, self._memory, compression, items)
+            packing = _compressed_pieces(staged, self._memory, compression, items)
             async with aclosing(packing) as pieces:
                 stored = await self._write(key, pieces)
         self._num_bytes = stored.size
@@ -417,3 +417,46 @@ async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     await wait_until_done(task)
     return task.result()
+
+
+def _staged_pieces(state: StagedState, memory: memoryview) -> list[bytes | memoryview]:
+    """Return the bytes of the data object without compression: the arena and the tail."""
+    return [memory[: state.size], *state.tail]
+
+
+async def _compressed_pieces(
+    state: StagedState, memory: memoryview, compression: Compression, stored: list[StoredItem]
+) -> AsyncGenerator[bytes | memoryview]:
+    """Yield the bytes of the data object with its large tensors compressed.
+
+    At the end of the iteration the location of each item is appended to `stored`.
+    """
+    # Tied tensors share one item, which is written once, for the first of them.
+    firsts = {item.offset: number for number, item in reversed([*enumerate(state.items)])}
+    with Codec(
+        level=compression.level, threads=compression.threads, byte_planes=compression.byte_planes
+    ) as codec:
+        packer = Packer(codec)
+        async with aclosing(packer.pack([*_staged_items(state, memory, firsts)])) as pieces:
+            async for piece in pieces:
+                yield piece
+    written = dict(zip(sorted(firsts.values()), packer.stored, strict=True))
+    stored += [written[firsts[item.offset]] for item in state.items]
+
+
+def _staged_items(
+    state: StagedState, memory: memoryview, firsts: dict[int, int]
+) -> Iterator[EncodedItem]:
+    """Yield the items of a state; tied tensors yield one item."""
+    tail = iter(state.tail)
+    sizes = state.element_sizes
+    for number, (item, element_size) in enumerate(zip(state.items, sizes, strict=True)):
+        if firsts[item.offset] != number:
+            continue
+        if item.offset >= state.size:
+            yield EncodedItem((next(tail),), item.length)
+            continue
+        start, stop = item.data_start, item.data_start + item.data_size
+        end = item.offset + item.length
+        segments = (memory[item.offset : start], memory[start:stop], memory[stop:end])
+        yield EncodedItem(segments, item.length, start - item.offset, item.data_size, element_size)

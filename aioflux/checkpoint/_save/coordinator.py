@@ -13,10 +13,9 @@ import msgspec
 from aioflux.checkpoint._format.commit import COMMIT_KEY, Commit, encode_commit
 from aioflux.checkpoint._format.dcp_metadata import ItemLocation, add_storage_data
 from aioflux.checkpoint._save.manifests import UnknownOutcomeError
-from aioflux.checkpoint._store.commit import finish_commit, write_commit
 from aioflux.checkpoint._store.history import SaveRecord
 from aioflux.checkpoint._store.retention import prune
-from aioflux.checkpoint._store.steps import read_commits
+from aioflux.checkpoint._store.steps import finish_commit, read_commits, write_commit
 from aioflux.errors import AiofluxError, CheckpointError, TransientError
 
 if TYPE_CHECKING:

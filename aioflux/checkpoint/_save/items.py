@@ -28,8 +28,8 @@ from typing import Any, Final
 import torch
 from torch._utils import _rebuild_tensor_v2, _rebuild_tensor_v3
 
+from aioflux.checkpoint._format.codec import ALIGNMENT_BYTES, EncodedItem
 from aioflux.checkpoint._format.nesting import naming_unpicklable
-from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES, EncodedItem
 
 _ROOT: Final = "archive/"
 """Prefix of all entry names, the same that torch.save writes to a file object."""

@@ -26,6 +26,7 @@ import torch
 
 from aioflux import _bridge
 from aioflux._transfer.prefault import populate
+from aioflux.checkpoint._format.codec import ALIGNMENT_BYTES
 from aioflux.checkpoint._format.commit import StoredItem
 from aioflux.checkpoint._save.items import (
     encode_object,
@@ -35,7 +36,6 @@ from aioflux.checkpoint._save.items import (
     has_plain_memory,
 )
 from aioflux.checkpoint._save.job import StagedState
-from aioflux.checkpoint._save.packing import ALIGNMENT_BYTES
 from aioflux.checkpoint._save.tensor_memory import MemoryCopy, copy_all, tensor_address
 from aioflux.errors import CheckpointError
 

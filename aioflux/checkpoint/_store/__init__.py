@@ -1,6 +1,6 @@
 """The objects of checkpoints in a store, and all operations on them. Needs no torch.
 
-steps, commit        the commit objects: list, read, write
+steps                the commit objects: list, read, write
 objects, mapping     data objects: write, read ranges, read whole objects into memory
 tags                 checkpoints of named parts under a tag
 verify               whether all objects of a checkpoint exist, with the right bytes

@@ -28,14 +28,15 @@ from aioflux.checkpoint._format.commit import (
     parse_step,
     step_prefix,
 )
-from aioflux.checkpoint._store.commit import delete_logged, write_commit
 from aioflux.checkpoint._store.objects import read_range
 from aioflux.checkpoint._store.steps import (
     as_prefix,
+    delete_logged,
     is_original,
     list_prefixes,
     read_commits,
     uri_below,
+    write_commit,
 )
 from aioflux.checkpoint._store.verify import check_listed, plan_pieces, verify
 from aioflux.errors import (

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aioflux import _bridge
-from aioflux.checkpoint._store.commit import delete_logged, write_commit
-from aioflux.checkpoint._store.steps import read_commits
+from aioflux.checkpoint._store.steps import delete_logged, read_commits, write_commit
 from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:

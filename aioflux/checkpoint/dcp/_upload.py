@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from aioflux._concurrency.fan_out import gather
+from aioflux.checkpoint._format.codec import EncodedItem, Packer
 from aioflux.checkpoint._format.commit import encode_commit
 from aioflux.checkpoint._save.items import (
     check_storable,
@@ -40,7 +41,6 @@ from aioflux.checkpoint._save.items import (
     find_ties,
     has_plain_memory,
 )
-from aioflux.checkpoint._save.packing import EncodedItem, Packer
 from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint.dcp._object_plan import item_bytes
 from aioflux.errors import AiofluxError, CheckpointError
