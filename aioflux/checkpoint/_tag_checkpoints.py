@@ -40,8 +40,7 @@ from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
 from aioflux.checkpoint._save.commit_protocol import RankSave
 from aioflux.checkpoint._save.job import GlobalSavePlan, Job, UploadSettings
 from aioflux.checkpoint._store.history import HistoryWriter
-from aioflux.checkpoint._store.mapping import MemoryFile, read_into_memory
-from aioflux.checkpoint._store.objects import write_object
+from aioflux.checkpoint._store.objects import MemoryFile, read_into_memory, write_object
 from aioflux.checkpoint._store.tags import (
     StoredTag,
     is_valid,

@@ -26,7 +26,7 @@ from aioflux._values.uri import split_object_uri
 from aioflux.checkpoint._format.commit import parse_step
 from aioflux.checkpoint._format.tensor_zip import ZIP_MAGIC, compare_records, is_stored
 from aioflux.checkpoint._require_torch import require_torch
-from aioflux.checkpoint._store.mapping import MemoryFile, PrivateMemory, read_into_memory
+from aioflux.checkpoint._store.objects import MemoryFile, PrivateMemory, read_into_memory
 from aioflux.checkpoint._store.steps import COMMIT_KEYS
 from aioflux.errors import AiofluxError, ChecksumError, NotFoundError, StorageError
 from aioflux.options import TransferOptions

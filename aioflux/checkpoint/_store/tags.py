@@ -15,8 +15,7 @@ from aioflux.checkpoint._format.commit import (
     quote_name,
     tag_of,
 )
-from aioflux.checkpoint._store.mapping import MemoryFile
-from aioflux.checkpoint._store.objects import read_range
+from aioflux.checkpoint._store.objects import MemoryFile, read_range
 from aioflux.checkpoint._store.steps import MAX_IN_FLIGHT, is_original, read_commit, uri_below
 from aioflux.checkpoint._store.verify import plan_pieces, verify
 from aioflux.errors import CheckpointCorruptError, CheckpointError, NotFoundError
