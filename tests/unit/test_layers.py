@@ -98,7 +98,7 @@ MAY_IMPORT: dict[str, str] = {
         "integrations.lightning._uris"
     ),
     "compat.nebula": (
-        f"{BLOCKING} checkpoint checkpoint._tag_checkpoints checkpoint._save.uploader_messages"
+        f"{BLOCKING} checkpoint checkpoint._tag_checkpoints checkpoint._save.process_uploader"
     ),
     "compat.s3_datapipes": f"{BLOCKING} data._error_policy data._object_stream data._store_reader",
     "testing": f"{STORE} sync _services.base _services.open testing.gcs_server.*",

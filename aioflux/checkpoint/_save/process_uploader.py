@@ -2,6 +2,10 @@
 
 The two processes share the memory of the arenas, so that a job is a short message. If the uploader
 process dies, another one is started and receives the jobs that are not complete.
+
+A message is a length and a pickle, over a socket. The descriptor of an arena is sent with the
+message that names the arena. Unpickling is safe here: the trainer started the uploader process, and
+no other process has the socket.
 """
 
 from __future__ import annotations
@@ -12,16 +16,16 @@ import logging
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import _bridge
-from aioflux.checkpoint._save.uploader_messages import MAX_READ_BYTES, Inbox, send
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -31,6 +35,11 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 _log = logging.getLogger("aioflux")
+
+_HEAD: Final = struct.Struct(">Q")
+
+MAX_READ_BYTES: Final = 1024 * 1024
+MAX_FDS: Final = 16
 
 _MAX_ATTEMPTS: Final = 4
 """Attempts to upload one save. The save fails if the uploader process dies in each attempt."""
@@ -43,6 +52,49 @@ _RECORD_SECONDS: Final = 10.0
 
 _EXIT_SECONDS: Final = 30.0
 """Timeout of the exit of the uploader process, after its last job."""
+
+
+def encode(message: Any) -> bytes:
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _HEAD.pack(len(data)) + data
+
+
+def send(target: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
+    """Send a message with descriptors; blocks until the socket's buffer has all bytes."""
+    data = encode(message)
+    sent = socket.send_fds(target, [data], list(fds)) if fds else 0
+    target.sendall(memoryview(data)[sent:])
+
+
+class Inbox:
+    """Decoder of received bytes into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self.fds: list[int] = []
+        """Received descriptors. The handler of a message removes the descriptors it uses."""
+
+    def feed(self, data: bytes, fds: Sequence[int] = ()) -> Iterator[Any]:
+        """Add received bytes, and yield the messages that are complete."""
+        self._data += data
+        self.fds += fds
+        while len(self._data) >= _HEAD.size:
+            (size,) = _HEAD.unpack_from(self._data)
+            end = _HEAD.size + size
+            if len(self._data) < end:
+                return
+            message = bytes(memoryview(self._data)[_HEAD.size : end])
+            del self._data[:end]
+            yield pickle.loads(message)  # noqa: S301  see the module's docstring
+
+
+def picklable_error(error: BaseException) -> BaseException:
+    """Return the error; if it cannot be pickled, a CheckpointError with its class and message."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
+    except Exception:
+        return CheckpointError(f"{type(error).__name__}: {error}")
+    return error
 
 
 @dataclass(slots=True)

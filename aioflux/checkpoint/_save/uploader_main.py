@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aioflux.checkpoint._save.job import Job
 from aioflux.checkpoint._save.loop_uploader import SaveQueue
-from aioflux.checkpoint._save.uploader_messages import (
+from aioflux.checkpoint._save.process_uploader import (
     MAX_FDS,
     MAX_READ_BYTES,
     Inbox,

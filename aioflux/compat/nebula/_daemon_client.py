@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aioflux import _bridge
-from aioflux.checkpoint._save.uploader_messages import MAX_FDS, MAX_READ_BYTES, Inbox, send
+from aioflux.checkpoint._save.process_uploader import MAX_FDS, MAX_READ_BYTES, Inbox, send
 from aioflux.compat.nebula._node_daemon import NodeDaemon
 from aioflux.compat.nebula._node_daemon_process import lock_path
 from aioflux.compat.nebula._settings import credential_variables, socket_path

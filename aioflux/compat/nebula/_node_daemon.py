@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.checkpoint._save.uploader_messages import (
+from aioflux.checkpoint._save.process_uploader import (
     MAX_FDS,
     MAX_READ_BYTES,
     Inbox,

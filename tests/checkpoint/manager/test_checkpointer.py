@@ -614,10 +614,7 @@ THREAD = tuple(
         "checkpoint/_save/staging.py",
     )
 )
-PROCESS = tuple(
-    str(PACKAGE / "checkpoint/_save" / each)
-    for each in ("process_uploader.py", "uploader_messages.py")
-)
+PROCESS = (str(PACKAGE / "checkpoint/_save/process_uploader.py"),)
 
 
 def interrupted_at(

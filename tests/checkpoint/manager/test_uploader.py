@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import aioflux
-from aioflux.checkpoint._save.uploader_messages import Inbox, encode, picklable_error, send
+from aioflux.checkpoint._save.process_uploader import Inbox, encode, picklable_error, send
 from aioflux.errors import CheckpointError, PermissionDeniedError
 from tests.checkpoint.manager.trainer import is_state_of, state_of
 from tests.checkpoint.manager.worker_process import (

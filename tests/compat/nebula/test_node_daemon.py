@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import aioflux
-from aioflux.checkpoint._save.uploader_messages import Inbox
+from aioflux.checkpoint._save.process_uploader import Inbox
 from aioflux.compat import nebula as nm
 from aioflux.compat.nebula import _training_run
 from aioflux.compat.nebula._memory_tier import GROWING, MemoryTier, Version
