@@ -63,6 +63,7 @@ PURE := $(addprefix aioflux/,\
 	checkpoint/_load/decode_metadata.py \
 	checkpoint/_load/plan.py \
 	checkpoint/_save/items.py \
+	checkpoint/_store/retention_rules.py \
 	checkpoint/dcp/_object_plan.py \
 	cli/_cp/plan.py \
 	cli/_text.py \

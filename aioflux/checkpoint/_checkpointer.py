@@ -57,7 +57,8 @@ from aioflux.checkpoint._save.state_spec import (
 from aioflux.checkpoint._schedule import Schedule, StopSignals
 from aioflux.checkpoint._store import verify as _verify
 from aioflux.checkpoint._store.history import SaveRecord, read_history
-from aioflux.checkpoint._store.retention import Pruned, Retention, prune
+from aioflux.checkpoint._store.retention import Pruned, prune
+from aioflux.checkpoint._store.retention_rules import Retention
 from aioflux.checkpoint._store.steps import describe_steps, list_steps, uri_below
 from aioflux.checkpoint.dcp import _load_step as _step
 from aioflux.errors import (

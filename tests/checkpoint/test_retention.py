@@ -13,7 +13,7 @@ from msgspec import structs
 from aioflux import RetryPolicy, checkpoint, open_store
 from aioflux.checkpoint import Checkpointer
 from aioflux.checkpoint._format.commit import FORMAT, StepInfo, encode_commit, step_prefix
-from aioflux.checkpoint._store.retention import Retention, plan_prune
+from aioflux.checkpoint._store.retention_rules import Retention, plan_prune
 from aioflux.errors import AiofluxError, PermissionDeniedError, PreconditionFailedError
 from aioflux.testing.gcs_server import Hook
 from tests.checkpoint.saves import METADATA, save_id, save_step

@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).parents[2] / "aioflux"
 CHECKPOINT_FILES = (
     "checkpoint._format.commit checkpoint._store.steps checkpoint._store.copy "
     "checkpoint._store.history checkpoint._store.orphans checkpoint._store.retention "
-    "checkpoint._store.retention checkpoint._store.verify"
+    "checkpoint._store.retention_rules checkpoint._store.verify"
 )
 # What every service on the data plane is made of.
 SERVICE_PARTS = (

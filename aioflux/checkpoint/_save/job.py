@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, StoredObject, step_prefix
-from aioflux.checkpoint._store.retention import Retention
+from aioflux.checkpoint._store.retention_rules import Retention
 from aioflux.options import TransferOptions
 
 _STARTS_PER_SECOND: Final = 400

@@ -14,7 +14,7 @@ from aioflux.cli._text import format_count, json_line, one_line, parse_age
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._store.retention import Retention
+    from aioflux.checkpoint._store.retention_rules import Retention
 
 KeepLast = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Keep the N newest valid steps.")
@@ -100,7 +100,7 @@ def prune_command(
 def _parse_rules(
     keep_last: int | None, keep_every: int | None, keep_best: str | None, ttl: str | None
 ) -> Retention:
-    from aioflux.checkpoint._store.retention import Retention
+    from aioflux.checkpoint._store.retention_rules import Retention
 
     try:
         retention = Retention(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import pickle
 import sys
@@ -14,7 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioflux.checkpoint._format.tensor_zip import HEAD_SIZE_BYTES, ZippedTensor, find_tensor
+from aioflux.checkpoint._format.tensor_zip import (
+    HEAD_SIZE_BYTES,
+    ZippedTensor,
+    compare_records,
+    find_tensor,
+)
 from aioflux.checkpoint._save.items import encode_tensor
 
 if TYPE_CHECKING:
@@ -189,3 +195,23 @@ def test_damage_is_found_or_left_to_torch_load(at: int, new: bytes, cut: int) ->
 def test_nothing_is_found_in_a_short_head() -> None:
     assert FOUND is not None
     assert all(find_tensor(ITEM[:cut]) is None for cut in range(FOUND.start - 1))
+
+
+@pytest.mark.parametrize("is_zip", [False, True], ids=["before torch 1.6", "zip"])
+def test_records_without_a_crc32_are_not_compared(is_zip: bool) -> None:
+    data = saved_without_crc32([1, 2]) if is_zip else pickle.dumps([1, 2])
+    with mmap.mmap(-1, len(data)) as file:
+        file[:] = data
+        compare_records(file, "gs://bucket/model.pt")
+        assert file.tell() == 0
+
+
+def saved_without_crc32(value: Any) -> bytes:
+    file = io.BytesIO()
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(value, file)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    return file.getvalue()
