@@ -50,8 +50,8 @@ PURE := $(addprefix aioflux/,\
 	_values/meta.py \
 	_values/stats.py \
 	_values/uri.py \
-	checkpoint/_format/commit.py \
 	checkpoint/_format/codec.py \
+	checkpoint/_format/commit.py \
 	checkpoint/_format/dcp_metadata.py \
 	checkpoint/_format/frames.py \
 	checkpoint/_format/methods.py \
