@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
@@ -44,11 +44,17 @@ if TYPE_CHECKING:
 
     from aioflux._values.meta import ObjectMeta
     from aioflux.checkpoint._format.codec import Codec
-    from aioflux.checkpoint._load.plan import PlannedRead
+    from aioflux.checkpoint._load.plan import Part, Read
     from aioflux.checkpoint._load.stored_checkpoint import LocatedItem, StoredCheckpoint
     from aioflux.checkpoint._load.targets import RangeCopy
     from aioflux.options import TransferOptions
     from aioflux.store import Store
+
+ObjectRead: TypeAlias = "tuple[str, Read[RangeCopy]]"
+"""The key of an object and a read of it."""
+Piece: TypeAlias = "tuple[Part[RangeCopy], torch.Tensor | None]"
+"""A part of a read and its bytes, valid until the next pieces are requested; None if they are in
+the target already."""
 
 _SMALL_BYTES: Final = 64 * 1024
 """Items of stock DCP up to this size are read whole. For larger items, one more request finds the
@@ -84,13 +90,13 @@ def fetch(
     for target in targets:
         _check_bounds(objects, target.name, target.stored)
     starts = _find_memories(objects, targets)
-    copies = [
-        (target.stored.key, index, copy)
-        for index, target in enumerate(targets)
-        for copy in _plan_copies(objects, target, starts.get(index), registry)
-    ]
+    copies: dict[str, list[RangeCopy]] = {}
+    for index, target in enumerate(targets):
+        for copy in _plan_copies(objects, target, starts.get(index), registry):
+            copy.index = index
+            copies.setdefault(target.stored.key, []).append(copy)
     reads = _plan_object_reads(objects, copies)
-    num_missing = Counter(index for read in reads for index, _ in read.copies)
+    num_missing = Counter(part.copy.index for _, read in reads for part in read.parts)
     for index in range(len(targets)):
         if not num_missing[index]:  # a tensor without elements
             on_loaded(index)
@@ -151,16 +157,11 @@ def _search_memories(
         if start is not None:
             starts[index] = target.stored.offset + start
 
-    copies = [
-        (
-            target.stored.key,
-            index,
-            ItemCopy(
-                target.stored._replace(length=HEAD_SIZE_BYTES), partial(search, index, target)
-            ),
-        )
-        for index, target in unknown
-    ]
+    copies: dict[str, list[RangeCopy]] = {}
+    for index, target in unknown:
+        head = target.stored._replace(length=HEAD_SIZE_BYTES)
+        copy = ItemCopy(head, partial(search, index, target))
+        copies.setdefault(head.key, []).append(copy)
     for _ in _run(objects, _plan_object_reads(objects, copies)):
         pass
 
@@ -194,19 +195,14 @@ def _load_transformed(
 
 
 def _plan_object_reads(
-    objects: DataObjects, copies: Iterable[tuple[str, int, RangeCopy]]
+    objects: DataObjects, copies: Mapping[str, Sequence[RangeCopy]]
 ) -> list[ObjectRead]:
-    """Return the reads for all copies, given as (key, index of the target, copy)."""
-    by_key: dict[str, list[tuple[int, RangeCopy]]] = {}
-    for key, index, copy in copies:
-        by_key.setdefault(key, []).append((index, copy))
+    """Return the reads for the copies of each object."""
     return [
-        ObjectRead(key, read, tuple(group[part.range_index] for part in read.parts))
-        for key, group in by_key.items()
+        (key, read)
+        for key, group in copies.items()
         for read in plan_reads(
-            [copy.needed for _, copy in group],
-            size=objects.size_of(key),
-            block_size=objects.block_size_of(key),
+            group, size=objects.size_of(key), block_size=objects.block_size_of(key)
         )
     ]
 
@@ -215,15 +211,15 @@ def _run(objects: DataObjects, reads: Sequence[ObjectRead]) -> Iterator[int]:
     """Run reads and their copies. Yield, for each finished copy, the index of its target."""
     with ExitStack() as stack:
         codec = None
-        if any(isinstance(copy, FramesCopy) for read in reads for _, copy in read.copies):
+        if any(isinstance(part.copy, FramesCopy) for _, read in reads for part in read.parts):
             from aioflux.checkpoint._format.codec import Codec
 
             codec = stack.enter_context(Codec())
         for pieces in _bridge.iterate(run_reads(objects, reads, codec)):
-            for index, copy, start, data in pieces:
+            for part, data in pieces:
                 if data is not None:
-                    copy.finish(start, data)
-                yield index
+                    part.copy.finish(part.start, data)
+                yield part.copy.index
 
 
 class DataObjects:
@@ -306,37 +302,13 @@ def _missing_error(uri: str) -> CheckpointCorruptError:
     )
 
 
-class ObjectRead(NamedTuple):
-    """One read of an object, and the copies of its parts."""
-
-    key: str
-    read: PlannedRead
-    copies: tuple[tuple[int, RangeCopy], ...]
-    """For each part of the read: index of the target, and the copy."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the buffers that the read needs, in bytes."""
-        if self.read.is_direct:
-            return 0
-        decoded = sum(copy.num_bytes for _, copy in self.copies if isinstance(copy, FramesCopy))
-        return self.read.end - self.read.start + decoded
-
-
-class ReadPiece(NamedTuple):
-    """Bytes that were read for one copy."""
-
-    target_index: int
-    copy: RangeCopy
-    start: int
-    """Offset of the bytes in the object."""
-    data: torch.Tensor | None
-    """The bytes, valid until the next pieces are requested; None if they are in the target."""
-
-
-class _FinishedRead(NamedTuple):
-    pieces: list[ReadPiece]
-    buffers: list[torch.Tensor]
+def _buffer_bytes(read: Read[RangeCopy]) -> int:
+    """Return the size of the buffers that a read needs, in bytes."""
+    if read.is_direct:
+        return 0
+    copies = (part.copy for part in read.parts)
+    decoded = sum(copy.num_bytes for copy in copies if isinstance(copy, FramesCopy))
+    return read.end - read.start + decoded
 
 
 class _BufferPool:
@@ -361,41 +333,40 @@ class _BufferPool:
 
 async def run_reads(
     objects: DataObjects, reads: Iterable[ObjectRead], codec: Codec | None
-) -> AsyncGenerator[list[ReadPiece], None]:
+) -> AsyncGenerator[list[Piece], None]:
     """Run reads in parallel, and yield the pieces of each read when it finishes.
 
-    At most `TransferOptions.max_in_flight` requests are in flight. The sum of `num_bytes` over the
-    running reads and the reads whose pieces were yielded last is at most `max_in_flight_bytes`,
-    unless one read alone exceeds it. Buffers may be larger than `num_bytes` (see `_BufferPool`).
-    The first failure cancels all other reads.
+    At most `TransferOptions.max_in_flight` requests are in flight. The buffers of the running reads
+    and of the reads whose pieces were yielded last have at most `max_in_flight_bytes` together,
+    unless one read alone exceeds it. Buffers may be larger (see `_BufferPool`). The first failure
+    cancels all other reads.
     """
     transfer = objects.transfer
     buffers = _BufferPool()
     slots = asyncio.Semaphore(transfer.max_in_flight)
     max_running = transfer.max_in_flight + (_MAX_DECODING if codec else 0)
-    waiting = iter(reads)
+    waiting = ((key, read, _buffer_bytes(read)) for key, read in reads)
     following = next(waiting, None)
-    running: dict[asyncio.Task[_FinishedRead], int] = {}
+    running: dict[asyncio.Task[tuple[list[Piece], list[torch.Tensor]]], int] = {}
     num_bytes = 0
     try:
         while following is not None or running:
             while (
                 following is not None
                 and len(running) < max_running
-                and (
-                    not num_bytes or num_bytes + following.num_bytes <= transfer.max_in_flight_bytes
-                )
+                and (not num_bytes or num_bytes + following[2] <= transfer.max_in_flight_bytes)
             ):
-                task = asyncio.create_task(_run_read(objects, following, codec, buffers, slots))
-                running[task] = following.num_bytes
-                num_bytes += following.num_bytes
+                key, read, size = following
+                task = asyncio.create_task(_run_read(objects, key, read, codec, buffers, slots))
+                running[task] = size
+                num_bytes += size
                 following = next(waiting, None)
             finished, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             results = [task.result() for task in finished]
-            yield [piece for result in results for piece in result.pieces]
+            yield [piece for pieces, _ in results for piece in pieces]
             num_bytes -= sum(running.pop(task) for task in finished)
-            for result in results:
-                for buffer in result.buffers:
+            for _, used in results:
+                for buffer in used:
                     buffers.release(buffer)
     finally:
         for task in running:
@@ -405,36 +376,37 @@ async def run_reads(
 
 async def _run_read(
     objects: DataObjects,
-    object_read: ObjectRead,
+    key: str,
+    read: Read[RangeCopy],
     codec: Codec | None,
     buffers: _BufferPool,
     slots: asyncio.Semaphore,
-) -> _FinishedRead:
-    key, read, copies = object_read
+) -> tuple[list[Piece], list[torch.Tensor]]:
+    """Run one read, and return its pieces and the buffers that they are in."""
     if read.is_direct:
-        ((index, copy),) = copies
-        memory = copy.memory(read.start, read.end)
+        (part,) = read.parts
+        memory = part.copy.memory(read.start, read.end)
         assert memory is not None
         async with slots:
             await objects.read(key, read.start, memory)
-        return _FinishedRead([ReadPiece(index, copy, read.start, None)], [])
+        return [(part, None)], []
     size = read.end - read.start
     used = [buffers.acquire(size)]
     buffer = used[0][:size]
     async with slots:
         await objects.read(key, read.start, buffer.numpy().data)
-    pieces: list[ReadPiece] = []
-    for (index, copy), part in zip(copies, read.parts, strict=True):
+    pieces: list[Piece] = []
+    for part in read.parts:
         data: torch.Tensor | None = buffer[part.start - read.start : part.end - read.start]
-        if isinstance(copy, FramesCopy):
+        if isinstance(part.copy, FramesCopy):
             assert codec is not None
             assert data is not None
             try:
-                data = await _decode(copy, data, codec, buffers, used)
+                data = await _decode(part.copy, data, codec, buffers, used)
             except CheckpointCorruptError as exc:
                 raise CheckpointCorruptError(f"{objects.uri_of(key)} is damaged: {exc}") from exc
-        pieces.append(ReadPiece(index, copy, part.start, data))
-    return _FinishedRead(pieces, used)
+        pieces.append((part, data))
+    return pieces, used
 
 
 async def _decode(

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 MAX_GAP_BYTES: Final = 16 * 1024
 """Gaps up to this size are read: that takes 0.16 ms at 100 MB/s, less than a request."""
@@ -43,34 +44,52 @@ class Box(NamedTuple):
     """One past the last byte in the object. The range includes the gaps between rows."""
 
 
-class NeededRange(NamedTuple):
-    """Bytes `[start, end)` of an object that are needed."""
+class Needed(Protocol):
+    """A range of an object that a copy needs."""
 
+    @property
+    def start(self) -> int:
+        """First byte in the object."""
+
+    @property
+    def end(self) -> int:
+        """One past the last byte in the object."""
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the bytes are contiguous in the target's memory.
+
+        Only such a range can be split; another one must be read into one buffer.
+        """
+
+
+N = TypeVar("N", bound=Needed)
+
+
+class Part(NamedTuple, Generic[N]):
+    """Bytes `[start, end)` of an object that belong to the range of a copy."""
+
+    copy: N
     start: int
     end: int
-    is_direct: bool
-    """The range is contiguous in the target's memory, and can be split. Otherwise it must be read
-    into one buffer."""
 
 
-class ReadPart(NamedTuple):
-    """Bytes `[start, end)` of an object that belong to a needed range."""
-
-    range_index: int
-    """Index of the range in the argument `needed` of `plan_reads`."""
-    start: int
-    end: int
-
-
-class PlannedRead(NamedTuple):
+class Read(NamedTuple, Generic[N]):
     """One request for the bytes `[start, end)` of an object."""
 
     start: int
     end: int
-    is_direct: bool
-    """The bytes are read straight into the target's memory of the only part. Otherwise they are
-    read into a buffer."""
-    parts: tuple[ReadPart, ...]
+    parts: tuple[Part[N], ...]
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the bytes are read straight into the memory of the only part's target.
+
+        Otherwise they are read into a buffer.
+        """
+        first = self.parts[0]
+        is_exact = len(self.parts) == 1 and self[:2] == first[1:]
+        return is_exact and first.copy.is_direct
 
 
 def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -159,48 +178,48 @@ def _indices(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def plan_reads(
-    needed: Sequence[NeededRange],
+    copies: Sequence[N],
     *,
     size: int,
     block_size: int = 1,
     max_gap_bytes: int = MAX_GAP_BYTES,
     max_read_bytes: int = MAX_READ_BYTES,
-) -> list[PlannedRead]:
+) -> list[Read[N]]:
     """Return the reads of all needed ranges of one object, in the order of their bytes.
 
     Args:
-        needed: The ranges; they may overlap.
+        copies: The copies, each with the range that it needs; ranges may overlap.
         size: Size of the object in bytes.
         block_size: Reads begin and end at multiples of this, or at the end of the object.
         max_gap_bytes: Gaps up to this size are read, if the read stays within `max_read_bytes`.
         max_read_bytes: The largest read in bytes. A single block, and a range that must be read
             into one buffer, may exceed it.
     """
-    directs, parts = list[PlannedRead](), list[ReadPart]()
-    for number, wanted in enumerate(needed):
+    reads, parts = list[Read[N]](), list[Part[N]]()
+    for copy in copies:
         # The whole blocks of the range are read directly, the rest at both ends into buffers.
-        first = -(-wanted.start // block_size) * block_size
-        last = wanted.end if wanted.end == size else wanted.end // block_size * block_size
-        if not wanted.is_direct or last - first < _MIN_DIRECT_BYTES:
-            parts.append(ReadPart(number, wanted.start, wanted.end))
+        first = -(-copy.start // block_size) * block_size
+        last = copy.end if copy.end == size else copy.end // block_size * block_size
+        if not copy.is_direct or last - first < _MIN_DIRECT_BYTES:
+            parts.append(Part(copy, copy.start, copy.end))
             continue
         step = max(1, max_read_bytes // block_size) * block_size
         for start in range(first, last, step):
             end = min(start + step, last)
-            directs.append(PlannedRead(start, end, True, (ReadPart(number, start, end),)))
-        for start, end in ((wanted.start, first), (last, wanted.end)):
+            reads.append(Read(start, end, (Part(copy, start, end),)))
+        for start, end in ((copy.start, first), (last, copy.end)):
             if start < end:
-                parts.append(ReadPart(number, start, end))
-    parts.sort(key=lambda part: (part.start, part.end))
-    groups = _group(parts, size, block_size, max_gap_bytes, max_read_bytes)
-    return sorted([*directs, *(_as_direct(read, needed) for read in groups)])
+                parts.append(Part(copy, start, end))
+    parts.sort(key=itemgetter(1, 2))
+    reads += _group(parts, size, block_size, max_gap_bytes, max_read_bytes)
+    return sorted(reads, key=itemgetter(0, 1))
 
 
 def _group(
-    parts: Sequence[ReadPart], size: int, block_size: int, max_gap_bytes: int, max_read_bytes: int
-) -> Iterator[PlannedRead]:
+    parts: Sequence[Part[N]], size: int, block_size: int, max_gap_bytes: int, max_read_bytes: int
+) -> Iterator[Read[N]]:
     """Yield one read for each group of parts that are near each other."""
-    group, start, end, num_needed = list[ReadPart](), 0, 0, 0
+    group, start, end, num_needed = list[Part[N]](), 0, 0, 0
     for part in parts:
         first = part.start // block_size * block_size
         last = min(size, -(-part.end // block_size) * block_size)
@@ -211,14 +230,8 @@ def _group(
             end = max(end, last)
         else:
             if group:
-                yield PlannedRead(start, end, False, tuple(group))
+                yield Read(start, end, tuple(group))
             group, start, end, num_needed = [], first, last, last - first
         group.append(part)
     if group:
-        yield PlannedRead(start, end, False, tuple(group))
-
-
-def _as_direct(read: PlannedRead, needed: Sequence[NeededRange]) -> PlannedRead:
-    only = read.parts[0]
-    is_exact = len(read.parts) == 1 and read[:2] == only[1:]
-    return read._replace(is_direct=is_exact and needed[only.range_index].is_direct)
+        yield Read(start, end, tuple(group))

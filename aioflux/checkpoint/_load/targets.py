@@ -31,7 +31,6 @@ from aioflux.checkpoint._load.plan import (
     MAX_GAP_BYTES,
     MAX_READ_BYTES,
     Box,
-    NeededRange,
     cut_box,
     dense_strides,
     plan_boxes,
@@ -87,9 +86,16 @@ class ValueTarget:
 
 
 class RangeCopy:
-    """One range of stored bytes that a target needs."""
+    """A copy of bytes `[start, end)` of an object to a target."""
 
-    needed: NeededRange
+    is_direct = False
+    """The bytes are contiguous in the target's memory, and can be split."""
+    index = 0
+    """Index of the target."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
 
     def memory(self, start: int, end: int) -> memoryview | None:
         """Return the target's memory for bytes `[start, end)`; None if they need a buffer."""
@@ -103,16 +109,17 @@ class RangeCopy:
 class _DirectCopy(RangeCopy):
     """Bytes that are contiguous in the target's memory and can be read straight into it."""
 
+    is_direct = True
+
     def __init__(self, start: int, memory: torch.Tensor) -> None:
-        self.needed = NeededRange(start, start + memory.numel(), True)
+        super().__init__(start, start + memory.numel())
         self._memory = memory
 
     def memory(self, start: int, end: int) -> memoryview:
-        offset = self.needed.start
-        return self._memory[start - offset : end - offset].numpy().data
+        return self._memory[start - self.start : end - self.start].numpy().data
 
     def finish(self, start: int, data: torch.Tensor) -> None:
-        offset = start - self.needed.start
+        offset = start - self.start
         self._memory[offset : offset + data.numel()].copy_(data)
 
 
@@ -120,7 +127,7 @@ class _StridedCopy(RangeCopy):
     """Rows with gaps between them, or elements for another dtype or another device."""
 
     def __init__(self, target: TensorTarget, box: Box) -> None:
-        self.needed = NeededRange(box.start, box.end, False)
+        super().__init__(box.start, box.end)
         self._target = target
         self._box = box
 
@@ -134,7 +141,7 @@ class ItemCopy(RangeCopy):
     """All bytes of an item, passed to a function as a flat tensor."""
 
     def __init__(self, stored: LocatedItem, load: Callable[[torch.Tensor], None]) -> None:
-        self.needed = NeededRange(stored.offset, stored.offset + stored.length, False)
+        super().__init__(stored.offset, stored.offset + stored.length)
         self._load = load
 
     def finish(self, start: int, data: torch.Tensor) -> None:
@@ -151,21 +158,20 @@ class FramesCopy(RangeCopy):
         self.plane_size = stored.item.plane_size
         begin = stored.item.data_start
         first, last = slices[0], slices[-1]
-        self.needed = NeededRange(begin + first.stored_start, begin + last.stored_end, False)
+        super().__init__(begin + first.stored_start, begin + last.stored_end)
         self.slices = slices
         self._decoded = decoded
 
     @property
     def num_bytes(self) -> int:
-        return self._decoded.needed.end - self._decoded.needed.start
+        return self._decoded.end - self._decoded.start
 
     def decoded_memory(self) -> memoryview | None:
         """Return the target's memory to decode into; None if the decoded bytes need a buffer."""
-        needed = self._decoded.needed
-        return self._decoded.memory(needed.start, needed.end)
+        return self._decoded.memory(self._decoded.start, self._decoded.end)
 
     def finish(self, start: int, data: torch.Tensor) -> None:
-        self._decoded.finish(self._decoded.needed.start, data)
+        self._decoded.finish(self._decoded.start, data)
 
 
 def _flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -209,8 +215,8 @@ def plan_tensor_copies(target: TensorTarget, data_start: int) -> Iterator[RangeC
     # The offsets of these copies are offsets in the decoded memory of the tensor.
     for copy in _plan_copies(target, 0, max_gap_bytes=item.frame_size, is_cut=True):
         slices = plan_slices(
-            copy.needed.start,
-            copy.needed.end,
+            copy.start,
+            copy.end,
             size=item.data_size,
             frame_size=item.frame_size,
             frame_ends=item.frame_ends,

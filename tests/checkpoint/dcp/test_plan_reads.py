@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,8 +13,7 @@ from hypothesis import strategies as st
 from aioflux.checkpoint._format.tensor_zip import is_dense
 from aioflux.checkpoint._load.plan import (
     Box,
-    NeededRange,
-    PlannedRead,
+    Read,
     cut_box,
     dense_strides,
     plan_boxes,
@@ -21,6 +21,15 @@ from aioflux.checkpoint._load.plan import (
 )
 
 MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Range:
+    """A copy, of which a plan knows only the range."""
+
+    start: int
+    end: int
+    is_direct: bool
 
 
 @st.composite
@@ -37,26 +46,25 @@ def narrow(tensor: torch.Tensor, offsets: list[int], lengths: list[int]) -> torc
     return tensor
 
 
-def execute(data: bytes, reads: list[PlannedRead], ranges: list[NeededRange]) -> list[bytes]:
+def execute(data: bytes, reads: list[Read[Range]], ranges: list[Range]) -> list[bytes]:
     """Return the bytes of each range, as an executor of the plan would read them."""
-    found = [bytearray(b"?" * (each.end - each.start)) for each in ranges]
-    missing = [[1] * (each.end - each.start) for each in ranges]
+    found = {each: bytearray(b"?" * (each.end - each.start)) for each in ranges}
+    missing = {each: [1] * (each.end - each.start) for each in ranges}
     for read in reads:
         buffer = data[read.start : read.end]
         assert len(buffer) == read.end - read.start
         if read.is_direct:
             (part,) = read.parts
             assert (part.start, part.end) == (read.start, read.end)
-            assert ranges[part.range_index].is_direct
-        for part in read.parts:
-            at = ranges[part.range_index].start
-            span = slice(part.start - at, part.end - at)
-            found[part.range_index][span] = buffer[part.start - read.start : part.end - read.start]
-            missing[part.range_index][span] = [each - 1 for each in missing[part.range_index][span]]
-            if not ranges[part.range_index].is_direct:
-                assert (part.start, part.end) == ranges[part.range_index][:2]
-    assert all(count == 0 for counts in missing for count in counts)  # each byte once
-    return [bytes(each) for each in found]
+            assert part.copy.is_direct
+        for copy, start, end in read.parts:
+            span = slice(start - copy.start, end - copy.start)
+            found[copy][span] = buffer[start - read.start : end - read.start]
+            missing[copy][span] = [each - 1 for each in missing[copy][span]]
+            if not copy.is_direct:
+                assert (start, end) == (copy.start, copy.end)
+    assert all(count == 0 for counts in missing.values() for count in counts)  # each byte once
+    return [bytes(found[each]) for each in ranges]
 
 
 @settings(max_examples=150)
@@ -91,7 +99,7 @@ def test_boxes_and_reads_return_the_bytes_of_narrow(
         )
         for box in cut_box(whole, sizes, item_size=item_size, max_span_bytes=max_span)
     ]
-    ranges = [NeededRange(box.start, box.end, is_run(box, item_size)) for box in boxes]
+    ranges = [Range(box.start, box.end, is_run(box, item_size)) for box in boxes]
     reads = plan_reads(ranges, size=len(data), block_size=block_size, max_gap_bytes=max_gap)
     for read in reads:
         assert read.start % block_size == 0
@@ -121,7 +129,7 @@ def test_reads_cover_all_needed_ranges(
     spans: list[tuple[int, int, bool]], block_size: int, max_gap: int, max_read: int
 ) -> None:
     data = bytes(at % 251 for at in range(1200))
-    ranges = [NeededRange(at, at + size, direct) for at, size, direct in spans]
+    ranges = [Range(at, at + size, direct) for at, size, direct in spans]
     reads = plan_reads(
         ranges,
         size=len(data),
@@ -148,7 +156,7 @@ def test_columns_near_each_other_are_read_with_their_gaps() -> None:
 
 def test_large_pieces_go_straight_to_memory_and_share_blocks_at_their_ends() -> None:
     cut = 3 * MIB + 700
-    ranges = [NeededRange(1000, cut, True), NeededRange(cut, 8 * MIB, True)]
+    ranges = [Range(1000, cut, True), Range(cut, 8 * MIB, True)]
     reads = plan_reads(ranges, size=9 * MIB, block_size=65_536)
     assert [(read.start, read.end, read.is_direct) for read in reads] == [
         (0, 65_536, False),
@@ -156,17 +164,17 @@ def test_large_pieces_go_straight_to_memory_and_share_blocks_at_their_ends() -> 
         (3 * MIB, 3 * MIB + 65_536, False),
         (3 * MIB + 65_536, 8 * MIB, True),
     ]
-    assert [part.range_index for part in reads[2].parts] == [0, 1]
+    assert [part.copy for part in reads[2].parts] == ranges
 
 
 def test_a_large_range_is_read_in_parallel() -> None:
-    reads = plan_reads([NeededRange(10, 50 * MIB, True)], size=50 * MIB, max_read_bytes=16 * MIB)
+    reads = plan_reads([Range(10, 50 * MIB, True)], size=50 * MIB, max_read_bytes=16 * MIB)
     assert [read.end - read.start for read in reads] == [16 * MIB] * 3 + [2 * MIB - 10]
     assert all(read.is_direct for read in reads)
 
 
 def test_many_small_neighbours_are_one_read() -> None:
-    ranges = [NeededRange(at * 17_000 + 704, at * 17_000 + 704 + 16_000, True) for at in range(200)]
+    ranges = [Range(at * 17_000 + 704, at * 17_000 + 704 + 16_000, True) for at in range(200)]
     (read,) = plan_reads(ranges, size=200 * 17_000)
     assert len(read.parts) == 200
 
@@ -176,7 +184,7 @@ def test_a_third_of_large_rows_costs_at_most_a_twentieth_more(block_size: int) -
     size, ranges = 64 * MIB, []
     for item in range(8):
         start = item * 8 * MIB + 704
-        ranges.append(NeededRange(start, start + 8 * MIB // 3, True))
+        ranges.append(Range(start, start + 8 * MIB // 3, True))
     reads = plan_reads(ranges, size=size, block_size=block_size)
     needed = sum(each.end - each.start for each in ranges)
     assert sum(read.end - read.start for read in reads) <= 1.05 * needed
