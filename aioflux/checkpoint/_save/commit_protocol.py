@@ -34,7 +34,7 @@ from aioflux.checkpoint._save.manifests import (
     failure_of,
 )
 from aioflux.checkpoint._store.objects import write_object
-from aioflux.checkpoint._store.steps import read_commit
+from aioflux.checkpoint._store.steps import begin_save, read_commit
 from aioflux.errors import (
     AiofluxError,
     CheckpointError,
@@ -118,7 +118,7 @@ class RankSave:
 
     async def _coordinate(self, coordinator: Coordinator) -> None:
         # Before the upload: this raises if the server ignores preconditions.
-        replaces = await coordinator.read_replaced()
+        replaces = await begin_save(self._store, self._prefix)
         # The coordinator polls twice per heartbeat, so that it notices a silent rank within three
         # heartbeats.
         own_objects = await self._upload_and_poll(

@@ -39,15 +39,6 @@ class Coordinator:
         self._num_retries = self._store.stats.num_retries
         self._received: dict[int, Manifest] = {}
 
-    async def read_replaced(self) -> list[CommitObject]:
-        """Return the commit objects that this save replaces.
-
-        Raises:
-            UnsupportedError: The server ignores the precondition of the commit.
-        """
-        await self._store.check_conditions()
-        return await read_commits(self._store, self._manifests.prefix)
-
     async def poll_ranks(self) -> None:
         """Read the manifests that were written since the last poll.
 

@@ -152,6 +152,22 @@ async def read_commits(
     return sorted(commit_objects, key=lambda each: each.commit.save_id if each.commit else "")
 
 
+async def begin_save(
+    store: Store, prefix: str, names: Sequence[str] = COMMIT_KEYS
+) -> list[CommitObject]:
+    """Return the commit objects that a save is about to replace, before its first upload.
+
+    Raises:
+        UnsupportedError: The server ignores the precondition of the commit.
+    """
+    await store.check_conditions()
+    replaces = await read_commits(store, prefix, names)
+    for old in replaces:
+        if old.problem is not None:
+            _log.warning("a save replaces a damaged checkpoint: %s", old.problem)
+    return replaces
+
+
 async def read_commit(
     store: Store, prefix: str, listed: Sequence[str] = COMMIT_KEYS
 ) -> CommitObject:

@@ -4,8 +4,9 @@ DCP calls several methods of a writer during one save, and does not pass the sav
 `async_save` runs each save on a thread of its own, so two saves of one writer may run at the same
 time. But each thread runs one save at a time, so a context variable finds the current save.
 
-begin_save    deletes objects of failed saves, and reads the existing commit objects
-finish_save   writes the commit object, and deletes the objects of the commit that it replaced
+begin_save      reads the existing commit objects (`_store/steps`)
+delete_failed   deletes objects of failed saves
+finish_save     writes the commit object, and deletes the objects of the commit that it replaced
 """
 
 from __future__ import annotations
@@ -93,24 +94,6 @@ class UnfinishedSave(NamedTuple):
         """Return whether the save has failed or was committed."""
         context = self.context()
         return context is None or context.is_over
-
-
-async def begin_save(
-    store: Store, keys: Sequence[str], unfinished: Sequence[UnfinishedSave]
-) -> tuple[CommitObject, ...]:
-    """Delete the objects of failed saves, and return the commit objects of the checkpoint.
-
-    Raises:
-        UnsupportedError: The server ignores the precondition of the commit.
-    """
-    await store.check_conditions()
-    for save in unfinished:
-        await delete_failed(save)
-    commits = await read_commits(store, "", keys)
-    for old in commits:
-        if old.problem is not None:
-            _log.warning("a save replaces a damaged checkpoint: %s", old.problem)
-    return tuple(commits)
 
 
 async def delete_failed(unfinished: UnfinishedSave) -> None:

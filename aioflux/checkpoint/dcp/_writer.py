@@ -33,6 +33,7 @@ from aioflux.checkpoint._format.commit import (
     data_key,
     new_save_id,
 )
+from aioflux.checkpoint._store.steps import begin_save
 from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects, plan_ranks
 from aioflux.checkpoint.dcp._reader import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.checkpoint.dcp._safetensors import (
@@ -44,7 +45,6 @@ from aioflux.checkpoint.dcp._safetensors import (
 from aioflux.checkpoint.dcp._save_context import (
     SaveContext,
     UnfinishedSave,
-    begin_save,
     context_of,
     delete_failed,
     finish_save,
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
     from torch.distributed.checkpoint.storage import WriteResult
 
+    from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.checkpoint.compression import ZStandard
     from aioflux.checkpoint.dcp._object_plan import RankLayout
     from aioflux.options import StoreOptions
@@ -230,9 +231,8 @@ class StorageWriter(dcp_storage.StorageWriter):
         ended = [save for save in self._unfinished if save.is_over]
         self._unfinished = [save for save in self._unfinished if save not in ended]
         with self._named_errors("start to save"):
-            context.replaces = run_without_context(
-                begin_save(context.store, self._commit_keys(context), ended)
-            )
+            keys = self._commit_keys(context)
+            context.replaces = run_without_context(_begin_save(context.store, keys, ended))
         if context.replaces and self.mode == "create":
             uri = context.replaces[0].meta.uri
             raise AlreadyExistsError(
@@ -407,3 +407,12 @@ class StorageWriter(dcp_storage.StorageWriter):
 
 def _fresh_save_id() -> str:
     return new_save_id(datetime.now(UTC), secrets.token_hex(4))
+
+
+async def _begin_save(
+    store: Store, keys: Sequence[str], failed: Sequence[UnfinishedSave]
+) -> tuple[CommitObject, ...]:
+    """Delete the objects of failed saves, and return the commit objects of the checkpoint."""
+    for save in failed:
+        await delete_failed(save)
+    return tuple(await begin_save(store, "", keys))
