@@ -57,7 +57,7 @@ class Needed(Protocol):
 
     @property
     def is_direct(self) -> bool:
-        """Whether the bytes are contiguous in the target's memory.
+        """Return whether the bytes are contiguous in the target's memory.
 
         Only such a range can be split; another one must be read into one buffer.
         """
@@ -83,7 +83,7 @@ class Read(NamedTuple, Generic[N]):
 
     @property
     def is_direct(self) -> bool:
-        """Whether the bytes are read straight into the memory of the only part's target.
+        """Return whether the bytes are read straight into the memory of the only part's target.
 
         Otherwise they are read into a buffer.
         """
