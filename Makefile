@@ -130,7 +130,7 @@ COVERAGE ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-more lint docs docs-serve perf perf-loading perf-s3 clean check-python
+.PHONY: help demo quick test test-more lint docs docs-serve perf perf-loading clean check-python
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/'
@@ -173,14 +173,11 @@ docs-serve: $(VENV)/.installed-docs  ## Serve the documentation site on http://1
 perf: $(VENV)/.installed-perf  ## Measure; choose with ARGS="<scenario> ...".
 	$(BIN)/python -m perf $(ARGS)
 
-perf-loading: $(VENV)/.installed-perf-loading  ## Measure listings and epochs (about an hour).
+perf-loading: $(VENV)/.installed-perf-loading  ## Measure listings and epochs.
 	$(BIN)/python -m perf $(or $(ARGS),list loader epoch)
 
-perf-s3: $(VENV)-s3/.installed  ## Measure on S3 and Azure, beside what people use there.
-	$(VENV)-s3/bin/python -m perf $(or $(ARGS),clouds)
-
 clean:  ## Remove the environments and everything that was built.
-	rm -rf .venv .venv-3.* .venv-s3 tests/servers/azurite/node_modules build dist site .cache htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-3.* tests/servers/azurite/node_modules build dist site .cache htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A folder keeps the Python that it was created with.
@@ -230,13 +227,4 @@ $(VENV)/.installed-perf: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-perf-loading: $(VENV)/.created pyproject.toml constraints.txt
 	@echo 'Installing packages into $(VENV); the first time takes a few minutes.'
 	$(PIP_INSTALL) -e '.[perf-loading]'
-	@touch $@
-
-# aiobotocore wants another botocore than the one that is pinned.
-$(VENV)-s3/.installed: pyproject.toml constraints.txt | check-python
-	$(PYTHON) -m venv $(VENV)-s3
-	grep -vE '^(aiobotocore|boto3|botocore|s3transfer)==' constraints.txt > $(VENV)-s3/constraints.txt
-	PIP_CONSTRAINT=$(CURDIR)/$(VENV)-s3/constraints.txt \
-	    PIP_BUILD_CONSTRAINT=$(CURDIR)/$(VENV)-s3/constraints.txt \
-	    $(VENV)-s3/bin/python -m pip install -qq -c $(VENV)-s3/constraints.txt -e '.[perf-s3]'
 	@touch $@

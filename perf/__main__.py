@@ -2,13 +2,13 @@
 
 Each run of aioflux or of a peer is a separate process. aioflux and one peer alternate (A B A B), so
 that the noise of the machine affects both. The reported ratio is the rate of aioflux divided by the
-rate of the peer, the median over all pairs. Output: a JSON line for each sample, a table in
-Markdown, and a plot for each scenario.
+rate of the peer, the median over all pairs. Output: a table, and a JSON line for each sample.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import pkgutil
 import shlex
@@ -17,22 +17,12 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from perf import _machine, _plot, peers
+from perf import _machine, peers
 from perf._pairs import play
-from perf._report import lines_of, markdown, record_of, terminal_heading, terminal_row
-from perf._samples import (
-    goal_of,
-    judge,
-    judge_accelerators,
-    judge_memory,
-    judge_promise,
-    memory_limit,
-    promised,
-    unplayed,
-)
-from perf.access import KINDS, SCHEMES
+from perf._report import lines_of, terminal_heading, terminal_row
+from perf._samples import goal_of, judge, judge_promise, promised, unplayed
 from perf.scenarios import GROUPS, SCENARIOS
 from perf.servers import open_server
 
@@ -47,7 +37,7 @@ __all__ = [
     "Run",
     "chosen_matches",
     "chosen_scenarios",
-    "keep",
+    "known_peers",
     "listing",
     "main",
     "parser",
@@ -55,6 +45,8 @@ __all__ = [
 ]
 
 OUT = Path("perf/out")
+LIMIT_SECONDS = 30.0
+"""Time limit of a sample, unless the scenario has a longer one."""
 RESULTS = Path("perf/results")
 """Directory of the results of record, which are committed."""
 
@@ -64,27 +56,20 @@ class Run:
     """Arguments and results of one call of this command."""
 
     args: argparse.Namespace
-    name: str
-    """Common part of the names of all output files."""
-    circumstances: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
+    log: Path
+    """File with a JSON line for the run and for each sample."""
     notes: list[str] = field(default_factory=list)
     has_failed: bool = False
     """Whether one of our own samples failed."""
 
-    def target(self, suffix: str) -> Path:
-        """Return the path of the output file with this suffix."""
-        return Path(self.args.out / f"{self.name}{suffix}")
-
     def note(self, text: str) -> None:
-        """Print a note and add it to the table, unless the same note was added before."""
+        """Print a note, unless the same note was printed before."""
         if text not in self.notes:
             self.notes.append(text)
             print(f"    # {text}", flush=True)
 
     def add(self, row: Row) -> None:
-        """Print a row and add it to the table."""
-        self.rows.append(row)
+        """Print a row of the table."""
         print(terminal_row(row), flush=True)
 
 
@@ -98,7 +83,7 @@ class Servers:
 
     def __call__(self, spec: ServerSpec) -> Server:
         """Return the server for a spec."""
-        if self._run.args.server and spec.kind != KINDS["az"]:
+        if self._run.args.server:
             spec = replace(spec, kind=self._run.args.server)
         if spec not in self._running:
             server = self._stack.enter_context(open_server(spec))
@@ -115,11 +100,10 @@ def play_match(
 
     If the server does not start, the row contains the error.
     """
-    with run.target(".jsonl").open("a") as log:
+    with run.log.open("a") as log:
 
         def keep(pair: Pair) -> None:
-            for line in lines_of(scenario, match, pair, run.notes, run.circumstances):
-                log.write(line + "\n")
+            log.writelines(f"{line}\n" for line in lines_of(scenario, match, pair, run.notes))
             log.flush()
 
         try:
@@ -127,9 +111,8 @@ def play_match(
                 match,
                 servers,
                 num_pairs=1 if run.args.toy else min(run.args.pairs, scenario.max_pairs),
-                # A search of accelerators has many runs, of which the first warms up.
-                has_warm_up=not run.args.toy and not match.ours.work.utilization,
-                limit_seconds=max(run.args.limit_seconds, scenario.min_limit_seconds),
+                has_warm_up=not run.args.toy,
+                limit_seconds=max(LIMIT_SECONDS, scenario.min_limit_seconds),
                 keep=keep,
             )
         except (OSError, RuntimeError) as exc:
@@ -138,25 +121,16 @@ def play_match(
             return []
     run.has_failed |= any(pair.ours.error for pair in pairs)
     run.add(judge(scenario.name, scenario.displayed_bytes, match, pairs))
-    if row := judge_accelerators(scenario.name, match, pairs):
-        run.add(row)
     return pairs
 
 
 def run_scenario(run: Run, scenario: Scenario, matches: Sequence[Match]) -> None:
-    """Run some matches of a scenario, one after the other, and draw the plot."""
+    """Run some matches of a scenario, one after the other."""
     with ExitStack() as stack:
         servers = Servers(stack, run)
-        played = [(match, play_match(run, scenario, match, servers)) for match in matches]
-    every_pair = [pair for _, pairs in played for pair in pairs]
-    if (goal := scenario.memory_goal()) is not None:
-        run.add(judge_memory(scenario.name, goal, every_pair))
+        pairs = [pair for match in matches for pair in play_match(run, scenario, match, servers)]
     for promise in scenario.promises():
-        run.add(judge_promise(scenario.name, promise, every_pair))
-    if _plot.is_possible():
-        _plot.plot(scenario, played, run.target(f"-{scenario.name}.png"))
-    else:
-        run.note(_plot.MISSING)
+        run.add(judge_promise(scenario.name, promise, pairs))
 
 
 def chosen_matches(scenario: Scenario, peers: Sequence[str]) -> list[Match]:
@@ -164,7 +138,7 @@ def chosen_matches(scenario: Scenario, peers: Sequence[str]) -> list[Match]:
 
     The peer `aioflux` selects comparisons of aioflux with itself: a bound, or the blocking store.
     """
-    matches = scenario.played()
+    matches = scenario.matches()
     if not peers:
         return list(matches)
     return [match for match in matches if match.theirs.work.peer in peers]
@@ -192,7 +166,7 @@ def chosen_scenarios(args: argparse.Namespace) -> list[Scenario]:
     known = known_peers()
     if unknown := [peer for peer in args.peers if peer not in known]:
         raise ValueError(f"unknown peer {unknown[0]!r}; there are {', '.join(known)}")
-    settings: dict[str, str] = {"scheme": args.scheme} if args.scheme else {}
+    settings: dict[str, str] = {}
     for setting in args.set:
         name, equals, value = setting.partition("=")
         if not equals:
@@ -237,7 +211,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="parameters of the scenarios",
     )
-    found.add_argument("--scheme", choices=SCHEMES, help="the cloud; same as --set scheme=")
     found.add_argument(
         "--pairs", type=_at_least_one, default=5, help="pairs, in addition to the warm-up pair"
     )
@@ -250,37 +223,18 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--toy", action="store_true", help="tiny sizes and one pair, to test the benchmarks"
     )
-    found.add_argument(
-        "--limit-seconds", type=_above_zero, default=30.0, help="time limit of one sample"
-    )
     found.add_argument("--out", type=Path, default=OUT, help="directory of the output files")
-    found.add_argument(
-        "--keep", metavar="NAME", help=f"append the table and the samples to {RESULTS}/NAME"
-    )
+    found.add_argument("--keep", metavar="NAME", help=f"append the samples to {RESULTS}/NAME.jsonl")
     found.add_argument("--list", action="store_true", help="list the scenarios and exit")
     return found
-
-
-def keep(run: Run, table: str, command: str) -> None:
-    """Append the table and the figures of all samples to the results of record."""
-    RESULTS.mkdir(exist_ok=True)
-    samples = run.target(".jsonl")
-    lines = samples.read_text().splitlines() if samples.exists() else []
-    with (RESULTS / f"{run.args.keep}.jsonl").open("a") as log:
-        log.writelines(f"{line}\n" for line in record_of(lines, command, run.circumstances))
-    with (RESULTS / f"{run.args.keep}.md").open("a") as tables:
-        tables.write(f"{table}\n")
 
 
 def listing() -> str:
     """Return the text of `--list`: the scenarios with their peers, goals and parameters."""
     lines = []
     for scenario in SCENARIOS.values():
-        goals = [f"{match.name} {goal_of(match)}".rstrip() for match in scenario.played()]
+        goals = [f"{match.name} {goal_of(match)}".rstrip() for match in scenario.matches()]
         goals += [f"{each.figure} {promised(each)}" for each in scenario.promises()]
-        if memory := scenario.memory_goal():
-            above = "memory above idle" if memory.is_above_idle else "memory"
-            goals.append(f"{above} {memory_limit(memory)}")
         lines.append(f"{scenario.name:<24} {'; '.join(dict.fromkeys(goals))}")
         lines.append(f"{'':<24} {scenario.parameters_in_words()}")
     lines += ["", "groups that run only if you name the group or one of its scenarios:"]
@@ -309,9 +263,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as exc:
         commands.error(str(exc))
     args.out.mkdir(parents=True, exist_ok=True)
-    name = time.strftime("perf-%Y%m%d-%H%M%S")
-    run = Run(args=args, name=name, circumstances=_machine.describe())
-    about = _machine.summary(run.circumstances)
+    run = Run(args=args, log=args.out / time.strftime("perf-%Y%m%d-%H%M%S.jsonl"))
+    circumstances = _machine.describe()
+    command = shlex.join(["python", "-m", "perf", *arguments])
+    run.log.write_text(json.dumps({"command": command, **circumstances}) + "\n")
+    about = _machine.summary(circumstances)
     print(f"{about}\nmedian of {args.pairs} pairs\n{terminal_heading()}", flush=True)
     begun = time.monotonic()
     try:
@@ -324,12 +280,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.note("interrupted")
         run.has_failed = True
     finally:
-        command = shlex.join(["python", "-m", "perf", *arguments])
-        text = markdown(run.rows, command=command, about=f"{about}.", notes=run.notes)
-        run.target(".md").write_text(text)
         if args.keep:
-            keep(run, text, command)
-        print(f"{time.monotonic() - begun:.0f} s; samples, table and plots: {args.out}/{name}*")
+            RESULTS.mkdir(exist_ok=True)
+            with (RESULTS / f"{args.keep}.jsonl").open("a") as kept:
+                kept.write(run.log.read_text())
+        print(f"{time.monotonic() - begun:.0f} s; samples: {run.log}")
     return int(run.has_failed)
 
 

@@ -1,16 +1,16 @@
-"""Output of a run: a JSON line for each sample, and a table for the terminal and Markdown."""
+"""Output of a run: a JSON line for each sample, and a table for the terminal."""
 
 from __future__ import annotations
 
 import json
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perf._samples import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from perf._samples import Median, Pair, Row
     from perf.scenarios import Match, Scenario
@@ -19,8 +19,6 @@ __all__ = [
     "HEADINGS",
     "cells",
     "lines_of",
-    "markdown",
-    "record_of",
     "terminal_heading",
     "terminal_row",
 ]
@@ -52,29 +50,16 @@ _SHORT = (
     ("peak MiB", 13),
 )
 """Headings on a terminal, each with the width of its column."""
-_RECORDED = (
-    *("scenario", "case", "match", "side", "pair", "is_warm_up"),
-    *("result", "error", "server_notes", "time"),
-)
-"""Fields of a sample that are kept in a result of record."""
 _NUM_LEFT = 2
 """Number of left-aligned columns of text; the other columns are right-aligned numbers."""
 
 
-def lines_of(
-    scenario: Scenario,
-    match: Match,
-    pair: Pair,
-    notes: Sequence[str],
-    circumstances: Mapping[str, Any],
-) -> Iterator[str]:
-    """Yield one JSON line for each sample of a pair."""
-    parameters = asdict(scenario)
-    del parameters["rivals"]
-    for side, sample, turn in (
-        ("ours", pair.ours, match.ours),
-        ("theirs", pair.theirs, match.theirs),
-    ):
+def lines_of(scenario: Scenario, match: Match, pair: Pair, notes: Sequence[str]) -> Iterator[str]:
+    """Yield one JSON line for each sample of a pair.
+
+    The line of the run has its command; the commit has the parameters of the samples.
+    """
+    for side, sample in (("ours", pair.ours), ("theirs", pair.theirs)):
         line = {
             "scenario": scenario.name,
             "case": match.case,
@@ -82,27 +67,12 @@ def lines_of(
             "side": side,
             "pair": pair.index,
             "is_warm_up": pair.is_warm_up,
-            "parameters": parameters,
-            "server": asdict(turn.server),
-            "server_notes": list(notes),
-            "work": asdict(sample.work),
             "result": asdict(sample.result) if sample.result else None,
             "error": sample.error,
+            "server_notes": list(notes),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        yield json.dumps({**line, **circumstances})
-
-
-def record_of(
-    lines: Sequence[str], command: str, circumstances: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield the JSON lines of a run in short: its command and machine, then figures of samples.
-
-    The commit has the parameters of the samples.
-    """
-    yield json.dumps({"command": command, **circumstances})
-    for line in map(json.loads, lines):
-        yield json.dumps({name: line[name] for name in _RECORDED})
+        yield json.dumps(line)
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -111,9 +81,6 @@ def cells(row: Row) -> tuple[str, ...]:
     name = f"{row.scenario} ({row.case})" if row.case else row.scenario
     if row.figure:
         return (name, row.peer, "-", "-", row.figure, row.goal, verdict, "-", "-", "-", "-")
-    if row.held_bytes is not None:
-        held = f"{row.held_bytes / MIB:,.0f} MiB"
-        return (name, row.peer, "-", "-", held, row.goal, verdict, "-", "-", "-", "-")
     return (
         name,
         row.peer,
@@ -138,24 +105,6 @@ def terminal_row(row: Row) -> str:
     """Return a row of the table for a terminal, followed by its error."""
     text = _aligned(cells(row))
     return f"{text}\n    ! {row.error}" if row.error else text
-
-
-def markdown(rows: Sequence[Row], *, command: str, about: str, notes: Sequence[str]) -> str:
-    """Return the table in Markdown, with the command, the machine, errors and notes."""
-    lines = [
-        f"`{command}`",
-        "",
-        about,
-        "",
-        f"| {' | '.join(HEADINGS)} |",
-        f"| {' | '.join(['---'] * _NUM_LEFT + ['---:'] * (len(HEADINGS) - _NUM_LEFT))} |",
-        *(f"| {' | '.join(cells(row))} |" for row in rows),
-    ]
-    if errors := [f"* {row.scenario}, {row.peer}: {row.error}" for row in rows if row.error]:
-        lines += ["", "What failed:", "", *errors]
-    if notes:
-        lines += ["", *(f"* {note}" for note in notes)]
-    return "\n".join(lines) + "\n"
 
 
 def _aligned(words: Sequence[str]) -> str:

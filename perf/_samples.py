@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from perf.scenarios import Match, MemoryGoal, Promise
+    from perf.scenarios import Match, Promise
     from perf.work import Work
 
 __all__ = [
@@ -22,11 +21,8 @@ __all__ = [
     "Sample",
     "goal_of",
     "judge",
-    "judge_accelerators",
-    "judge_memory",
     "judge_promise",
     "median_of",
-    "memory_limit",
     "promised",
     "ratio_of",
     "unplayed",
@@ -49,9 +45,6 @@ class Result:
     num_requests: int = 0
     num_faults: int = 0
     waited_seconds: float = 0.0
-    stored_bytes: int = 0
-    accelerators: float = 0.0
-    utilization: float = 0.0
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Result:
@@ -110,7 +103,7 @@ class Median:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of the table: a match, a memory goal, or another goal of aioflux alone."""
+    """One row of the table: a match, or a goal of aioflux alone."""
 
     scenario: str
     case: str
@@ -128,8 +121,6 @@ class Row:
     """CPU time of an object divided by that of the other side: the median over the pairs."""
     cpu_spread: tuple[float, float] | None = None
     """Smallest and largest of these ratios."""
-    held_bytes: int | None = None
-    """Maximum memory, in the row of a memory goal."""
     figure: str = ""
     """Formatted figure, in the row of a `Promise`; otherwise empty."""
     goal: str = ""
@@ -213,23 +204,6 @@ def judge(scenario: str, size_bytes: int, match: Match, pairs: Sequence[Pair]) -
     )
 
 
-def judge_accelerators(scenario: str, match: Match, pairs: Sequence[Pair]) -> Row | None:
-    """Return the row of emulated accelerators, ours and theirs; None if none were emulated.
-
-    It has the largest number with the required utilization, and the utilization of one.
-    """
-    counted = [pair for pair in pairs if not pair.is_warm_up]
-    sides = [_results(pair.ours for pair in counted), _results(pair.theirs for pair in counted)]
-    if not match.ours.work.utilization or not all(sides):
-        return None
-    numbers = [statistics.median(each.accelerators for each in side) for side in sides]
-    shares = [statistics.median(each.utilization for each in side) for side in sides]
-    figure = " / ".join(f"{number:.2g}" for number in numbers)
-    figure += f" (1: {' / '.join(f'{share:.0%}' for share in shares)})"
-    name = f"accelerators at {match.ours.work.utilization:.0%}"
-    return Row(scenario=scenario, case=name, peer=match.name, size_bytes=0, figure=figure)
-
-
 def unplayed(scenario: str, match: Match, error: str) -> Row:
     """Return the row of a match that could not run."""
     return Row(
@@ -243,75 +217,54 @@ def unplayed(scenario: str, match: Match, error: str) -> Row:
     )
 
 
-def judge_memory(scenario: str, goal: MemoryGoal, pairs: Iterable[Pair]) -> Row:
-    """Return the row of a memory goal, which limits the maximum over all samples of aioflux.
+def judge_promise(scenario: str, promise: Promise, pairs: Sequence[Pair]) -> Row:
+    """Return the row of a promise, which is not kept if a sample of aioflux failed.
 
-    The warm-up pair counts too: a warm-up does not reduce the memory of a later process.
+    The pairs that count are used, and for `memory` also the pair that warms up: a warm-up does not
+    reduce the memory of a later process.
     """
-    results = _results(pair.ours for pair in pairs)
-    held = [
-        result.peak_bytes - (result.idle_bytes if goal.is_above_idle else 0) for result in results
-    ]
-    return Row(
-        scenario=scenario,
-        case="memory above idle" if goal.is_above_idle else "memory",
-        peer="-",
-        size_bytes=0,
-        ours=median_of(results),
-        held_bytes=max(held, default=None),
-        goal=memory_limit(goal),
-        is_met=max(held) <= goal.limit_bytes if held else None,
-    )
-
-
-def judge_promise(scenario: str, promise: Promise, pairs: Iterable[Pair]) -> Row:
-    """Return the row of a promise, over the pairs that count.
-
-    The figure is the maximum for `requests`, and the median for the others. The promise is not kept
-    if a sample of aioflux failed.
-    """
-    counted = [pair for pair in pairs if not pair.is_warm_up]
+    is_memory = promise.figure == "memory"
+    counted = [pair for pair in pairs if is_memory or not pair.is_warm_up]
     results = _results(pair.ours for pair in counted)
-    figures: dict[str, list[float]] = {
-        "requests": [result.num_requests for result in results],
-        "waiting": [result.waited_seconds / result.seconds for result in results],
-        "stored": [result.stored_bytes / result.num_bytes for result in results],
-        "read": [result.stored_bytes / result.num_bytes for result in results],
-        "objects/s": [result.rate for result in results],
-        "ms": [1e3 / result.rate for result in results],
-    }
-    values = figures[promise.figure]
+    values = [_value(promise.figure, result) for result in results]
     value = None
     if values:
-        value = max(values) if promise.figure == "requests" else statistics.median(values)
-    is_kept = value is not None and promise.at_least <= value <= promise.at_most
+        takes_maximum = promise.figure in {"requests", "memory"}
+        value = max(values) if takes_maximum else statistics.median(values)
     has_failed = any(pair.ours.error for pair in counted)
     return Row(
         scenario=scenario,
-        case=promise.figure,
+        case="memory above idle" if is_memory else promise.figure,
         peer="-",
         size_bytes=0,
         ours=median_of(results),
         figure=_figure(promise.figure, value) if value is not None else "-",
         goal=promised(promise),
-        is_met=None if value is None else is_kept and not has_failed,
+        is_met=None if value is None else value <= promise.at_most and not has_failed,
     )
+
+
+def _value(figure: str, result: Result) -> float:
+    match figure:
+        case "requests":
+            return result.num_requests
+        case "waiting":
+            return result.waited_seconds / result.seconds
+        case "memory":
+            return result.peak_bytes - result.idle_bytes
+        case _:
+            return 1e3 / result.rate
 
 
 def promised(promise: Promise) -> str:
     """Return the goal of a promise."""
-    if promise.at_most < math.inf:
-        return f"<= {_figure(promise.figure, promise.at_most)}"
-    return f">= {_figure(promise.figure, promise.at_least)}"
-
-
-def memory_limit(goal: MemoryGoal) -> str:
-    """Return the limit of a memory goal."""
-    return f"<= {goal.limit_bytes / MIB:,.0f} MiB"
+    return f"<= {_figure(promise.figure, promise.at_most)}"
 
 
 def _figure(name: str, value: float) -> str:
-    return f"{value:.1%}" if name in {"waiting", "stored", "read"} else f"{value:,.0f}"
+    if name == "memory":
+        return f"{value / MIB:,.0f} MiB"
+    return f"{value:.1%}" if name == "waiting" else f"{value:,.0f}"
 
 
 def goal_of(match: Match) -> str:

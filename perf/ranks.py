@@ -12,9 +12,8 @@ import json
 import socket
 import subprocess
 import sys
-import tempfile
 import warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +25,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from perf.states import state_of
-from perf.work import OperationResult
 
 if TYPE_CHECKING:
     from perf.work import Work
 
-__all__ = ["RESHARDED_RANKS", "Task", "do", "prepare"]
-
-RESHARDED_RANKS = 3
-"""Number of ranks that load in `reshard_dcp`; four ranks save."""
+__all__ = ["Task", "do", "prepare"]
 
 _WIDTH = 2048
 
@@ -47,26 +42,22 @@ class Task:
     """Module below `perf.peers`: its `writer(task)` and `reader(task)` return a StorageWriter and a
     StorageReader of DCP."""
     operation: str
-    """`save_dcp`, `load_dcp` or `reshard_dcp`."""
+    """`save_dcp` or `load_dcp`."""
     url: str
     """Root url of the server."""
     bucket: str
     """Bucket on the server."""
-    directory: str
-    """Directory of `disk_dcp`, which uses no server."""
     dtype: str
     """Dtype of the tensors."""
     size_bytes: int
     """Size of all tensors of all ranks."""
     world_size: int
     """Ranks that save."""
-    root: str
-    """Uri of the bucket, as aioflux opens it."""
 
     @property
     def uri(self) -> str:
         """Uri of the checkpoint."""
-        return f"{self.root}/{self.prefix}"
+        return f"gs://{self.bucket}/{self.prefix}"
 
     @property
     def prefix(self) -> str:
@@ -99,8 +90,7 @@ class Task:
         if self.world_size == 1:
             own = self._own()
             return {name: torch.zeros_like(each).fill_(1) for name, each in own.items()}
-        num_ranks = RESHARDED_RANKS if self.operation == "reshard_dcp" else self.world_size
-        mesh, target = _mesh(num_ranks), {}
+        mesh, target = _mesh(self.world_size), {}
         for name, each in self._own().items():
             sizes = (each.shape[0] * self.world_size, *each.shape[1:])
             made = sharding.zeros(*sizes, dtype=each.dtype, device_mesh=mesh, placements=[Shard(0)])
@@ -128,16 +118,13 @@ def _prepare(task: Task) -> None:
         _targets[task] = task.target()
 
 
-def _perform(task: Task) -> int:
-    """Do the task; return the bytes read from the server, if the peer counts them, or 0."""
+def _perform(task: Task) -> None:
     peer: Any = importlib.import_module(f"perf.peers.{task.peer}")
     if task.operation == "save_dcp":
         dcp.save(task.state(), storage_writer=peer.writer(task))
-        return 0
-    _prepare(task)
-    reader = peer.reader(task)
-    dcp.load(_targets[task], storage_reader=reader)
-    return int(peer.num_bytes_read(reader)) if hasattr(peer, "num_bytes_read") else 0
+    else:
+        _prepare(task)
+        dcp.load(_targets[task], storage_reader=peer.reader(task))
 
 
 class _Ranks:
@@ -157,21 +144,16 @@ class _Ranks:
         ]
         atexit.register(self._close)
 
-    def run(self, verb: str, task: Task) -> list[int]:
-        """Run a task on all ranks, and return their results."""
+    def run(self, verb: str, task: Task) -> None:
+        """Run a task on all ranks."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps([verb, asdict(task)]) + "\n")
             process.stdin.flush()
-        return [self._answer(process) for process in self._processes]
-
-    @staticmethod
-    def _answer(process: subprocess.Popen[str]) -> int:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a rank exited with status {process.wait()}")
-        return int(line)
+        for process in self._processes:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise RuntimeError(f"a rank exited with status {process.wait()}")
 
     def _close(self) -> None:
         for process in self._processes:
@@ -189,59 +171,39 @@ def _ranks(world_size: int) -> _Ranks:
     return _Ranks(world_size)
 
 
-_removers: list[subprocess.Popen[bytes]] = []
-
-
-@cache
-def _directory() -> str:
-    """Return a directory that another process removes when this process exits or is killed."""
-    directory = tempfile.mkdtemp(prefix="aioflux-perf-dcp-")
-    remover = subprocess.Popen(  # noqa: S603  our own command
-        ["/bin/sh", "-c", 'cat >/dev/null; rm -rf "$0"', directory],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
-    _removers.append(remover)  # keeps the pipe to its standard input open
-    return directory
-
-
 def _task(work: Work) -> Task:
     return Task(
         peer=work.peer,
         operation=work.operation,
         url=work.url,
         bucket=work.bucket,
-        directory=_directory() if work.peer == "disk_dcp" else "",
         dtype=work.dtype,
         size_bytes=work.size_bytes,
         world_size=max(1, work.num_workers),
-        root=work.uri(),
     )
+
+
+def _run(verb: str, task: Task) -> None:
+    if task.world_size > 1:
+        _ranks(task.world_size).run(verb, task)
+        return
+    with warnings.catch_warnings():  # DCP warns if there is no process group
+        warnings.simplefilter("ignore")
+        _VERBS[verb](task)
 
 
 def prepare(work: Work) -> None:
     """Create the input of the work, before the measured part."""
-    task = _task(work)
-    if task.world_size == 1:
-        _quietly(_prepare, task)
-    else:
-        _ranks(task.world_size).run("prepare", task)
+    _run("prepare", _task(work))
 
 
-def do(work: Work) -> OperationResult:
-    """Save or load; return the bytes of all tensors, and the bytes read from the server."""
-    task = _task(work)
-    if task.world_size == 1:
-        read = _quietly(_perform, task)
-    else:
-        read = sum(_ranks(task.world_size).run("perform", task))
-    return OperationResult(task.size_bytes, stored_bytes=read)
+async def do(work: Work) -> int:
+    """Save a state, or load it into existing tensors; return the bytes of all tensors."""
+    _run("perform", _task(work))
+    return work.size_bytes
 
 
-def _quietly(act: Any, task: Task) -> Any:
-    with warnings.catch_warnings():  # DCP warns if there is no process group
-        warnings.simplefilter("ignore")
-        return act(task)
+_VERBS = {"prepare": _prepare, "perform": _perform}
 
 
 def main() -> None:
@@ -253,11 +215,11 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=init, rank=rank, world_size=world_size)
     for line in sys.stdin:
         verb, fields = json.loads(line)
-        task = replace(Task(**fields))
+        task = Task(**fields)
         dist.barrier()
-        answer = _perform(task) if verb == "perform" else _prepare(task)
+        _VERBS[verb](task)
         dist.barrier()
-        print(answer or 0, flush=True)
+        print("done", flush=True)
     dist.destroy_process_group()
 
 

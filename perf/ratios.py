@@ -114,7 +114,8 @@ def tables(lines: Sequence[dict[str, Any]]) -> str:
         ]
         every_pair = [pair for pairs in played for pair in pairs]
         if every_pair:
-            rows[name] += [judge_promise(name, each, every_pair) for each in scenario.promises()]
+            promises = [each for each in scenario.promises() if each.figure != "memory"]
+            rows[name] += [judge_promise(name, each, every_pair) for each in promises]
     is_read = {name: any(each.peer == "raw" for each in SCENARIOS[name].rivals) for name in rows}
     reads = {name: each for name, each in rows.items() if each and is_read[name]}
     others = {name: each for name, each in rows.items() if each and not is_read[name]}

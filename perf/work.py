@@ -22,13 +22,12 @@ from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from perf._meter import METER, resident_bytes, steady
-from perf.access import ACCOUNT, sign_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
 __all__ = [
-    "BLOCKING",
+    "ON_LOOP",
     "WARM_UP_BYTES",
     "Moved",
     "OperationResult",
@@ -36,8 +35,6 @@ __all__ = [
     "body_of",
     "bounded",
     "end_with_parent",
-    "lines_key",
-    "lines_prefix",
     "measure",
     "prepare",
     "set_key",
@@ -53,62 +50,27 @@ class OperationResult(NamedTuple):
     """Bytes that were read or written."""
     waited_seconds: float = 0.0
     """Time that the consumer waited for batches."""
-    stored_bytes: int = 0
-    """Compressed size, or bytes that were read from the server, if it differs from `num_bytes`."""
     figures: dict[str, float] | None = None
     """Figures that replace those of `measure`, if the operation measured a part of itself."""
 
 
-Moved: TypeAlias = "int | tuple[int, float] | OperationResult"
-"""Return value of an operation: `num_bytes`, `(num_bytes, waited_seconds)`, or all fields."""
+Moved: TypeAlias = "int | OperationResult"
+"""Return value of an operation: `num_bytes`, or all fields."""
 MIB = 1024 * 1024
 _PR_SET_PDEATHSIG = 1
-BLOCKING = frozenset(
+ON_LOOP = frozenset(
     {
-        "aioflux_async",
-        "aioflux_data",
-        "aioflux_checkpoint",
-        "aioflux_dcp",
-        "aioflux_first_save",
-        "aioflux_lines",
-        "aioflux_map",
-        "aioflux_nebula",
-        "aioflux_ray",
-        "aioflux_steps",
-        "aioflux_torch",
-        "aioflux_sync",
-        "aioflux_zstd",
-        "dataflux",
-        "dataflux_checkpoint",
-        "boto3",
-        "direct",
-        "disk_dcp",
-        "download_ray",
-        "gcsfs_checkpoint",
-        "gcsfs_data",
-        "gcsfs_dcp",
-        "gcsfs_ray",
-        "gcsfs_steps",
-        "google",
-        "google_checkpoint",
-        "litdata",
-        "memory_copy",
-        "obstore_data",
-        "obstore_torch",
-        "requests",
-        "s3fs_lines",
-        "s3torchconnector",
-        "s3torchconnector_checkpoint",
-        "s3torchconnector_data",
-        "s3torchconnector_dcp",
-        "stock_async",
-        "torch_zstd",
-        "transfer_manager",
-        "wrk",
-        "zstd_plain",
+        "aioflux",
+        "aioflux_unverified",
+        "gcloud_aio",
+        "gcsfs",
+        "obstore",
+        "obstore_crc32c",
+        "obstore_ranges",
+        "raw",
     }
 )
-"""Contenders that do not use the event loop (threads or processes); they run without uvloop."""
+"""Contenders that use the event loop. The others (threads or processes) run without uvloop."""
 TIMED = frozenset({"wrk"})
 """Contenders that run for a fixed time, not a number of requests; they have no warm-up."""
 WARM_UP_BYTES = MIB
@@ -129,16 +91,6 @@ def set_key(size_bytes: int, count: int, index: int) -> str:
     return f"{set_prefix(size_bytes, count)}{index:07d}.bin"
 
 
-def lines_prefix(size_bytes: int, count: int) -> str:
-    """Return the prefix of a set of shards of text."""
-    return f"lines-{size_bytes}x{count}/"
-
-
-def lines_key(size_bytes: int, count: int, index: int) -> str:
-    """Return the key of one shard of text."""
-    return f"{lines_prefix(size_bytes, count)}{index:07d}.txt"
-
-
 def state_key(dtype: str, size_bytes: int) -> str:
     """Return the key of the object in which torch.save stored a state."""
     return f"state-{dtype}-{size_bytes}/state.pt"
@@ -151,21 +103,14 @@ class Work:
     peer: str
     """Module below `perf.peers`."""
     operation: str
-    """Function of the peer: `get_many`, `get_one`, `get_into` or `get_range`; `put_many` or
-    `put_one`; `list_all` or `parse_all`; `load`, `stream`, `load_first`, `load_again` or
-    `load_items`; `save_state` or `load_state`; `save_steps` or `load_steps`;
-    `compress`, `decompress`, `save_compressed`, `save_plain`, `load_compressed` or `load_plain`;
-    `first_get`; `save_dcp`, `load_dcp` or `reshard_dcp`; `stage`, `train_alone` or `train_saving`;
-    `lines` or `lines_loader`; `read_ray`, `write_ray` or `train_ray`. Or `open_get`: its
-    `get_many`, by a new client for each object."""
-    url: str
-    """Root url of the server, `http://` or `https://`."""
+    """Function of the peer, for example `get_many`. Or `open_get`: its `get_many`, by a new client
+    for each object."""
+    url: str = ""
+    """Root url of the server, `http://` or `https://`; set when the server has started."""
     ca_file: str = ""
     """PEM file of the authority that signed the server's certificate; empty without TLS."""
     bucket: str = "perf"
     """Bucket on the server."""
-    scheme: str = "gs"
-    """Protocol of the server: `gs`, `s3` or `az`."""
     size_bytes: int
     """Size of each object, in bytes."""
     num_objects: int
@@ -185,28 +130,12 @@ class Work:
     checkpoints: the number of ranks that save."""
     num_threads: int = 0
     """Threads in each loading process, or event loops of one; 0 is the contender's default."""
-    compose: str = ""
-    """`off`, `on` or `auto`; empty is the contender's default."""
     step_seconds: float = 0.0
     """Time that the consumer sleeps after each batch."""
-    utilization: float = 0.0
-    """Required utilization of emulated accelerators, whose largest number is searched; 0 for an
-    epoch. See `perf.peers._accelerators`."""
-    trial_seconds: float = 0.0
-    """Duration of the measured part of each run of this search; with 0 there is one short run."""
-    prefetch_batches: int = 0
-    """Batches that all workers prefetch; 0 is the loader's default."""
-    record_bytes: int = 0
-    """Size of a record, for objects of many records; 0 if one object is one sample."""
-    item_bytes: int = 0
-    """Size of an item, the same constant tensor for each sample; 0 for the item of `is_whole`."""
-    is_whole: bool = False
-    """Whether an item is the bytes of an object, as a tensor, or only their number."""
     is_image: bool = False
     """Whether an item also has an image, decoded from a JPEG of about 100 KiB."""
     dtype: str = ""
-    """Dtype of the tensors of a state: `bf16` or `fp32`, or one of `perf.weights.KINDS`;
-    `size_bytes` is then the size of all tensors."""
+    """Dtype of the tensors of a state, `bf16` or `fp32`; `size_bytes` is then the size of all."""
     counter: str = ""
     """Url of the server's page with its number of requests; empty if it has none."""
     server_pids: tuple[int, ...] = ()
@@ -220,9 +149,8 @@ class Work:
         return set_prefix(self.size_bytes, self.num_objects)
 
     def uri(self, key: str = "") -> str:
-        """Return the uri of a key, or of the bucket, as aioflux opens it."""
-        root = f"{ACCOUNT}/{self.bucket}" if self.scheme == "az" else self.bucket
-        return f"{self.scheme}://{root}/{key}" if key else f"{self.scheme}://{root}"
+        """Return the uri of a key, or of the bucket."""
+        return f"gs://{self.bucket}/{key}" if key else f"gs://{self.bucket}"
 
     def each_key(self) -> Iterator[str]:
         """Yield the key of each request."""
@@ -276,7 +204,7 @@ def body_of(size_bytes: int) -> bytes:
 
 
 def prepare(work: Work) -> None:
-    """Create the input of the work: the bytes or state to write, or the pages to parse.
+    """Create the input of the work: the bytes or state to write.
 
     It runs before the measured part. A peer that needs another input has its own `prepare`.
     """
@@ -285,8 +213,6 @@ def prepare(work: Work) -> None:
         work.body()
     elif work.operation == "save_state":
         importlib.import_module("perf.states").state_of(work.dtype, work.size_bytes)
-    elif work.operation == "parse_all":
-        importlib.import_module("perf.pages").pages(work)
 
 
 async def bounded(one: Callable[[str], Awaitable[int]], work: Work) -> int:
@@ -329,18 +255,16 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
         `seconds`; `cpu_seconds`, with children that have exited; `server_cpu_seconds`;
         `num_objects` and `num_bytes` moved; `num_faults`, the page faults; `num_requests` that the
         server received, if it counts them; `waited_seconds` of the consumer of batches;
-        `stored_bytes` of compressed tensors; `idle_bytes`, the resident memory before the client
-        is opened, with the body to write; `peak_bytes`, the maximum resident memory of the measured
-        part, without children; and the operation's own `figures`.
+        `idle_bytes`, the resident memory before the client is opened, with the body to write;
+        `peak_bytes`, the maximum resident memory of the measured part, without children; and the
+        operation's own `figures`.
     """
-    sign_in(work)
     adapter = importlib.import_module(f"perf.peers.{work.peer}")
     operation = _operation(adapter, work)
     with asyncio.Runner(loop_factory=_loop_factory(work.peer)) as runner:
-        if work.peer not in TIMED and not work.utilization:
+        if work.peer not in TIMED:
             warm_up = replace(work.warm_up(), has_opening=True)
-            moved = runner.run(_coroutine(operation, warm_up))
-            _checked(warm_up, moved[0] if isinstance(moved, tuple) else moved)
+            _checked(warm_up, _result(runner.run(_coroutine(operation, warm_up))).num_bytes)
         gc.collect()
         wait()
         # After `wait`: of the two contenders that started together, only one has a large body.
@@ -351,18 +275,21 @@ def measure(work: Work, *, wait: Callable[[], None] = lambda: None) -> dict[str,
         METER.end(work)
     figures, peak_bytes = METER.figures()
     getattr(adapter, "finish", _nothing)(work)
-    told = OperationResult(*moved) if isinstance(moved, tuple) else OperationResult(moved)
-    own_figures = told.figures or {"num_objects": _checked(work, told.num_bytes)}
+    result = _result(moved)
+    own_figures = result.figures or {"num_objects": _checked(work, result.num_bytes)}
     return {
         **asdict(figures),
-        "num_bytes": told.num_bytes,
-        "waited_seconds": told.waited_seconds,
-        "stored_bytes": told.stored_bytes,
+        "num_bytes": result.num_bytes,
+        "waited_seconds": result.waited_seconds,
         "idle_bytes": idle_bytes,
         # The kernel updates VmHWM with a delay: it can be lower than an earlier VmRSS.
         "peak_bytes": max(idle_bytes, peak_bytes),
         **own_figures,
     }
+
+
+def _result(moved: Moved) -> OperationResult:
+    return OperationResult(moved) if isinstance(moved, int) else moved
 
 
 def _operation(adapter: Any, work: Work) -> Callable[[Work], Awaitable[Moved]]:
@@ -387,9 +314,9 @@ async def _coroutine(operation: Callable[[Work], Awaitable[Moved]], work: Work) 
 
 
 def _loop_factory(peer: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if peer in BLOCKING:
+    if peer not in ON_LOOP:
         return None
-    # Imported here: blocking contenders must not pay for the import.
+    # Imported here: other contenders must not pay for the import.
     import uvloop
 
     return uvloop.new_event_loop

@@ -6,6 +6,7 @@ Prints a row for each case, and writes plots of the requests per second.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import sys
 import time
@@ -13,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from perf._plot import MISSING, is_possible
 from perf.cluster.bucket import GCS, S3, Bucket
 from perf.cluster.reads import Reads, ReadsReport, simulate_reads
 from perf.cluster.save import Save, SaveReport, simulate_save
@@ -244,10 +244,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(result.row(), flush=True)
         groups.setdefault(case.name.partition("-")[0], []).append(result)
     for group, results in groups.items():
-        if is_possible():
+        if importlib.util.find_spec("matplotlib"):
             draw(results, args.out / f"cluster-{group}.png")
         else:
-            print(MISSING)
+            print("no plots: matplotlib is missing (pip install matplotlib)")
     seconds = sum(result.cpu_seconds for results in groups.values() for result in results)
     print(f"\n{seconds:.0f} s of CPU time; plots: {args.out}/cluster-*.png")
     return 0

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 from google.auth.credentials import AnonymousCredentials
 
 import aioflux
-from aioflux._services.gcs import listing as gcs_list
-from aioflux._values.listing import Listing
 from perf._meter import steady
-from perf.pages import pages
 from perf.peers._fresh import first_gets
 from perf.peers._parts import each_range, part_size_bytes, ssl_context
 
@@ -99,17 +96,6 @@ async def list_all(work: Work) -> int:
     async with _open(work) as store:
         listing = await store.list_all(work.prefix)
         return sum(listing.sizes)
-
-
-async def parse_all(work: Work) -> int:
-    """Parse and check pages as `list_all` does, and return the bytes of all objects."""
-    whole, kind = Listing(), None
-    for body in pages(work):
-        page = gcs_list.decode_page(body, expected=kind)
-        gcs_list.check_page(page, prefix=work.prefix, start_offset="", end_offset="", page_token="")
-        kind = gcs_list.expected_kind(page)
-        whole.extend(gcs_list.listing_of(page.items, prefix="", root=f"gs://{work.bucket}/"))
-    return sum(whole.sizes)
 
 
 async def put_many(work: Work) -> int:

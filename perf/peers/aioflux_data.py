@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aioflux.data import IterableDataset, MapDataset, loader
-from perf.peers._loading import Datasets, RecordSplitter, data_loader, decode, epoch
+from perf.peers._loading import Datasets, decode, epoch
 from perf.servers._tmpfs import memory_directory
 
 if TYPE_CHECKING:
     from aioflux.data import Sample
-    from perf.work import Moved, Work
+    from perf.work import OperationResult, Work
 
 
 class _Item:
@@ -28,20 +28,14 @@ class _Item:
 
 
 def _options(work: Work) -> dict[str, Any]:
-    """Return the options that are not defaults."""
-    options: dict[str, Any] = {"endpoint_url": work.url, "transform": _Item(work)}
-    if work.compose:
-        options["compose"] = work.compose
-    return options
+    return {"endpoint_url": work.url, "transform": _Item(work)}
 
 
 def _uri(work: Work) -> str:
     return work.uri(work.prefix)
 
 
-def _map(work: Work) -> MapDataset[Any] | IterableDataset[Any]:
-    if work.record_bytes:
-        return IterableDataset(_uri(work), endpoint_url=work.url, records=RecordSplitter(work))
+def _map(work: Work) -> MapDataset[Any]:
     return MapDataset(_uri(work), **_options(work))
 
 
@@ -49,28 +43,18 @@ def _stream(work: Work) -> IterableDataset[Any]:
     return IterableDataset(_uri(work), **_options(work))
 
 
-def _load(dataset: Any, work: Work) -> Any:
-    if work.num_threads:
-        return loader(
-            dataset,
-            batch_size=work.batch_size,
-            num_threads=work.num_threads,
-            prefetch_factor=work.prefetch_batches or None,
-        )
-    return data_loader(dataset, work)
+def _threads(dataset: Any, work: Work) -> Any:
+    return loader(dataset, batch_size=work.batch_size, num_threads=work.num_threads)
 
 
-_DATASETS = {"load": Datasets(_map, _load), "stream": Datasets(_stream, _load)}
+_MAPPED, _STREAMED = Datasets(_map), Datasets(_stream)
+_THREADED = Datasets(_stream, _threads)
+load = _MAPPED.epoch
 
 
-async def load(work: Work) -> Moved:
-    """Read an epoch of a MapDataset, or of the records of an IterableDataset."""
-    return _DATASETS["load"].epoch(work)
-
-
-async def stream(work: Work) -> Moved:
-    """Read an epoch of an IterableDataset."""
-    return _DATASETS["stream"].epoch(work)
+async def stream(work: Work) -> OperationResult:
+    """Read an epoch of an IterableDataset, in workers or threads."""
+    return await (_THREADED if work.num_threads else _STREAMED).epoch(work)
 
 
 # --- with a cache -------------------------------------------------------------------------------
@@ -101,7 +85,7 @@ def _prepare_cached(work: Work) -> None:
     _cached[work] = dataset, directory
 
 
-def _epoch_of_cached(work: Work) -> tuple[int, float]:
+def _epoch_of_cached(work: Work) -> OperationResult:
     if work not in _cached:
         _prepare_cached(work)
     dataset, directory = _cached.pop(work)
@@ -111,19 +95,21 @@ def _epoch_of_cached(work: Work) -> tuple[int, float]:
         shutil.rmtree(directory)
 
 
-async def load_first(work: Work) -> tuple[int, float]:
+async def load_first(work: Work) -> OperationResult:
     """Read an epoch of a MapDataset that fills its cache."""
     return _epoch_of_cached(work)
 
 
-async def load_again(work: Work) -> tuple[int, float]:
+async def load_again(work: Work) -> OperationResult:
     """Read an epoch of a MapDataset from its cache."""
     return _epoch_of_cached(work)
 
 
 def prepare(work: Work) -> None:
     """Build the dataset; for a second epoch, fill its cache."""
-    if work.operation in _DATASETS:
-        _DATASETS[work.operation].prepare(work)
+    if work.operation == "load":
+        _MAPPED.prepare(work)
+    elif work.operation == "stream":
+        (_THREADED if work.num_threads else _STREAMED).prepare(work)
     else:
         _prepare_cached(work)

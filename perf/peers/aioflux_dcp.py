@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aioflux.checkpoint.dcp import StorageReader, StorageWriter
-from perf import ranks
-from perf.ranks import prepare as prepare
+from perf.ranks import do, prepare
 
 if TYPE_CHECKING:
     from perf.ranks import Task
-    from perf.work import OperationResult, Work
+
+__all__ = ["load_dcp", "prepare", "reader", "save_dcp", "writer"]
 
 
 def writer(task: Task) -> StorageWriter:
@@ -23,21 +23,4 @@ def reader(task: Task) -> StorageReader:
     return StorageReader(task.uri, endpoint_url=task.url)
 
 
-def num_bytes_read(used: StorageReader) -> int:
-    """Return the number of bytes that a reader has received."""
-    return used.stats.bytes_received
-
-
-async def save_dcp(work: Work) -> OperationResult:
-    """Save a state, and return the bytes of its tensors."""
-    return ranks.do(work)
-
-
-async def load_dcp(work: Work) -> OperationResult:
-    """Load a checkpoint into existing tensors, with the number of ranks that saved it."""
-    return ranks.do(work)
-
-
-async def reshard_dcp(work: Work) -> OperationResult:
-    """Load a checkpoint with one rank less."""
-    return ranks.do(work)
+save_dcp = load_dcp = do

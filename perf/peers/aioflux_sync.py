@@ -9,21 +9,10 @@ from google.auth.credentials import AnonymousCredentials
 import aioflux
 from aioflux import sync
 from perf._meter import steady
-from perf.peers._fresh import first_gets
 from perf.peers._parts import ssl_context
 
 if TYPE_CHECKING:
     from perf.work import Work
-
-
-_FIRST_GET = """
-import sys
-import aioflux
-
-url, uri, bucket, key = sys.argv[1:]
-with aioflux.sync.open_store(uri, endpoint_url=url) as store:
-    print(len(store.get(key)))
-"""
 
 
 def _open(work: Work) -> sync.Store:
@@ -38,16 +27,6 @@ def _open(work: Work) -> sync.Store:
     )
 
 
-async def get_many(work: Work) -> int:
-    """Read every key and return the bytes received."""
-    with _open(work) as store:
-
-        async def read(work: Work) -> int:
-            return sum(len(data) for _, data in store.get_many(work.each_key(), ordered=False))
-
-        return await steady(read, work)
-
-
 async def get_one(work: Work) -> int:
     """Read one object after the other, each in ranges, and return the bytes received."""
     with _open(work) as store:
@@ -56,31 +35,3 @@ async def get_one(work: Work) -> int:
             return sum(len(store.get(key)) for key in work.each_key())
 
         return await steady(read, work)
-
-
-async def get_into(work: Work) -> int:
-    """Read one object after the other into the same memory and return the bytes received."""
-    with _open(work) as store:
-
-        async def read(work: Work) -> int:
-            buffer = bytearray(work.size_bytes)
-            return sum(store.get_into(key, buffer) for key in work.each_key())
-
-        return await steady(read, work)
-
-
-async def put_many(work: Work) -> int:
-    """Write every key and return the bytes sent."""
-    body = work.body()
-    with _open(work) as store:
-
-        async def write(work: Work) -> int:
-            pairs = ((f"put/{key}", body) for key in work.each_key())
-            return sum(store.put_many(pairs).sizes)
-
-        return await steady(write, work)
-
-
-async def first_get(work: Work) -> int:
-    """Read every key in a fresh process and return the bytes received."""
-    return first_gets(_FIRST_GET, work)

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
-from perf.peers._loading import Datasets, OneByOne, decode
+from perf.peers._loading import Datasets, decode
 from perf.peers.google import open_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from perf.work import Moved, Work
-
-
-def _keys(work: Work) -> list[str]:
-    return [blob.name for blob in open_bucket(work).list_blobs(prefix=work.prefix)]
-
-
-def _reader(work: Work) -> Callable[[str], bytes]:
-    """Open a client; return a function that reads a key."""
-    bucket = open_bucket(work, num_connections=1)
-
-    def read(key: str) -> bytes:
-        data: bytes = bucket.blob(key).download_as_bytes()
-        return data
-
-    return read
+    from perf.work import Work
 
 
 class _Objects(Dataset[Any]):
@@ -36,36 +18,19 @@ class _Objects(Dataset[Any]):
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._keys = _keys(work)
+        self._keys = [blob.name for blob in open_bucket(work).list_blobs(prefix=work.prefix)]
         self._item = decode(work)
-        self._read: Callable[[str], bytes] | None = None
+        self._bucket: Any = None
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def __getitem__(self, index: int) -> Any:
         # Opened in the worker, because processes must not share a client.
-        self._read = self._read or _reader(self._work)
-        return self._item(self._read(self._keys[index]))
+        self._bucket = self._bucket or open_bucket(self._work, num_connections=1)
+        return self._item(self._bucket.blob(self._keys[index]).download_as_bytes())
 
 
-def _stream(work: Work) -> OneByOne:
-    return OneByOne(_keys(work), partial(_reader, work), decode(work))
-
-
-_DATASETS: dict[str, Datasets] = {"load": Datasets(_Objects), "stream": Datasets(_stream)}
-
-
-def prepare(work: Work) -> None:
-    """Build the dataset."""
-    _DATASETS[work.operation].prepare(work)
-
-
-async def load(work: Work) -> Moved:
-    """Read an epoch of a map-style dataset."""
-    return _DATASETS["load"].epoch(work)
-
-
-async def stream(work: Work) -> Moved:
-    """Read an epoch of an iterable dataset."""
-    return _DATASETS["stream"].epoch(work)
+_DATASETS = Datasets(_Objects)
+prepare = _DATASETS.prepare
+load = _DATASETS.epoch

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint import _fsspec_filesystem
 
-from perf import ranks
-from perf.ranks import prepare as prepare
+from perf.ranks import do, prepare
 
 if TYPE_CHECKING:
     from perf.ranks import Task
-    from perf.work import OperationResult, Work
 
 # Read when gcsfs is imported. Without it, gcsfs requests the bucket type over gRPC, for a minute.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
+__all__ = ["load_dcp", "prepare", "reader", "save_dcp", "writer"]
 
 
 def _options(task: Task) -> dict[str, Any]:
@@ -35,16 +35,4 @@ def reader(task: Task) -> Any:
     return _fsspec_filesystem.FsspecReader(f"gs://{task.bucket}/{task.prefix}", **_options(task))
 
 
-async def save_dcp(work: Work) -> OperationResult:
-    """Save a state, and return the bytes of its tensors."""
-    return ranks.do(work)
-
-
-async def load_dcp(work: Work) -> OperationResult:
-    """Load a checkpoint into existing tensors, with the number of ranks that saved it."""
-    return ranks.do(work)
-
-
-async def reshard_dcp(work: Work) -> OperationResult:
-    """Load a checkpoint with one rank less."""
-    return ranks.do(work)
+save_dcp = load_dcp = do

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -12,9 +10,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage  # type: ignore[import-untyped]
 
 from perf._meter import steady
-from perf.pages import pages
 from perf.peers._fresh import first_gets
-from perf.peers._parts import put_into, ranges
 
 if TYPE_CHECKING:
     from perf.work import Work
@@ -66,81 +62,10 @@ async def get_many(work: Work) -> int:
         return await steady(read, work)
 
 
-async def get_one(work: Work) -> int:
-    """Read one object after the other, each in one request, and return the bytes received."""
-    bucket = open_bucket(work)
-
-    async def read(work: Work) -> int:
-        return sum(len(bucket.blob(key).download_as_bytes()) for key in work.each_key())
-
-    return await steady(read, work)
-
-
-async def get_into(work: Work) -> int:
-    """Read one object after the other into the same memory and return the bytes received."""
-    bucket, view = open_bucket(work), memoryview(bytearray(work.size_bytes))
-    with ThreadPoolExecutor(NUM_THREADS) as threads:
-
-        def read(key: str, start: int, end: int) -> int:
-            data = bucket.blob(key).download_as_bytes(start=start, end=end - 1)
-            return put_into(view[start:end], data)
-
-        async def move(work: Work) -> int:
-            total = 0
-            for key in work.each_key():
-                total += sum(threads.map(lambda span, key=key: read(key, *span), ranges(work)))
-            return total
-
-        return await steady(move, work)
-
-
 async def list_all(work: Work) -> int:
     """List a set page by page, and return the bytes of its objects."""
     blobs = list(open_bucket(work).list_blobs(prefix=work.prefix))
     return sum(blob.size for blob in blobs)
-
-
-async def parse_all(work: Work) -> int:
-    """Parse pages as `list_blobs` does, and return the bytes of all objects."""
-    bucket, blobs = open_bucket(work), []
-    for body in pages(work):
-        for item in json.loads(body)["items"]:
-            blob = bucket.blob(item["name"])
-            blob._set_properties(item)  # noqa: SLF001  as in `list_blobs`
-            blobs.append(blob)
-    return sum(blob.size for blob in blobs)
-
-
-async def put_many(work: Work) -> int:
-    """Write every key and return the bytes sent."""
-    bucket = open_bucket(work)
-    body = work.body()
-
-    def one(key: str) -> int:
-        bucket.blob(f"put/{key}").upload_from_string(body)
-        return len(body)
-
-    with ThreadPoolExecutor(NUM_THREADS) as threads:
-
-        async def write(work: Work) -> int:
-            return sum(threads.map(one, work.each_key()))
-
-        return await steady(write, work)
-
-
-async def put_one(work: Work) -> int:
-    """Write one object after the other by a resumable upload and return the bytes sent."""
-    bucket = open_bucket(work)
-
-    async def write(work: Work) -> int:
-        body, total = io.BytesIO(work.body()), 0
-        for key in work.each_key():
-            blob = bucket.blob(f"put/{key}", chunk_size=work.range_size_bytes)
-            blob.upload_from_file(body, rewind=True, size=work.size_bytes)
-            total += blob.size
-        return total
-
-    return await steady(write, work)
 
 
 async def first_get(work: Work) -> int:

@@ -1,4 +1,4 @@
-"""torch.save and torch.load with BlobWriter and BlobReader of google-cloud-storage and defaults."""
+"""torch.save with BlobWriter of google-cloud-storage and defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from perf._meter import steady
 from perf.peers.google import open_bucket
-from perf.states import num_bytes_of, state_of, touch
+from perf.states import num_bytes_of, state_of
 from perf.work import state_key
 
 if TYPE_CHECKING:
@@ -28,15 +28,3 @@ async def save_state(work: Work) -> int:
         return num_bytes_of(state)
 
     return await steady(save, work)
-
-
-async def load_state(work: Work) -> int:
-    """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
-    bucket = open_bucket(work)
-
-    async def load(work: Work) -> int:
-        blob = bucket.blob(state_key(work.dtype, work.size_bytes))
-        with blob.open("rb") as file:
-            return touch(torch.load(file, weights_only=True))
-
-    return await steady(load, work)

@@ -77,11 +77,7 @@ prepare = _DATASETS.prepare
 async def load(work: Work) -> Moved:
     """Read an epoch of its dataset."""
     try:
-        return _DATASETS.epoch(work)
+        return await _DATASETS.epoch(work)
     finally:
         while _directories:
             shutil.rmtree(_directories.pop())
-
-
-stream = load
-"""litData has one dataset class for both kinds of epoch."""

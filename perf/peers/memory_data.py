@@ -7,40 +7,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perf.peers._loading import Datasets, OneByOne, decode
+from torch.utils.data import IterableDataset, get_worker_info
+
+from perf.peers._loading import Datasets, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from perf.work import Moved, Work
+    from perf.work import Work
 
 
-class _Opener:
-    """Returns a function that reads objects from memory. A class, because lambdas do not pickle."""
+class _Objects(IterableDataset[Any]):
+    """Items of the same bytes; each worker has its share of them."""
 
     def __init__(self, work: Work) -> None:
-        self._data = bytes(work.size_bytes)
+        self._data, self._item = bytes(work.size_bytes), decode(work)
+        self._count = work.num_objects
 
-    def __call__(self) -> Callable[[str], bytes]:
-        return self._read
-
-    def _read(self, key: str) -> bytes:
-        del key
-        return self._data
-
-
-def _dataset(work: Work) -> Any:
-    return OneByOne(list(work.each_key()), _Opener(work), decode(work))
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        return (self._item(self._data) for _ in range(first, self._count, step))
 
 
-_DATASETS = Datasets(_dataset)
-
-
-def prepare(work: Work) -> None:
-    """Build the dataset."""
-    _DATASETS.prepare(work)
-
-
-async def stream(work: Work) -> Moved:
-    """Read an epoch of the dataset."""
-    return _DATASETS.epoch(work)
+_DATASETS = Datasets(_Objects)
+prepare = _DATASETS.prepare
+stream = _DATASETS.epoch

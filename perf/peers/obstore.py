@@ -1,15 +1,13 @@
-"""obstore (Rust): GCSStore over the XML API, S3Store and AzureStore."""
+"""obstore (Rust): GCSStore, over the XML API."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import obstore
-from obstore.store import AzureStore, GCSStore, S3Store
+from obstore.store import GCSStore
 
 from perf._meter import steady
-from perf.access import ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, REGION, SECRET_KEY
 from perf.peers._fresh import first_gets
 from perf.peers._parts import each_range, fill, memory_of, part_size_bytes, put_into
 from perf.work import bounded
@@ -24,42 +22,20 @@ _PIECE_BYTES = 1 << 20
 
 _FIRST_GET = """
 import sys
-from obstore.store import GCSStore, S3Store
+from obstore.store import GCSStore
 
 url, uri, bucket, key = sys.argv[1:]
-options = {"allow_http": True}
-if uri.startswith("s3:"):  # the keys are in the environment
-    store = S3Store(bucket, endpoint=url, client_options=options)
-else:
-    config = {"base_url": url, "bearer_token": "none", "skip_signature": True}
-    store = GCSStore(bucket, config=config, client_options=options)
+config = {"base_url": url, "bearer_token": "none", "skip_signature": True}
+store = GCSStore(bucket, config=config, client_options={"allow_http": True})
 print(len(store.get(key).bytes()))
 """
 
 
-def open_store(work: Work) -> GCSStore | S3Store | AzureStore:
+def open_store(work: Work) -> GCSStore:
     """Return a store of the bucket."""
     options: ClientConfig = {"allow_http": True, "timeout": "300s"}
     if work.ca_file:
         options["root_certificate"] = Path(work.ca_file).read_bytes()
-    if work.scheme == "s3":
-        return S3Store(
-            work.bucket,
-            endpoint=work.url,
-            region=REGION,
-            access_key_id=ACCESS_KEY,
-            secret_access_key=SECRET_KEY,
-            virtual_hosted_style_request=False,
-            client_options=options,
-        )
-    if work.scheme == "az":
-        return AzureStore(
-            work.bucket,
-            account_name=ACCOUNT,
-            account_key=ACCOUNT_KEY,
-            endpoint=f"{work.url}/{ACCOUNT}",
-            client_options=options,
-        )
     return GCSStore(
         work.bucket,
         config={"base_url": work.url, "bearer_token": "none", "skip_signature": True},
@@ -118,12 +94,6 @@ async def get_range(work: Work) -> int:
     return await each_range(read, work)
 
 
-async def list_all(work: Work) -> int:
-    """List a set, and return the bytes of its objects."""
-    metas = await obstore.list(open_store(work), work.prefix).collect_async()
-    return sum(meta["size"] for meta in metas)
-
-
 async def put_many(work: Work) -> int:
     """Write every key and return the bytes sent."""
     store = open_store(work)
@@ -136,7 +106,7 @@ async def put_many(work: Work) -> int:
     return await bounded(one, work)
 
 
-async def put(store: GCSStore | S3Store | AzureStore, key: str, body: bytes, work: Work) -> int:
+async def put(store: GCSStore, key: str, body: bytes, work: Work) -> int:
     """Write one object in parallel parts and return the bytes sent."""
     await store.put_async(
         f"put/{key}",

@@ -18,7 +18,6 @@ from perf._meter import steady
 from perf.peers._parts import part_size_bytes
 from perf.peers.google import NUM_THREADS, open_bucket
 from perf.work import MIB, body_of
-from perf.work import prepare as prepare_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,11 +65,9 @@ def _source(size_bytes: int) -> _Source:
 
 
 def prepare(work: Work) -> None:
-    """Create the file of one large object, or the bytes of small objects."""
+    """Create the file of the object to write."""
     if work.operation == "put_one":
         _source(work.size_bytes)
-    else:
-        prepare_body(work)
 
 
 async def get_many(work: Work) -> int:
@@ -110,18 +107,6 @@ async def get_one(work: Work) -> int:
         return total
 
     return await steady(read, work)
-
-
-async def put_many(work: Work) -> int:
-    """Write every key and return the bytes sent."""
-    bucket, body = open_bucket(work), work.body()
-
-    async def write(work: Work) -> int:
-        pairs = [(io.BytesIO(body), bucket.blob(f"put/{key}")) for key in work.each_key()]
-        transfer_manager.upload_many(pairs, **_SMALL)
-        return sum(int(blob.size) for _, blob in pairs)
-
-    return await steady(write, work)
 
 
 async def put_one(work: Work) -> int:

@@ -4,48 +4,36 @@ from __future__ import annotations
 
 from perf.scenarios import (
     checkpoint_async,
-    checkpoint_load,
-    checkpoint_save,
-    clouds,
-    compression,
     dcp,
     epoch,
-    faults,
-    get_into,
-    get_many,
-    get_one,
-    latency,
     listing,
     loader,
-    mlperf,
-    paced,
-    put_many,
-    put_one,
+    objects,
     ratios,
     ray,
     small,
-    startup,
-    sync_facade,
     torch_files,
 )
-from perf.scenarios._scenario import Match, MemoryGoal, Promise, Rival, Scenario, Side
+from perf.scenarios._scenario import Match, Promise, Rival, Scenario, Side
 
-__all__ = ["GROUPS", "SCENARIOS", "Match", "MemoryGoal", "Promise", "Rival", "Scenario", "Side"]
+__all__ = ["GROUPS", "SCENARIOS", "Match", "Promise", "Rival", "Scenario", "Side"]
 
-_GROUPS = (
-    *(listing, loader, epoch),
-    *(checkpoint_save, checkpoint_load, checkpoint_async, torch_files, compression, dcp),
-    *(mlperf, clouds, ratios, ray, small),
-)
-_MODULES = (
-    *(get_many, get_one, get_into, latency, paced, put_one, put_many, sync_facade, startup, faults),
-    *_GROUPS,
-)
+_GROUPS: dict[str, tuple[Scenario, ...]] = {
+    "list": listing.SCENARIOS,
+    "loader": loader.SCENARIOS,
+    "epoch": epoch.SCENARIOS,
+    "checkpoint_async": checkpoint_async.SCENARIOS,
+    "torch_files": torch_files.SCENARIOS,
+    "dcp": dcp.SCENARIOS,
+    "ratios": ratios.SCENARIOS,
+    "ray": ray.SCENARIOS,
+    "small": small.SCENARIOS,
+}
 SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario for module in _MODULES for scenario in module.SCENARIOS
+    scenario.name: scenario
+    for scenarios in (objects.SCENARIOS, *_GROUPS.values())
+    for scenario in scenarios
 }
 """Scenarios by name, in the order of a run."""
-GROUPS: dict[str, tuple[str, ...]] = {
-    module.GROUP: tuple(scenario.name for scenario in module.SCENARIOS) for module in _GROUPS
-}
+GROUPS = {group: tuple(one.name for one in scenarios) for group, scenarios in _GROUPS.items()}
 """Names of the scenarios of each group."""

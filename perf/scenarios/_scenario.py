@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
-from perf.scenarios._scheme import check_scheme, in_scheme
 from perf.work import WARM_UP_BYTES, Work
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ __all__ = [
     "MIB",
     "OURS",
     "Match",
-    "MemoryGoal",
     "Promise",
     "Rival",
     "Scenario",
@@ -33,19 +31,19 @@ __all__ = [
 KIB = 1024
 MIB = 1024 * KIB
 SHARES = {
-    "aiohttp": 0.5,
     "gcloud_aio": 0.3,
     "gcsfs": 0.1,
     "google": 0.06,
     "obstore": 0.5,
     "obstore_crc32c": 0.5,
-    "requests": 0.06,
     "transfer_manager": 0.03,
 }
 """Objects that a slower peer moves, as a share of the objects that aioflux moves. The samples of
 both then take about the same time."""
 MAX_IN_FLIGHT = 100_000
 """Largest value of `in_flight`: each request needs a task and a connection."""
+_FIXED = {"name", "rivals", "operation", "case", "ours"}
+"""Fields that the command line cannot replace."""
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
 
 
@@ -110,28 +108,15 @@ class Match:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryGoal:
-    """A limit of the resident memory of aioflux."""
-
-    limit_bytes: int
-    """Maximum, inclusive."""
-    is_above_idle: bool
-    """Whether the memory before the measured part is subtracted."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Promise:
     """A goal of aioflux that does not depend on a peer."""
 
-    figure: Literal["requests", "waiting", "stored", "read", "objects/s", "ms"]
-    """`requests`: maximum number of requests that the server received in a sample. The others are
-    medians. `waiting`: share of the time in which the consumer waited. `stored`: stored bytes as a
-    share of the tensors' bytes. `read`: bytes read, as such a share. `objects/s`: the rate. `ms`:
-    milliseconds for an object."""
-    at_most: float = math.inf
+    figure: Literal["requests", "waiting", "ms", "memory"]
+    """`requests`: maximum number of requests that the server received in a sample. `waiting`:
+    median share of the time in which the consumer waited. `ms`: median of the milliseconds for an
+    object. `memory`: maximum of the resident bytes above those before the measured part."""
+    at_most: float
     """Maximum, inclusive."""
-    at_least: float = 0.0
-    """Minimum, inclusive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,16 +129,10 @@ class Scenario(ABC):
     """Name on the command line."""
     rivals: tuple[Rival, ...] = ()
     """Peers that aioflux is compared with."""
-    scheme: str = "gs"
-    """Protocol: `gs`, `s3` or `az`. Each has its own server."""
 
     @abstractmethod
     def matches(self) -> tuple[Match, ...]:
         """Return the matches of all cases and rivals."""
-
-    def played(self) -> tuple[Match, ...]:
-        """Return the matches whose contenders both support the scheme, on its server."""
-        return in_scheme(self.matches(), self.scheme)
 
     @abstractmethod
     def toy(self) -> Self:
@@ -164,12 +143,8 @@ class Scenario(ABC):
         """Size of an object, if rates are shown in bytes; 0 if they are shown in objects."""
         return 0
 
-    def memory_goal(self) -> MemoryGoal | None:
-        """Return the memory limit of aioflux, if there is one."""
-        return None
-
     def promises(self) -> tuple[Promise, ...]:
-        """Return the other goals of aioflux."""
+        """Return the goals of aioflux alone."""
         return ()
 
     @property
@@ -192,7 +167,7 @@ class Scenario(ABC):
     def against(self, peers: tuple[str, ...]) -> Self:
         """Return the scenario with only these peers; peers that are no rivals get no goal."""
         known = {rival.peer: rival for rival in self.rivals}
-        others = (peer for peer in peers if not peer.startswith("aioflux"))
+        others = (peer for peer in peers if peer in known or not peer.startswith("aioflux"))
         return replace(self, rivals=tuple(known.get(peer, Rival(peer=peer)) for peer in others))
 
     def parameters_in_words(self) -> str:
@@ -200,7 +175,7 @@ class Scenario(ABC):
         return ", ".join(f"{name}={_typed(name, getattr(self, name))}" for name in self._settable())
 
     def _settable(self) -> list[str]:
-        return [field.name for field in fields(self) if field.name not in {"name", "rivals"}]
+        return [field.name for field in fields(self) if field.name not in _FIXED]
 
     def replaced(self, settings: Mapping[str, str]) -> Self:
         """Return the scenario with fields replaced by the values of a command line.
@@ -216,10 +191,8 @@ class Scenario(ABC):
                 raise ValueError(f"{self.name} has no {name!r}; it has {', '.join(known)}")
             try:
                 changes[name] = _parsed(text, types[name])
-                if name == "in_flight":
-                    _check_in_flight(changes[name])
-                if name == "scheme":
-                    check_scheme(changes[name])
+                if name == "in_flight" and changes[name] > MAX_IN_FLIGHT:
+                    raise ValueError(f"must be at most {MAX_IN_FLIGHT:,}, is {text}")  # noqa: TRY301
             except ValueError as exc:
                 raise ValueError(f"{name} of {self.name}: {exc}") from exc
         return replace(self, **changes)
@@ -264,20 +237,11 @@ def ready_objects(work: Work) -> tuple[tuple[int, int], ...]:
 
 def _typed(name: str, value: Any) -> str:
     """Return a value in the form that `--set` accepts."""
-    if isinstance(value, tuple):
-        return ",".join(_typed(name, item) for item in value)
     if name.endswith("_bytes"):
         for unit, size in reversed(_UNITS.items()):
             if value >= size and value % size == 0:
                 return f"{value // size}{unit}"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _check_in_flight(value: int | tuple[int, ...]) -> None:
-    """Raise ValueError if a value is above `MAX_IN_FLIGHT`."""
-    most = max(value) if isinstance(value, tuple) else value
-    if most > MAX_IN_FLIGHT:
-        raise ValueError(f"must be at most {MAX_IN_FLIGHT:,}, is {most:,}")
 
 
 def _parsed(text: str, kind: Any) -> Any:
@@ -286,10 +250,6 @@ def _parsed(text: str, kind: Any) -> Any:
     Raises:
         ValueError: The text is no value of this type. Integers must be at least 1, floats 0.
     """
-    if get_origin(kind) is tuple:
-        if not (items := [item for item in text.split(",") if item]):
-            raise ValueError(f"must be one or more values with commas between, not {text!r}")
-        return tuple(_parsed(item, get_args(kind)[0]) for item in items)
     if kind is bool:
         if text.lower() not in {"true", "false"}:
             raise ValueError(f"must be true or false, not {text!r}")

@@ -1,35 +1,36 @@
-"""Base class of the scenarios that load sets of many objects."""
+"""Base class of the scenarios that read an epoch of a dataset, and their sets of objects."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from perf._pairs import warm_up_work
-from perf.scenarios._scenario import MIB, Match, Rival, Scenario, Side
+from perf.scenarios._scenario import KIB, Match, Rival, Scenario, Side
 from perf.servers import ServerSpec
 from perf.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Self
 
-__all__ = ["OURS", "Sets", "on_one_server"]
+__all__ = ["OURS", "Epoch", "on_one_server"]
 
 OURS = Rival(peer="aioflux_data")
 """aioflux, through its datasets."""
-_COMPOSED_BYTES = 1024 * MIB
-"""Space for composites. The server stores one file for each number of composed objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sets(Scenario):
+class Epoch(Scenario):
     """An epoch over a set of objects; each object is read once."""
 
     is_by_name_only = True
+    operation: ClassVar[str]
+    """`load` reads a map-style dataset, `stream` an iterable dataset."""
 
-    size_bytes: int
+    size_bytes: int = 100 * KIB
     """Size of each object."""
-    num_objects: int
+    num_objects: int = 20_000
     """Objects of an epoch of aioflux; the epoch of a slower peer has fewer."""
     batch_size: int = 100
     """Objects in a batch."""
@@ -39,26 +40,30 @@ class Sets(Scenario):
     """Time to the first byte."""
     connection_bytes_per_second: int = 50_000_000
     """Bandwidth of each connection."""
-    is_whole: bool = False
-    """Whether a worker sends the bytes of an object, as a tensor, or only their number. With the
-    number, the transfer between worker and consumer is not measured."""
 
-    @property
-    def displayed_bytes(self) -> int:
+    def toy(self) -> Self:
         """See base class."""
-        return self.size_bytes if self.size_bytes >= MIB else 0
+        return replace(
+            self,
+            size_bytes=4 * KIB,
+            num_objects=24,
+            batch_size=4,
+            num_workers=1,
+            latency_seconds=0.001,
+        )
+
+    def _ours(self) -> Work:
+        return self._work(OURS, self.operation)
 
     def _work(self, rival: Rival, operation: str) -> Work:
         return Work(
             peer=rival.peer,
             operation=operation,
-            url="",
             size_bytes=self.size_bytes,
             num_objects=rival.num_objects(self.num_objects),
             is_set=True,
             batch_size=self.batch_size,
             num_workers=self.num_workers,
-            is_whole=self.is_whole,
         )
 
     def _side(self, work: Work) -> Side:
@@ -66,7 +71,6 @@ class Sets(Scenario):
         spec = ServerSpec(
             latency_seconds=self.latency_seconds,
             connection_bytes_per_second=self.connection_bytes_per_second,
-            written_bytes=_COMPOSED_BYTES,
         )
         return Side(work=work, server=spec)
 

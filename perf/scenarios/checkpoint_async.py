@@ -18,9 +18,8 @@ from perf.work import Work
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["GROUP", "SCENARIOS", "Staging", "Training"]
+__all__ = ["SCENARIOS", "Staging"]
 
-GROUP = "checkpoint_async"
 _OURS = Rival(peer="aioflux_async")
 
 
@@ -48,7 +47,6 @@ class _Async(Scenario):
         work = Work(
             peer=peer,
             operation=operation,
-            url="",
             size_bytes=self.size_bytes,
             num_objects=1,
             num_keys=1,

@@ -9,19 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from perf.scenarios._scenario import MIB, Match, Promise, Rival, Scenario, Side, matches_against
+from perf.scenarios._scenario import MIB, Match, Rival, Scenario, Side, matches_against
 from perf.servers import ServerSpec
 from perf.work import Work
 
-__all__ = ["GROUP", "SCENARIOS", "Distributed"]
+__all__ = ["SCENARIOS"]
 
-GROUP = "dcp"
 _OURS = Rival(peer="aioflux_dcp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distributed(Scenario):
-    """A save, a load, or a load with fewer ranks."""
+    """A save or a load."""
 
     is_by_name_only = True
 
@@ -33,17 +32,11 @@ class Distributed(Scenario):
     """Ranks that save."""
     dtype: str = "bf16"
     """Dtype of the tensors."""
-    most_read: float = 0.0
-    """Goal: maximum of the bytes read, as a share of the bytes needed; 0 without a goal."""
 
     @property
     def displayed_bytes(self) -> int:
         """See base class."""
         return self.size_bytes
-
-    def promises(self) -> tuple[Promise, ...]:
-        """See base class."""
-        return (Promise(figure="read", at_most=self.most_read),) if self.most_read else ()
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
@@ -57,7 +50,6 @@ class Distributed(Scenario):
         work = Work(
             peer=rival.peer,
             operation=self.operation,
-            url="",
             size_bytes=self.size_bytes,
             num_objects=1,
             num_keys=1,
@@ -69,18 +61,11 @@ class Distributed(Scenario):
         )
 
 
-_SAVE = (Rival(peer="gcsfs_dcp", at_least=4.0), Rival(peer="disk_dcp"))
-_LOAD = (Rival(peer="gcsfs_dcp", at_least=3.0), Rival(peer="disk_dcp"))
+_SAVE = (Rival(peer="gcsfs_dcp", at_least=4.0),)
+_LOAD = (Rival(peer="gcsfs_dcp", at_least=3.0),)
 SCENARIOS = (
     Distributed(name="dcp-save-1", operation="save_dcp", rivals=_SAVE),
     Distributed(name="dcp-load-1", operation="load_dcp", rivals=_LOAD),
     Distributed(name="dcp-save-4", operation="save_dcp", world_size=4, rivals=_SAVE),
     Distributed(name="dcp-load-4", operation="load_dcp", world_size=4, rivals=_LOAD),
-    Distributed(
-        name="dcp-reshard-4-3",
-        operation="reshard_dcp",
-        world_size=4,
-        most_read=1.05,
-        rivals=(Rival(peer="gcsfs_dcp"),),
-    ),
 )

@@ -5,23 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from perf.scenarios._epochs import SETS, Epoch
-from perf.scenarios._scenario import KIB, Match, Promise, Rival
-from perf.scenarios._sets import OURS, Sets, on_one_server
+from perf.scenarios._scenario import Match, Promise
+from perf.scenarios._sets import OURS, Epoch, on_one_server
 
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["GROUP", "SCENARIOS", "CachedEpoch", "Images", "OwnWays", "Stream", "Wait"]
-
-GROUP = "epoch"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stream(Epoch):
-    """One epoch of an iterable dataset, compared with each peer."""
-
-    operation: ClassVar[str] = "stream"
+__all__ = ["SCENARIOS"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +37,9 @@ class OwnWays(Epoch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CachedEpoch(Sets):
+class CachedEpoch(Epoch):
     """A second epoch, which reads all objects from the local cache, compared with the first."""
 
-    size_bytes: int = 100 * KIB
-    """Size of each object."""
     num_objects: int = 10_000
     """Objects of an epoch: enough that the start of the workers takes little of its time."""
     least_ratio: float = 5.0
@@ -74,10 +62,6 @@ class CachedEpoch(Sets):
         """See base class."""
         return (Promise(figure="requests", at_most=0),)
 
-    def toy(self) -> CachedEpoch:
-        """See base class."""
-        return replace(self, size_bytes=4 * KIB, num_objects=24, batch_size=4, num_workers=1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(Epoch):
@@ -94,8 +78,6 @@ class Wait(Epoch):
     """
 
     operation: ClassVar[str] = "stream"
-    size_bytes: int = 100 * KIB
-    """Size of each object."""
     num_objects: int = 16_000
     """Objects of an epoch."""
     batch_size: int = 4
@@ -146,8 +128,6 @@ class Images(Epoch):
     """An epoch of images that are decoded in threads, compared with workers and no threads."""
 
     operation: ClassVar[str] = "stream"
-    size_bytes: int = 100 * KIB
-    """Size of each object."""
     num_objects: int = 8_000
     """Objects of an epoch."""
     batch_size: int = 64
@@ -176,45 +156,8 @@ class Images(Epoch):
 
 
 SCENARIOS = (
-    Stream(
-        name="epoch-100KiB",
-        **SETS["100KiB"],
-        rivals=(
-            Rival(peer="dataflux", at_least=8.0, share=0.15),
-            Rival(peer="litdata", at_least=1.5, share=0.5),
-            Rival(peer="direct", share=0.03),
-        ),
-    ),
-    Stream(
-        name="epoch-500KiB",
-        **SETS["500KiB"],
-        rivals=(
-            Rival(peer="dataflux", at_least=8.0, share=0.25),
-            Rival(peer="litdata", share=0.5),
-            Rival(peer="direct", share=0.1),
-        ),
-    ),
-    Stream(
-        name="epoch-3MiB",
-        **SETS["3MiB"],
-        rivals=(
-            Rival(peer="dataflux", at_least=8.0, share=0.2),
-            Rival(peer="litdata", share=0.5),
-            Rival(peer="direct", share=0.2),
-        ),
-    ),
-    Stream(
-        name="epoch-150MiB",
-        **SETS["150MiB"],
-        rivals=(
-            Rival(peer="dataflux", at_least=8.0, share=0.34),
-            Rival(peer="litdata", share=0.34),
-            Rival(peer="direct", share=0.34),
-        ),
-    ),
-    OwnWays(name="epoch-own", **SETS["100KiB"]),
+    OwnWays(name="epoch-own"),
     CachedEpoch(name="epoch-cached"),
-    Wait(name="epoch-wait"),
     Wait(name="epoch-wait-inline", num_workers=0),
     Wait(name="epoch-wait-threads", num_workers=0, num_threads=2),
     Images(name="epoch-images"),

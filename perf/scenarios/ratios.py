@@ -6,11 +6,9 @@ crc32c over the bytes that it returned, and without (`unverified`) against obsto
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
-from perf.scenarios._objects import ManyObjects, OneObject
 from perf.scenarios._scenario import (
     KIB,
     MIB,
@@ -21,25 +19,17 @@ from perf.scenarios._scenario import (
     Scenario,
     Side,
     matches_against,
-    ready_objects,
 )
 from perf.scenarios._sets import on_one_server
 from perf.scenarios.checkpoint_async import Staging
-from perf.scenarios.checkpoint_load import LoadState
-from perf.scenarios.checkpoint_save import SaveState
-from perf.scenarios.get_many import GetMany
-from perf.scenarios.get_one import GetOne
-from perf.scenarios.put_one import PutOne
+from perf.scenarios.objects import GetMany, GetOne, ManyObjects, OneObject, PutOne
+from perf.scenarios.torch_files import OneState
 from perf.servers import ServerSpec
 from perf.work import Work
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+__all__ = ["SCENARIOS"]
 
-__all__ = ["GROUP", "SCENARIOS"]
-
-GROUP = "ratios"
-_UNVERIFIED = "aioflux_unverified"
+_UNVERIFIED, _CHECKPOINT = "aioflux_unverified", "aioflux_checkpoint"
 _LARGE_PAIRS = 3
 """Maximum number of pairs of an object of 1 GiB."""
 
@@ -69,8 +59,8 @@ class _Get(_Named, GetMany):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GetOne(_Named, GetOne):
-    """Read of one large object."""
+class _Large(_Named, OneObject):
+    """Read or write of one large object."""
 
     @property
     def max_pairs(self) -> float:
@@ -79,62 +69,25 @@ class _GetOne(_Named, GetOne):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GetRange(_Named, OneObject):
+class _GetOne(GetOne, _Large):
+    """Read of one large object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PutOne(PutOne, _Large):
+    """Write of one large object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GetRange(_Large):
     """Reads of all ranges of one large object, each into memory of its own."""
 
-    range_size_bytes: int
-    """Size of each range."""
-
-    @property
-    def max_pairs(self) -> float:
-        """See base class."""
-        return _LARGE_PAIRS
+    operation = "get_range"
 
     def toy(self) -> _GetRange:
         """See base class."""
         size = min(self.range_size_bytes, MIB)
         return replace(self, size_bytes=4 * MIB, range_size_bytes=size, in_flight=2)
-
-    def _side(self, rival: Rival) -> Side:
-        work = self._work(rival, "get_range", self.range_size_bytes)
-        return Side(work=work, server=ServerSpec(objects=ready_objects(work)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PutOne(_Named, PutOne):
-    """Write of one large object."""
-
-    @property
-    def max_pairs(self) -> float:
-        """See base class."""
-        return _LARGE_PAIRS
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Load(LoadState):
-    """Load of a state without a bandwidth limit."""
-
-    is_tls: bool = False
-    """Whether the server uses TLS 1.3."""
-
-    @property
-    def max_pairs(self) -> float:
-        """See base class."""
-        return _LARGE_PAIRS if self.size_bytes >= 1024 * MIB else math.inf
-
-    def _cases(self, dtype: str) -> Sequence[Match]:
-        return super()._cases(dtype)[: len(self.unlimited)]
-
-    def _server(self, dtype: str, rate: int | None) -> ServerSpec:
-        return replace(super()._server(dtype, rate), tls=self.is_tls)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Save(SaveState):
-    """Save of a state without a bandwidth limit."""
-
-    def _cases(self, dtype: str) -> Sequence[Match]:
-        return super()._cases(dtype)[: len(self.unlimited)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +111,7 @@ class _FirstSave(Staging):
 class _Opening(_Named, ManyObjects):
     """Clients that are opened one after the other; each reads one object and is closed."""
 
+    operation = "open_get"
     size_bytes: int = KIB
     """Size of the object."""
     num_objects: int = 40
@@ -170,10 +124,6 @@ class _Opening(_Named, ManyObjects):
     def toy(self) -> _Opening:
         """See base class."""
         return replace(self, num_objects=3, num_keys=1)
-
-    def _side(self, rival: Rival) -> Side:
-        work = self._work(rival, "open_get")
-        return Side(work=work, server=ServerSpec(tls=self.is_tls, objects=ready_objects(work)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +169,6 @@ class _ListGrowth(_Growth):
                 Work(
                     peer=peer,
                     operation="list_all",
-                    url="",
                     size_bytes=self.size_bytes,
                     num_objects=self.num_objects,
                     is_set=True,
@@ -277,6 +226,17 @@ def _rivals(
         replace(common, peer="obstore", ours=_UNVERIFIED, at_least=least, cpu_at_most=cpu),
         Rival(peer="raw", ours=_UNVERIFIED, cpu_at_most=raw_cpu),
         Rival(peer="wrk", in_flight=in_flight),
+    )
+
+
+def _load(name: str, **fields: Any) -> OneState:
+    return OneState(
+        name=name,
+        operation="load_state",
+        case="fp32",
+        ours=_CHECKPOINT,
+        spare_bytes=8 * MIB,
+        **fields,
     )
 
 
@@ -361,27 +321,18 @@ SCENARIOS = (
     ),
     _GetOne(name="ratio-get-1GiB", rivals=_RANGES),
     _GetOne(name="ratio-get-1GiB-tls", is_tls=True, rivals=_RANGES),
-    _Load(name="ratio-load-1GiB", size_bytes=1024 * MIB, dtypes=("fp32",), unlimited=_RANGES),
-    _Load(
-        name="ratio-load-1GiB-tls",
-        size_bytes=1024 * MIB,
-        dtypes=("fp32",),
-        is_tls=True,
-        unlimited=_RANGES,
-    ),
+    _load("ratio-load-1GiB", size_bytes=1024 * MIB, rivals=_RANGES),
+    _load("ratio-load-1GiB-tls", size_bytes=1024 * MIB, is_tls=True, rivals=_RANGES),
     _PutOne(name="ratio-put-1GiB", rivals=_PUT),
     _PutOne(name="ratio-put-1GiB-tls", is_tls=True, rivals=_PUT),
-    _Load(
-        name="ratio-load-298MB",
-        size_bytes=298_000_000,
-        dtypes=("fp32",),
-        unlimited=(Rival(peer="gcsfs_checkpoint", at_least=4.0),),
-    ),
-    _Save(
+    _load("ratio-load-298MB", rivals=(Rival(peer="gcsfs_checkpoint", at_least=4.0),)),
+    OneState(
         name="ratio-save-298MB",
-        size_bytes=298_000_000,
-        dtypes=("fp32",),
-        unlimited=(
+        operation="save_state",
+        case="fp32",
+        ours=_CHECKPOINT,
+        spare_bytes=160 * MIB,
+        rivals=(
             Rival(peer="gcsfs_checkpoint", at_least=4.0),
             Rival(peer="google_checkpoint", at_least=4.0),
         ),

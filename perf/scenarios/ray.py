@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from perf.scenarios._objects import ManyObjects
 from perf.scenarios._scenario import KIB, MIB, Match, Rival, Side, matches_against
 from perf.scenarios._sets import on_one_server
 from perf.scenarios.checkpoint_async import Staging
+from perf.scenarios.objects import ManyObjects
 from perf.servers import ServerSpec
 
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["GROUP", "SCENARIOS", "RayRead", "RayTrain", "RayWrite"]
+__all__ = ["SCENARIOS"]
 
-GROUP = "ray"
 _OURS = Rival(peer="aioflux_ray")
 _MAX_PAIRS, _MIN_LIMIT_SECONDS = 3, 180.0
 
@@ -46,6 +45,7 @@ class _OnRay(ManyObjects):
 class RayRead(_OnRay):
     """Read of the bytes of objects into batches of `iter_torch_batches`."""
 
+    operation = "read_ray"
     batch_size: int = 100
     """Objects in a batch."""
     latency_seconds: float = 0.02
@@ -62,13 +62,15 @@ class RayRead(_OnRay):
         )
 
     def _side(self, rival: Rival) -> Side:
-        work = replace(self._work(rival, "read_ray"), is_set=True, batch_size=self.batch_size)
+        work = replace(self._work(rival), is_set=True, batch_size=self.batch_size)
         return Side(work=work, server=ServerSpec(latency_seconds=self.latency_seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayWrite(_OnRay):
     """Write of blocks as Parquet, to the embedded server, which lists what was written."""
+
+    operation = "write_ray"
 
     def toy(self) -> Self:
         """See base class."""
@@ -82,7 +84,7 @@ class RayWrite(_OnRay):
     def _side(self, rival: Rival) -> Side:
         room = 8 * self.num_objects * self.size_bytes + 64 * MIB
         return Side(
-            work=self._work(rival, "write_ray"),
+            work=self._work(rival),
             server=ServerSpec(kind="embedded", written_bytes=room),
         )
 

@@ -10,9 +10,8 @@ from perf.scenarios._scenario import KIB, Match, Promise, Rival, Scenario, Side,
 from perf.servers import ServerSpec
 from perf.work import Work
 
-__all__ = ["GROUP", "SCENARIOS", "SingleItems", "Steps"]
+__all__ = ["SCENARIOS"]
 
-GROUP = "small"
 _STEPS = Rival(peer="aioflux_steps")
 
 
@@ -60,7 +59,6 @@ class SingleItems(Scenario):
         work = Work(
             peer=peer,
             operation=operation,
-            url="",
             size_bytes=self.size_bytes,
             num_objects=self.num_objects,
             in_flight=self.in_flight,
@@ -122,7 +120,6 @@ class Steps(Scenario):
         work = Work(
             peer=rival.peer,
             operation=self.operation,
-            url="",
             size_bytes=self.size_bytes,
             num_objects=rival.num_objects(self.num_objects),
             num_keys=self.num_keys,

@@ -5,24 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from perf.scenarios._scenario import MIB, Match, MemoryGoal, Rival, Scenario, Side, matches_against
+from perf.scenarios._scenario import MIB, Match, Promise, Rival, Scenario, Side, matches_against
 from perf.servers import ServerSpec
 from perf.work import WARM_UP_BYTES, Work
 
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["GROUP", "SCENARIOS", "TorchFile"]
-
-GROUP = "torch_files"
-_OURS = Rival(peer="aioflux_torch")
-_WINDOW_BYTES = 64 * MIB
-"""`TransferOptions.max_buffered_bytes`."""
+__all__ = ["SCENARIOS", "OneState"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchFile(Scenario):
-    """One state, on a server without a bandwidth limit."""
+class OneState(Scenario):
+    """Save of a state as one object, or load of it and a read of each of its memory pages.
+
+    The state to save is created before the measured part.
+    """
 
     is_by_name_only = True
 
@@ -34,41 +32,50 @@ class TorchFile(Scenario):
     """Size of all tensors."""
     dtype: str = "fp32"
     """Dtype of the tensors."""
+    spare_bytes: int = 128 * MIB
+    """Limit of the memory, in addition to 1.1 times the tensors that are loaded; by default two
+    times `TransferOptions.max_buffered_bytes`."""
+    case: str = ""
+    """Case in results."""
+    ours: str = "aioflux_torch"
+    """Interface of aioflux that is compared."""
 
     @property
     def displayed_bytes(self) -> int:
         """See base class."""
         return self.size_bytes
 
-    def memory_goal(self) -> MemoryGoal:
+    @property
+    def max_pairs(self) -> float:
         """See base class."""
-        state_bytes = self.size_bytes if self.operation == "load_state" else 0
-        limit_bytes = int(1.1 * state_bytes) + 2 * _WINDOW_BYTES
-        return MemoryGoal(limit_bytes=limit_bytes, is_above_idle=True)
+        return 3 if self.size_bytes >= 1024 * MIB else super().max_pairs
+
+    def promises(self) -> tuple[Promise, ...]:
+        """See base class."""
+        loaded_bytes = self.size_bytes if self.operation == "load_state" else 0
+        limit_bytes = int(1.1 * loaded_bytes) + self.spare_bytes
+        return (Promise(figure="memory", at_most=limit_bytes),)
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
-        return matches_against(self.rivals, self._side, ours=_OURS)
+        ours = Rival(peer=self.ours)
+        return matches_against(self.rivals, self._side, ours=ours, case=self.case)
 
     def toy(self) -> Self:
         """See base class."""
         return replace(self, size_bytes=12 * MIB)
 
-    def _settable(self) -> list[str]:
-        return [name for name in super()._settable() if name != "operation"]
-
     def _side(self, rival: Rival) -> Side:
         work = Work(
             peer=rival.peer,
             operation=self.operation,
-            url="",
             size_bytes=self.size_bytes,
             num_objects=1,
             num_keys=1,
             dtype=self.dtype,
         )
-        sizes = dict.fromkeys((self.size_bytes, WARM_UP_BYTES))
         if self.operation == "load_state":
+            sizes = dict.fromkeys((self.size_bytes, WARM_UP_BYTES))
             states = tuple((self.dtype, size) for size in sizes)
             return Side(work=work, server=ServerSpec(tls=self.is_tls, states=states))
         # nginx discards all uploaded parts, because `kept_bytes` is below the size of any part.
@@ -79,16 +86,16 @@ class TorchFile(Scenario):
 
 _OBSTORE = Rival(peer="obstore_torch")
 SCENARIOS = (
-    TorchFile(
+    OneState(
         name="torch-load-298MB",
         operation="load_state",
         rivals=(Rival(peer="gcsfs_checkpoint", at_least=1.5), _OBSTORE),
     ),
-    TorchFile(name="torch-load-298MB-tls", operation="load_state", is_tls=True, rivals=(_OBSTORE,)),
-    TorchFile(
+    OneState(name="torch-load-298MB-tls", operation="load_state", is_tls=True, rivals=(_OBSTORE,)),
+    OneState(
         name="torch-save-298MB",
         operation="save_state",
         rivals=(Rival(peer="gcsfs_checkpoint", at_least=2.0), _OBSTORE),
     ),
-    TorchFile(name="torch-save-298MB-tls", operation="save_state", is_tls=True, rivals=(_OBSTORE,)),
+    OneState(name="torch-save-298MB-tls", operation="save_state", is_tls=True, rivals=(_OBSTORE,)),
 )

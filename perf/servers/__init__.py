@@ -1,4 +1,4 @@
-"""Servers of the benchmarks: nginx, the embedded server, SeaweedFS and Azurite."""
+"""Servers of the benchmarks: nginx and the embedded server."""
 
 from __future__ import annotations
 

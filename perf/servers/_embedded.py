@@ -13,12 +13,13 @@ import tempfile
 import threading
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perf.servers._fill import fill
-from perf.servers._spec import BUCKET, Server, ServerSpec
+from perf.servers._spec import BUCKET, Server, ServerSpec, contents
+from perf.servers._states import write_state
+from perf.work import set_key, state_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,11 +72,26 @@ def _server(spec: ServerSpec) -> GCSServer:
     )
     # MD5 would take most of the time of an upload.
     server = GCSServer(buckets=(BUCKET,), network=network, tls=spec.tls, md5=False)
-    fill(spec, partial(server.put, BUCKET))
+    _fill(spec, server)
     if spec.fault_rate:
         server.faults.add("objects.media", status=503, probability=spec.fault_rate, seed=1)
         server.faults.add("objects.media", reset=True, probability=spec.fault_rate, seed=2)
     return server
+
+
+def _fill(spec: ServerSpec, server: GCSServer) -> None:
+    """Store all objects of a spec: single objects, sets, and states."""
+    for size, count in spec.objects:
+        for index in range(count):
+            server.put(BUCKET, f"{size}/{index}", contents(size))
+    for size, count in spec.sets:
+        data = contents(size)
+        for index in range(count):
+            server.put(BUCKET, set_key(size, count, index), data)
+    for dtype, size in spec.states:
+        with tempfile.NamedTemporaryFile() as file:
+            write_state(dtype, size, Path(file.name))
+            server.put(BUCKET, state_key(dtype, size), Path(file.name).read_bytes())
 
 
 @contextmanager
@@ -113,7 +129,7 @@ def main() -> None:
     from aioflux.testing._process import serve
 
     values = json.loads(sys.argv[1])
-    for name in ("objects", "sets", "lines", "states"):
+    for name in ("objects", "sets", "states"):
         values[name] = tuple(map(tuple, values[name]))
     spec = ServerSpec(**values)
     server = _server(spec)

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
+from perf.servers._ports import free_ports
 from perf.servers._spec import BUCKET, Server, ServerSpec, contents
 from perf.servers._states import write_state
-from perf.servers._supervised import free_ports
 from perf.servers._tmpfs import memory_directory
 from perf.work import state_key
 
@@ -76,7 +76,7 @@ http {{
         CRC32C_LIBRARY = "{crc32c_library}"
         HERE = "{here}"
         LATENCY_SECONDS, RATE, PIECE_BYTES = {latency_seconds}, {rate}, {piece_bytes}
-        RECEIVE_RATE, KEPT_BYTES = {receive_rate}, {kept_bytes}
+        KEPT_BYTES = {kept_bytes}
         api = dofile("{here}/api.lua")
     }}
     # A PUT of a whole object has no arguments; one of a part has.
@@ -88,8 +88,6 @@ http {{
         listen 127.0.0.1:{port}{ssl} backlog=4096;
 {tls}{network}
         location = /.requests {{ access_by_lua_block {{ return }} stub_status; }}
-        location = /{bucket} {{ content_by_lua_block {{ api() }} }}
-        location = /{bucket}/ {{ content_by_lua_block {{ api() }} }}
         location /{bucket}/ {{
             if ($is_file = 0) {{ rewrite ^ /.api last; }}
             dav_methods PUT;
@@ -142,16 +140,6 @@ _SETS = """\
             add_header x-goog-stored-content-length {size};
             add_header x-goog-stored-content-encoding identity;
             add_header x-goog-hash "crc32c={crc32c}";
-            add_header x-goog-storage-class STANDARD;
-        }}
-"""
-_COMPOSED = """\
-        location ~ ^/{bucket}/(?<composed>[a-z]+-composed-objects/.+)$ {{
-            if ($is_file = 0) {{ rewrite ^ /.api last; }}
-            header_filter_by_lua_block {{ tell_composed(ngx.var.composed) }}
-            add_header x-goog-generation 1;
-            add_header x-goog-metageneration 1;
-            add_header x-goog-stored-content-encoding identity;
             add_header x-goog-storage-class STANDARD;
         }}
 """
@@ -239,13 +227,12 @@ def configuration(setup: Setup) -> str:
         rate=rate,
         piece_bytes=piece_bytes,
         kept_bytes=spec.kept_bytes,
-        receive_rate=spec.received_bytes_per_second or 0,
         objects=_locations(setup),
     )
 
 
 def _locations(setup: Setup) -> str:
-    """Return the locations for the objects of each size, for sets, and for composites."""
+    """Return the locations for the objects of each size, for states and for sets."""
     found = [
         _OBJECTS.format(bucket=BUCKET, prefix=size, size=size, crc32c=crc32c)
         for size, crc32c in setup.crc32cs.items()
@@ -258,7 +245,6 @@ def _locations(setup: Setup) -> str:
         found += [
             _SETS.format(bucket=BUCKET, size=size, crc32c=setup.crc32cs[size]) for size in sizes
         ]
-        found.append(_COMPOSED.format(bucket=BUCKET))
     return "".join(found)
 
 

@@ -6,10 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perf.servers._azurite import open_azurite
 from perf.servers._embedded import open_embedded
 from perf.servers._nginx import missing, open_nginx
-from perf.servers._seaweedfs import open_seaweedfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,12 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["choose", "open_server"]
 
-_STARTS = {
-    "nginx": open_nginx,
-    "embedded": open_embedded,
-    "seaweedfs": open_seaweedfs,
-    "azurite": open_azurite,
-}
 _REPLACED = "the embedded server replaces nginx"
 
 
@@ -34,23 +26,9 @@ def choose(spec: ServerSpec, lacking: str) -> tuple[ServerSpec, tuple[str, ...]]
         spec: The requested server.
         lacking: Message about missing parts of nginx on this machine; empty if nginx can run.
     """
-    if spec.kind in {"seaweedfs", "azurite"}:
-        if spec.tls or spec.has_faults:
-            raise RuntimeError(f"{spec.kind} supports neither TLS nor faults here")
-        is_paced = spec.connection_bytes_per_second or spec.received_bytes_per_second
-        if is_paced or spec.latency_seconds:
-            return spec, (f"{spec.kind} adds no latency and has no bandwidth limit",)
-        return spec, ()
-    if spec.kind == "embedded":
-        return spec, ()
-    if spec.lines:
-        return replace(spec, kind="embedded"), (f"{_REPLACED}, which has no shards of text",)
-    if spec.has_faults:
+    if spec.kind == "nginx" and spec.has_faults:
         return replace(spec, kind="embedded"), (f"{_REPLACED}, which has no faults",)
-    if lacking and spec.received_bytes_per_second:
-        note = f"{_REPLACED}, and does not limit the bandwidth of uploads: {lacking}"
-        return replace(spec, kind="embedded"), (note,)
-    if lacking:
+    if spec.kind == "nginx" and lacking:
         return replace(spec, kind="embedded"), (f"{_REPLACED}: {lacking}",)
     return spec, ()
 
@@ -66,5 +44,5 @@ def open_server(spec: ServerSpec) -> Iterator[Server]:
         RuntimeError: The server did not start; the message contains its output.
     """
     served, notes = choose(spec, missing() if spec.kind == "nginx" else "")
-    with _STARTS[served.kind](served) as server:
+    with (open_nginx if served.kind == "nginx" else open_embedded)(served) as server:
         yield replace(server, notes=(*notes, *server.notes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import random
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -14,17 +13,14 @@ __all__ = [
     "Server",
     "ServerSpec",
     "contents",
-    "lines_of",
 ]
 
-Kind = Literal["nginx", "embedded", "seaweedfs", "azurite"]
+Kind = Literal["nginx", "embedded"]
 BUCKET = "perf"
 """The bucket of every server."""
 DEFAULT_WRITTEN_BYTES = 64 << 20
 """Default of `ServerSpec.written_bytes`."""
 _BLOCK_BYTES = 1 << 20
-_LINE_BYTES = 1560
-"""Size of a line of text with its newline; 100,000 lines are a shard of 156 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +28,13 @@ class ServerSpec:
     """Kind, network and objects of a server."""
 
     kind: Kind = "nginx"
-    """`gs`: "nginx", which is faster than the clients, or "embedded", which has the whole API.
-    `s3`: "seaweedfs". `az`: "azurite"."""
+    """"nginx", which is faster than the clients, or "embedded", which has the whole API."""
     tls: bool = False
     """Whether the server uses TLS 1.3, with its own certificate."""
     latency_seconds: float = 0.0
     """Time to the first byte of each response."""
     connection_bytes_per_second: int | None = None
     """Bandwidth of each connection, to the client; None has no limit."""
-    received_bytes_per_second: int | None = None
-    """Bandwidth of each connection for bodies of uploads; None has no limit; nginx only."""
     kept_bytes: int = 8 << 20
     """Uploaded bodies of more bytes are hashed and discarded; nginx only."""
     fault_rate: float = 0.0
@@ -52,9 +45,6 @@ class ServerSpec:
     sets: tuple[tuple[int, int], ...] = ()
     """Sets of many objects: pairs of size in bytes and count, with the keys of `perf.work.set_key`.
     Each set has its own prefix. nginx computes listings of sets, and stores only one object."""
-    lines: tuple[tuple[int, int], ...] = ()
-    """Sets of shards of text: pairs of size in bytes and count, with the keys of
-    `perf.work.lines_key`; not on nginx."""
     states: tuple[tuple[str, int], ...] = ()
     """States to store with torch.save: pairs of dtype and size of the tensors in bytes, with the
     keys of `perf.work.state_key`."""
@@ -69,10 +59,9 @@ class ServerSpec:
             raise ValueError(f"fault_rate must be from 0 to 0.5, not {self.fault_rate}")
         if self.latency_seconds < 0:
             raise ValueError(f"latency_seconds must not be negative, is {self.latency_seconds}")
-        for name in ("connection_bytes_per_second", "received_bytes_per_second"):
-            paced = getattr(self, name)
-            if paced is not None and paced <= 0:
-                raise ValueError(f"{name} must be above 0, is {paced}")
+        rate = self.connection_bytes_per_second
+        if rate is not None and rate <= 0:
+            raise ValueError(f"connection_bytes_per_second must be above 0, is {rate}")
 
     @property
     def has_faults(self) -> bool:
@@ -90,9 +79,7 @@ class ServerSpec:
     @property
     def num_bytes(self) -> int:
         """Space for stored and written objects, in bytes."""
-        stored = sum(size * count for size, count in (*self.files, *self.lines))
-        if self.kind not in {"nginx", "embedded"}:
-            stored += sum(size * count for size, count in self.sets)
+        stored = sum(size * count for size, count in self.files)
         return stored + sum(size for _, size in self.states) + self.written_bytes
 
 
@@ -122,12 +109,3 @@ def contents(size_bytes: int) -> bytes:
     if size_bytes <= _BLOCK_BYTES:
         return block
     return (block * (size_bytes // _BLOCK_BYTES + 1))[:size_bytes]
-
-
-def lines_of(size_bytes: int) -> bytes:
-    """Return `size_bytes` bytes of text, in lines of the same length."""
-    text = base64.b64encode(random.Random(size_bytes).randbytes(_BLOCK_BYTES))  # noqa: S311
-    width = _LINE_BYTES - 1
-    starts = range(0, len(text) - width, width)
-    block = b"".join(text[start : start + width] + b"\n" for start in starts)
-    return (block * (size_bytes // len(block) + 1))[: size_bytes - 1] + b"\n"

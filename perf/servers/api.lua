@@ -68,27 +68,14 @@ local function object_path(bucket, key)
     return OBJECTS .. "/" .. bucket .. "/" .. key
 end
 
-local function now()
-    ngx.update_time()
-    return ngx.now()
-end
-
--- Wait until so many bytes would have come, at the rate of a connection.
-local function pace(begun, size)
-    if RECEIVE_RATE == 0 then return end
-    local early = begun + size / RECEIVE_RATE - now()
-    if early > 0.002 then ngx.sleep(early) end
-end
-
 -- Hash and drop the body of this request; return its size and crc32c.
 local function swallow(length)
-    local socket, size, crc, begun = assert(ngx.req.socket()), 0, 0, now()
+    local socket, size, crc = assert(ngx.req.socket()), 0, 0
     socket:settimeout(60000)
     while size < length do
         local data = assert(socket:receiveany(math.min(PIECE_BYTES, length - size)))
         crc = library.crc32c_extend(crc, data, #data)
         size = size + #data
-        pace(begun, size)
     end
     return size, crc
 end
@@ -101,9 +88,7 @@ local function take_body(path)
         local size, crc = swallow(length)
         return size, crc, false
     end
-    local begun = now()
     ngx.req.read_body()
-    pace(begun, length)
     local file = ngx.req.get_body_file()
     if file then
         assert(os.rename(file, path))
@@ -228,13 +213,12 @@ end
 -- --- objects -----------------------------------------------------------------------------------
 
 local sets = dofile(HERE .. "/sets.lua")({
-    answer = answer, answer_resource = answer_resource, combine = combine, encode = encode,
-    etag_of = etag_of, make_directories = make_directories, measure = measure,
-    namespace = NAMESPACE, object_path = object_path, refuse = refuse, state = state,
+    answer = answer, encode = encode, etag_of = etag_of, measure = measure,
+    object_path = object_path,
 })
 
 -- What the configuration calls.
-pause, tell_composed = sets.pause, sets.tell_composed
+pause = sets.pause
 
 local function recall(bucket, key)
     local size_in_set, crc_in_set = sets.recall(bucket, key)
@@ -503,15 +487,11 @@ local function permissions(arguments)
 end
 
 local function metadata(path, method, arguments)
-    local bucket, quoted = path:match("^/storage/v1/b/([^/]+)/o/(.+)/compose$")
-    if bucket and method == "POST" then
-        return sets.compose(bucket, ngx.unescape_uri(quoted), read_body())
-    end
-    bucket, quoted = path:match("^/storage/v1/b/([^/]+)/o/(.+)$")
+    local bucket, quoted = path:match("^/storage/v1/b/([^/]+)/o/(.+)$")
     if bucket then
         local key = ngx.unescape_uri(quoted)
         if method == "DELETE" then
-            if sets.delete(bucket, key) then return answer(204, "") end
+            if os.remove(object_path(bucket, key) or "") then return answer(204, "") end
             return refuse(404, "notFound", "No such object")
         end
         local size, crc = recall(bucket, key)
@@ -533,8 +513,6 @@ return function()
     local bucket = path:match("^/upload/storage/v1/b/([^/]+)/o$")
     if bucket then return upload(bucket, method, arguments) end
     if path:find("^/storage/v1/") then return metadata(path, method, arguments) end
-    bucket = path:match("^/([^/]+)/?$")
-    if bucket then return sets.list_xml(bucket, arguments) end
     local key
     bucket, key = path:match("^/([^/]+)/(.+)$")
     if not bucket then return refuse(404, "NoSuchKey", "no such object") end

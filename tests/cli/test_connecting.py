@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perf.servers._supervised import free_ports
+from perf.servers._ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -51,26 +51,6 @@ def test_a_share_is_the_median_over_the_pairs_without_the_warm_up() -> None:
     assert theirs.spread == (0.2, 0.5)
 
 
-def test_the_newest_run_of_each_match_counts() -> None:
-    newest, other = run(3, (100, 50)), run(1, (100, 20), match="google")
-    bars = bars_of(GROUP, kept([*newest, *run(2, (900, 1), (900, 1)), *other]))
-    assert [(bar.client, bar.rate) for bar in bars[1:]] == [("obstore", 50), ("google <1>", 20)]
-
-
-@pytest.mark.parametrize("lines", [[], run(1), run(1, (100, 0))], ids=["none", "warm-up", "failed"])
-def test_a_client_without_results_has_no_bar(lines: list[dict[str, Any]]) -> None:
-    assert bars_of(GROUP, kept(lines)) == []
-    with_google = bars_of(GROUP, kept([*lines, *run(1, (100, 50), match="google")]))
-    assert [bar.client for bar in with_google] == ["aioflux", "google <1>"]
-    assert "class=" not in draw("", [GROUP], kept([])).partition("twice")[2]
-
-
-@pytest.mark.parametrize(("rate", "widths"), [(50, ["200.0", "100.0"]), (200, ["100.0", "200.0"])])
-def test_the_longest_bar_has_the_whole_width(rate: float, widths: list[str]) -> None:
-    text = draw("t", [GROUP], kept(run(1, (100, rate))))
-    assert re.findall(r'<rect .* width="([\d.]+)"', text) == widths
-
-
 def test_a_picture_names_days_machine_and_commits() -> None:
     lines = run(2, (100, 50)) + run(1, (100, 50), match="google", is_dirty=True)
     text = draw("t", [GROUP], kept(lines))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from perf.servers._supervised import free_ports
+from perf.servers._ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -17,7 +17,7 @@ from aioflux import RetryPolicy, TransientError
 from aioflux._transfer.admission import RetryBudget
 from aioflux._transfer.retry import with_retry
 from aioflux.testing import GCSServer
-from perf.servers._supervised import free_ports
+from perf.servers._ports import free_ports
 from tests.transfer.test_retry import Time
 
 if TYPE_CHECKING:
