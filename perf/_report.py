@@ -23,20 +23,7 @@ __all__ = [
     "terminal_row",
 ]
 
-HEADINGS = (
-    "scenario",
-    "against",
-    "ours/s",
-    "peer/s",
-    "ratio (spread)",
-    "goal",
-    "met",
-    "CPU us/object, ours / peer",
-    "CPU ratio (spread)",
-    "server CPU us, ours / peer",
-    "peak MiB, ours / peer",
-)
-_SHORT = (
+_COLUMNS = (
     ("scenario", 34),
     ("against", 16),
     ("ours/s", 9),
@@ -49,7 +36,8 @@ _SHORT = (
     ("server us", 15),
     ("peak MiB", 13),
 )
-"""Headings on a terminal, each with the width of its column."""
+"""Headings, each with the width of its column. The last columns but "CPU ratio" are ours / peer."""
+HEADINGS = tuple(heading for heading, _ in _COLUMNS)
 _NUM_LEFT = 2
 """Number of left-aligned columns of text; the other columns are right-aligned numbers."""
 
@@ -98,7 +86,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def terminal_heading() -> str:
     """Return the heading of the table for a terminal."""
-    return _aligned(tuple(word for word, _ in _SHORT))
+    return _aligned(HEADINGS)
 
 
 def terminal_row(row: Row) -> str:
@@ -108,7 +96,7 @@ def terminal_row(row: Row) -> str:
 
 
 def _aligned(words: Sequence[str]) -> str:
-    columns = zip(words, _SHORT, strict=True)
+    columns = zip(words, _COLUMNS, strict=True)
     return " ".join(
         word.ljust(width) if at < _NUM_LEFT else word.rjust(width)
         for at, (word, (_, width)) in enumerate(columns)

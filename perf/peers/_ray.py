@@ -19,7 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 # Read when Ray is imported, and by its processes. Without a token, it writes one into the home.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-# See `perf.peers.gcsfs`.
+# See `perf.peers._gcsfs`.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 import ray

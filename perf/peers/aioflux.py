@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from google.auth.credentials import AnonymousCredentials
-
 import aioflux
 from perf._meter import steady
+from perf.peers._aioflux import store_options
 from perf.peers._fresh import first_gets
-from perf.peers._parts import each_range, part_size_bytes, ssl_context
+from perf.peers._parts import each_range, part_size_bytes
 
 if TYPE_CHECKING:
     from perf.work import Work
@@ -32,10 +31,7 @@ def _open(work: Work) -> aioflux.Store:
     part_size = part_size_bytes(work)
     return aioflux.open_store(
         work.uri(),
-        endpoint_url=work.url,
-        ssl_context=ssl_context(work),
-        # With TLS, the store does not recognise an emulator, and would look for credentials.
-        credentials=AnonymousCredentials() if work.ca_file else None,  # type: ignore[no-untyped-call]
+        **store_options(work),
         transfer=aioflux.TransferOptions(
             max_in_flight=work.in_flight,
             range_size_bytes=work.range_size_bytes,

@@ -6,13 +6,13 @@ The names of its asynchronous methods begin with `_`, as in fsspec's AsyncFileSy
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from perf.peers._fresh import first_gets
+from perf.peers._gcsfs import open_filesystem
 from perf.peers._parts import ssl_context
 from perf.work import bounded
 
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from perf.work import Work
-
-# Read when gcsfs is imported. Without it, gcsfs requests the bucket type over gRPC, for a minute.
-os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
-
-import gcsfs  # type: ignore[import-untyped]
 
 _FIRST_GET = """
 import os, sys
@@ -40,12 +35,10 @@ print(len(filesystem.cat_file(f"{bucket}/{key}")))
 @asynccontextmanager
 async def _open(work: Work) -> AsyncIterator[Any]:
     connector = aiohttp.TCPConnector(limit=work.in_flight, ssl=ssl_context(work) or True)
-    filesystem = gcsfs.GCSFileSystem(
-        token="anon",  # noqa: S106  no secret
-        endpoint_url=work.url,
+    filesystem = open_filesystem(
+        work,
         asynchronous=True,
         loop=asyncio.get_running_loop(),
-        cache_timeout=0,
         session_kwargs={"connector": connector},
         skip_instance_cache=True,
     )

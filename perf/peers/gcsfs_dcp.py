@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint import _fsspec_filesystem
 
+import perf.peers._gcsfs  # noqa: F401  sets the environment of gcsfs
 from perf.ranks import do, prepare
 
 if TYPE_CHECKING:
     from perf.ranks import Task
 
-# Read when gcsfs is imported. Without it, gcsfs requests the bucket type over gRPC, for a minute.
-os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 __all__ = ["load_dcp", "prepare", "reader", "save_dcp", "writer"]
 

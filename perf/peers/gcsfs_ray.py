@@ -7,11 +7,11 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perf.peers._ray import NUM_CPUS, blocks, finish, read, write  # before the import of gcsfs
+from perf.peers._gcsfs import open_filesystem
+from perf.peers._ray import NUM_CPUS, blocks, finish, read, write  # before the import of Ray
 from perf.peers._ray_train import run, train_and_save
 
-import gcsfs  # type: ignore[import-untyped]  # isort: skip
-import ray.data
+import ray.data  # isort: skip
 import ray.train
 import torch
 from pyarrow.fs import FSSpecHandler, PyFileSystem  # type: ignore[import-untyped]
@@ -22,18 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["finish", "read_ray", "train_ray", "write_ray"]
 
 
-def _filesystem(work: Work) -> Any:
-    return gcsfs.GCSFileSystem(
-        token="anon",  # noqa: S106  no secret
-        endpoint_url=work.url,
-        cache_timeout=0,
-    )
-
-
 def _dataset(work: Work) -> ray.data.Dataset:
     return ray.data.read_binary_files(
         f"{work.bucket}/{work.prefix}",
-        filesystem=_filesystem(work),
+        filesystem=open_filesystem(work),
         override_num_blocks=2 * NUM_CPUS,  # its default, 200 blocks, is slower
     )
 
@@ -44,7 +36,7 @@ async def read_ray(work: Work) -> Moved:
 
 
 def _write(work: Work) -> int:
-    path, filesystem = f"{work.bucket}/out-{uuid.uuid4().hex}", _filesystem(work)
+    path, filesystem = f"{work.bucket}/out-{uuid.uuid4().hex}", open_filesystem(work)
     blocks(work).write_parquet(path, filesystem=filesystem)
     is_whole = filesystem.du(path) >= work.num_objects * work.size_bytes
     return work.num_objects * work.size_bytes if is_whole else 0
@@ -68,4 +60,4 @@ def _loop(config: dict[str, Any]) -> dict[str, float]:
 
 async def train_ray(work: Work) -> Moved:
     """Train with `ray.train.report` in its default mode, which uploads a local directory."""
-    return run(_loop, PyFileSystem(FSSpecHandler(_filesystem(work))), work)
+    return run(_loop, PyFileSystem(FSSpecHandler(open_filesystem(work))), work)

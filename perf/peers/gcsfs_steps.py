@@ -5,7 +5,6 @@ All steps use one file system of gcsfs, with its defaults: fsspec keeps it, with
 
 from __future__ import annotations
 
-import os
 import warnings
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import _fsspec_filesystem
 
+import perf.peers._gcsfs  # noqa: F401  sets the environment of gcsfs
 from perf._meter import steady
 from perf.peers._parts import new_run
 from perf.states import num_bytes_of, small_state_of, touch
@@ -21,8 +21,6 @@ from perf.states import num_bytes_of, small_state_of, touch
 if TYPE_CHECKING:
     from perf.work import Work
 
-# Read when gcsfs is imported. Without it, gcsfs requests the bucket type over gRPC, for a minute.
-os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 warnings.filterwarnings("ignore", module="torch.distributed")  # DCP warns without a process group
 
 

@@ -12,11 +12,7 @@ import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-# Read when gcsfs is imported. Without it, gcsfs requests the bucket type over gRPC, for a minute.
-os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
-
-import gcsfs  # type: ignore[import-untyped]
-
+from perf.peers._gcsfs import open_filesystem
 from perf.peers._loading import Datasets, decode
 
 try:
@@ -34,13 +30,13 @@ if TYPE_CHECKING:
 class _Indexer(BaseIndexer):  # type: ignore[misc]
     """An indexer with the address of the server, which litData's own indexer cannot set."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, work: Work) -> None:
+        self._work = work
 
     def discover_files(self, input_dir: str, storage_options: Any) -> list[FileMetadata]:
         """Return the objects below a uri."""
         del storage_options
-        filesystem = gcsfs.GCSFileSystem(token="anon", endpoint_url=self._url)  # noqa: S106
+        filesystem = open_filesystem(self._work)
         found = filesystem.find(input_dir.removeprefix("gs://"), detail=True)
         return [
             FileMetadata(path=f"gs://{path}", size=about["size"]) for path, about in found.items()
@@ -65,7 +61,7 @@ def _dataset(work: Work) -> StreamingRawDataset:
     return StreamingRawDataset(
         f"gs://{work.bucket}/{work.prefix}",
         cache_dir=_directories[-1],
-        indexer=_Indexer(work.url),
+        indexer=_Indexer(work),
         transform=decode(work),
     )
 

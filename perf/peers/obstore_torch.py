@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import obstore
 import torch
 
-from perf._meter import steady
+from perf.peers import _state_file
 from perf.peers.obstore import open_store
-from perf.states import num_bytes_of, state_of, touch
-from perf.work import state_key
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -41,21 +39,18 @@ async def save_state(work: Work) -> int:
     """Save a state and return the bytes of its tensors."""
     store = open_store(work)
 
-    async def save(work: Work) -> int:
-        state = state_of(work.dtype, work.size_bytes)
-        with obstore.open_writer(store, f"put/{state_key(work.dtype, work.size_bytes)}") as file:
+    def write(key: str, state: dict[str, torch.Tensor]) -> None:
+        with obstore.open_writer(store, key) as file:
             torch.save(state, file)
-        return num_bytes_of(state)
 
-    return await steady(save, work)
+    return await _state_file.save(write, work)
 
 
 async def load_state(work: Work) -> int:
-    """Load a state, read from each of its memory pages, and return the bytes of its tensors."""
+    """Load a state and return the bytes of its tensors."""
     store = open_store(work)
 
-    async def load(work: Work) -> int:
-        file = _File(store, state_key(work.dtype, work.size_bytes))
-        return touch(torch.load(file, weights_only=True))  # type: ignore[arg-type]
+    def read(key: str) -> Any:
+        return torch.load(_File(store, key), weights_only=True)  # type: ignore[arg-type]
 
-    return await steady(load, work)
+    return await _state_file.load(read, work)

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from aioflux.testing.gcs_server._tls import Certificates
 
-__all__ = ["INSTALL", "configuration", "encode_crc32c", "missing", "open_nginx"]
+__all__ = ["INSTALL", "missing", "open_nginx"]
 
 INSTALL = "apt install nginx-light libnginx-mod-http-lua wrk"
 _MODULE_DIRECTORIES = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules")
@@ -177,34 +176,24 @@ def _crc32c_library() -> str:
     return next((str(path) for path in sorted(root.glob("libcrc32c*.so*"))), "")
 
 
-def encode_crc32c(data: bytes) -> str:
+def _encode_crc32c(data: bytes) -> str:
     """Return the crc32c of `data` in the service's format: big-endian, base64."""
     return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Input of a configuration file."""
-
-    spec: ServerSpec
-    directory: Path
-    port: int
-    certificates: Certificates | None
-    crc32cs: dict[int, str]
-    """crc32c of the objects, by size."""
-    states: dict[str, tuple[int, str]]
-    """Size and crc32c of the object of each state, by its prefix."""
+Stored = dict[str, tuple[int, str]]
+"""Size and crc32c of stored objects, by prefix."""
 
 
-def configuration(setup: Setup) -> str:
+def _configuration(
+    spec: ServerSpec, directory: Path, port: int, certificates: Certificates | None, stored: Stored
+) -> str:
     """Return the configuration of one server."""
     tls = network = ""
-    spec = setup.spec
     rate = spec.connection_bytes_per_second or 0
     piece_bytes = round(rate * _PIECE_SECONDS)
-    if setup.certificates is not None:
-        files = setup.certificates
-        tls = _TLS.format(certificate=files.certificate_file, key=files.key_file)
+    if certificates is not None:
+        tls = _TLS.format(certificate=certificates.certificate_file, key=certificates.key_file)
     if spec.latency_seconds or rate:
         network = _PAUSE.format()
     if rate:
@@ -215,11 +204,11 @@ def configuration(setup: Setup) -> str:
         user="user root;" if os.geteuid() == 0 else "",
         # Each connection needs a file descriptor for its socket and one for its object.
         num_files=min(_MAX_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
-        directory=setup.directory,
+        directory=directory,
         here=_HERE,
         bucket=BUCKET,
         crc32c_library=_crc32c_library(),
-        port=setup.port,
+        port=port,
         ssl=" ssl" if tls else "",
         tls=tls,
         network=network,
@@ -227,51 +216,39 @@ def configuration(setup: Setup) -> str:
         rate=rate,
         piece_bytes=piece_bytes,
         kept_bytes=spec.kept_bytes,
-        objects=_locations(setup),
+        objects=_locations(spec, stored),
     )
 
 
-def _locations(setup: Setup) -> str:
+def _locations(spec: ServerSpec, stored: Stored) -> str:
     """Return the locations for the objects of each size, for states and for sets."""
     found = [
-        _OBJECTS.format(bucket=BUCKET, prefix=size, size=size, crc32c=crc32c)
-        for size, crc32c in setup.crc32cs.items()
+        _OBJECTS.format(bucket=BUCKET, prefix=prefix, size=size, crc32c=crc32c)
+        for prefix, (size, crc32c) in stored.items()
     ]
     found += [
-        _OBJECTS.format(bucket=BUCKET, prefix=prefix, size=size, crc32c=crc32c)
-        for prefix, (size, crc32c) in setup.states.items()
+        _SETS.format(bucket=BUCKET, size=size, crc32c=stored[str(size)][1])
+        for size in sorted({size for size, _ in spec.sets})
     ]
-    if sizes := sorted({size for size, _ in setup.spec.sets}):
-        found += [
-            _SETS.format(bucket=BUCKET, size=size, crc32c=setup.crc32cs[size]) for size in sizes
-        ]
     return "".join(found)
 
 
-def write_objects(directory: Path, objects: tuple[tuple[int, int], ...]) -> dict[int, str]:
-    """Write the objects below `directory`, and return the checksum of each size."""
-    crc32cs: dict[int, str] = {}
-    for size, count in objects:
+def _store(directory: Path, spec: ServerSpec) -> Stored:
+    """Write the objects and states of a spec below a directory."""
+    stored: Stored = {}
+    for size, count in spec.files:
         data = contents(size)
-        crc32cs[size] = encode_crc32c(data)
-        folder = directory / BUCKET / str(size)
+        stored[str(size)] = size, _encode_crc32c(data)
+        folder = directory / str(size)
         folder.mkdir(parents=True, exist_ok=True)
         for index in range(count):
             (folder / str(index)).write_bytes(data)
-    return crc32cs
-
-
-def write_states(
-    directory: Path, states: tuple[tuple[str, int], ...]
-) -> dict[str, tuple[int, str]]:
-    """Write the object of each state below `directory`; return its size and checksum by prefix."""
-    written: dict[str, tuple[int, str]] = {}
-    for dtype, size in states:
+    for dtype, size in spec.states:
         key = state_key(dtype, size)
-        target = directory / BUCKET / key
+        target = directory / key
         target.parent.mkdir(parents=True, exist_ok=True)
-        written[key.rpartition("/")[0]] = write_state(dtype, size, target)
-    return written
+        stored[key.rpartition("/")[0]] = write_state(dtype, size, target)
+    return stored
 
 
 @contextmanager
@@ -282,24 +259,16 @@ def open_nginx(spec: ServerSpec) -> Iterator[Server]:
     notes = () if parent else ("objects are on disk: /dev/shm has no room for them",)
     process: subprocess.Popen[bytes] | None = None
     try:
-        for name in ("objects", "incoming", "uploads"):
+        for name in ("objects", f"objects/{BUCKET}", "incoming", "uploads"):
             (directory / name).mkdir()
-        crc32cs = write_objects(directory / "objects", spec.files)
-        states = write_states(directory / "objects", spec.states)
-        (directory / "objects" / BUCKET).mkdir(exist_ok=True)
+        stored = _store(directory / "objects" / BUCKET, spec)
         certificates = _certify(directory) if spec.tls else None
         [port] = free_ports(1)
-        setup = Setup(
-            spec=spec,
-            directory=directory,
-            port=port,
-            certificates=certificates,
-            crc32cs=crc32cs,
-            states=states,
-        )
-        (directory / "nginx.conf").write_text(configuration(setup))
+        text = _configuration(spec, directory, port, certificates, stored)
+        (directory / "nginx.conf").write_text(text)
         process = _start(directory)
-        pids = _pids(int(_first_line(process) or 0), port, directory)
+        assert process.stdout is not None
+        pids = _pids(int(process.stdout.readline() or 0), port, directory)
         yield Server(
             url=f"http{'s' if spec.tls else ''}://127.0.0.1:{port}",
             ca_file=str(certificates.ca_file) if certificates else "",
@@ -335,11 +304,6 @@ def _start(directory: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def _first_line(process: subprocess.Popen[bytes]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().decode()
 
 
 def _pids(master: int, port: int, directory: Path) -> tuple[int, ...]:
