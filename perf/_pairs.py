@@ -22,7 +22,7 @@ from perf._samples import Pair, Result, Sample
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from typing import IO
 
     from perf.scenarios import Match
@@ -119,28 +119,19 @@ async def _start(command: Sequence[str], work: Work) -> AsyncIterator[_Contender
             await process.wait()
 
 
-async def _warm_up(contender: _Contender, work: Work, limit_seconds: float) -> Sample | None:
-    """Wait until a contender has warmed up; return a failed sample if the warm-up failed."""
+async def _limited(
+    act: Awaitable[Result | None], work: Work, limit_seconds: float, verb: str
+) -> Sample | None:
+    """Return the sample of a warm-up, which has none unless it failed, or of a measurement."""
     try:
         async with asyncio.timeout(limit_seconds):
-            await contender.ready()
+            result = await act
     except SampleError as exc:
         return Sample(work=work, error=str(exc))
     except TimeoutError:
-        error = f"had not warmed up after {limit_seconds:g} s"
+        error = f"had not {verb} after {limit_seconds:g} s"
         return Sample(work=work, error=error, is_too_slow=True)
-    return None
-
-
-async def _measure(contender: _Contender, work: Work, limit_seconds: float) -> Sample:
-    try:
-        async with asyncio.timeout(limit_seconds):
-            return Sample(work=work, result=await contender.result())
-    except SampleError as exc:
-        return Sample(work=work, error=str(exc))
-    except TimeoutError:
-        error = f"had not ended after {limit_seconds:g} s"
-        return Sample(work=work, error=error, is_too_slow=True)
+    return Sample(work=work, result=result) if result else None
 
 
 async def play_pair(
@@ -148,13 +139,20 @@ async def play_pair(
 ) -> tuple[Sample, Sample]:
     """Warm up both contenders, then measure one after the other."""
     async with AsyncExitStack() as stack:
-        a = await stack.enter_async_context(_start(command, ours))
-        b = await stack.enter_async_context(_start(command, theirs))
-        failed_a, failed_b = await asyncio.gather(
-            _warm_up(a, ours, limit_seconds), _warm_up(b, theirs, limit_seconds)
+        contenders = [
+            (await stack.enter_async_context(_start(command, work)), work)
+            for work in (ours, theirs)
+        ]
+        warmed_up = await asyncio.gather(
+            *(_limited(each.ready(), work, limit_seconds, "warmed up") for each, work in contenders)
         )
-        first = failed_a or await _measure(a, ours, limit_seconds)
-        return first, failed_b or await _measure(b, theirs, limit_seconds)
+        first, second = [
+            failed or await _limited(each.result(), work, limit_seconds, "ended")
+            for failed, (each, work) in zip(warmed_up, contenders, strict=True)
+        ]
+    assert first is not None
+    assert second is not None
+    return first, second
 
 
 def addressed(work: Work, server: Server) -> Work:

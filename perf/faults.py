@@ -11,19 +11,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import platform
 import random
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import Hook
+from perf import _machine
 from perf.faulty_reads import MIB, OURS, PEERS, WARM_UP, WARM_UP_BYTES, Call, Read
 
 if TYPE_CHECKING:
@@ -190,35 +188,16 @@ def _markdown(table: dict[tuple[str, str], str], calls: dict[str, tuple[str, Cal
     return "\n".join(lines)
 
 
-def _versions() -> str:
-    found = []
-    for name in ("gcsfs", "google-cloud-storage", "obstore", "gcloud-aio-storage"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            found.append(f"{name} missing")
-    return ", ".join(found)
-
-
 def main() -> None:
     """Parse the command line, run the reads and print the table."""
     parser = argparse.ArgumentParser(prog="perf.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=64, help="size of the object")
-    parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--limit-seconds", type=float, default=75.0, help="time limit of one read")
-    parser.add_argument("--out", type=Path, help="also write the table to this file")
     args = parser.parse_args()
     calls = {name: ("aioflux", call) for name, call in OURS.items()}
-    if not args.no_peers:
-        calls |= {name: ("peers", call) for name, call in PEERS.items()}
-    table = measure(args.mib * MIB, calls, args.limit_seconds)
-    text = _markdown(table, calls)
-    print(text)
-    print(
-        f"\n{args.mib} MiB, {platform.machine()}, Python {platform.python_version()}; {_versions()}"
-    )
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+    calls |= {name: ("peers", call) for name, call in PEERS.items()}
+    print(_markdown(measure(args.mib * MIB, calls, args.limit_seconds), calls))
+    print(f"\n{args.mib} MiB; {_machine.summary(_machine.describe())}")
 
 
 if __name__ == "__main__":

@@ -26,26 +26,21 @@ if TYPE_CHECKING:
 __all__ = ["pairs_of", "reads_table", "table", "tables"]
 
 
-def pairs_of(lines: Iterable[Mapping[str, Any]], matches: Sequence[Match]) -> list[list[Pair]]:
-    """Return the complete pairs of each match from the JSON lines of its scenario."""
-    sides: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = defaultdict(dict)
-    found: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+def pairs_of(lines: Iterable[Mapping[str, Any]], match: Match) -> list[Pair]:
+    """Return the complete pairs of a match from its JSON lines."""
+    sides: dict[int, dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for line in lines:
-        key = (line["case"], line["match"], line["pair"])
-        sides[key][line["side"]] = line
-        if len(sides[key]) == 2:
-            both = sides.pop(key)
-            match = next((m for m in matches if (m.case, m.name) == key[:2]), None)
-            if match is not None:
-                found[key[:2]].append(
-                    Pair(
-                        index=line["pair"],
-                        is_warm_up=line["is_warm_up"],
-                        ours=_sample(match.ours, both["ours"]),
-                        theirs=_sample(match.theirs, both["theirs"]),
-                    )
-                )
-    return [found[match.case, match.name] for match in matches]
+        sides[line["pair"]][line["side"]] = line
+    return [
+        Pair(
+            index=index,
+            is_warm_up=both["ours"]["is_warm_up"],
+            ours=_sample(match.ours, both["ours"]),
+            theirs=_sample(match.theirs, both["theirs"]),
+        )
+        for index, both in sides.items()
+        if len(both) == 2
+    ]
 
 
 def _sample(side: Side, line: Mapping[str, Any]) -> Sample:
@@ -100,25 +95,23 @@ def tables(lines: Sequence[dict[str, Any]]) -> str:
     """Return both tables from the JSON lines of runs."""
     rows: dict[str, list[Row]] = {}
     runs = kept(lines)
-    found = {scenario for scenario, _, _ in runs}
     for name, scenario in SCENARIOS.items():
-        if name not in found:
-            continue
-        matches = scenario.matches()
-        own = [line for key, run in runs.items() if key[0] == name for line in run[1]]
-        played = pairs_of(own, matches)
-        rows[name] = [
+        played = {
+            match: pairs_of(runs.get((name, match.case, match.name), ({}, []))[1], match)
+            for match in scenario.matches()
+        }
+        found = [
             judge(name, scenario.displayed_bytes, match, pairs)
-            for match, pairs in zip(matches, played, strict=True)
+            for match, pairs in played.items()
             if any(not pair.is_warm_up for pair in pairs)
         ]
-        every_pair = [pair for pairs in played for pair in pairs]
-        if every_pair:
+        if found:
+            every_pair = [pair for pairs in played.values() for pair in pairs]
             promises = [each for each in scenario.promises() if each.figure != "memory"]
-            rows[name] += [judge_promise(name, each, every_pair) for each in promises]
+            rows[name] = found + [judge_promise(name, each, every_pair) for each in promises]
     is_read = {name: any(each.peer == "raw" for each in SCENARIOS[name].rivals) for name in rows}
-    reads = {name: each for name, each in rows.items() if each and is_read[name]}
-    others = {name: each for name, each in rows.items() if each and not is_read[name]}
+    reads = {name: each for name, each in rows.items() if is_read[name]}
+    others = {name: each for name, each in rows.items() if not is_read[name]}
     return f"{reads_table(reads)}\n\n{table(others)}"
 
 

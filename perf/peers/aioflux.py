@@ -44,7 +44,6 @@ def _open(work: Work) -> aioflux.Store:
 
 
 async def get_many(work: Work) -> int:
-    """Read every key and return the bytes received."""
     async with _open(work) as store:
 
         async def read(work: Work) -> int:
@@ -67,7 +66,6 @@ async def get_one(work: Work) -> int:
 
 
 async def get_into(work: Work) -> int:
-    """Read one object after the other into the same memory and return the bytes received."""
     async with _open(work) as store:
 
         async def read(work: Work) -> int:
@@ -88,14 +86,12 @@ async def get_range(work: Work) -> int:
 
 
 async def list_all(work: Work) -> int:
-    """List a set completely, and return the bytes of its objects."""
     async with _open(work) as store:
         listing = await store.list_all(work.prefix)
         return sum(listing.sizes)
 
 
 async def put_many(work: Work) -> int:
-    """Write every key and return the bytes sent."""
     body = work.body()
     async with _open(work) as store:
 
@@ -107,7 +103,6 @@ async def put_many(work: Work) -> int:
 
 
 async def put_one(work: Work) -> int:
-    """Write one object after the other in parallel parts and return the bytes sent."""
     async with _open(work) as store:
 
         async def write(work: Work) -> int:
@@ -118,5 +113,4 @@ async def put_one(work: Work) -> int:
 
 
 async def first_get(work: Work) -> int:
-    """Read every key in a fresh process and return the bytes received."""
     return first_gets(_FIRST_GET, work)

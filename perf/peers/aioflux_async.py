@@ -40,7 +40,6 @@ def prepare(work: Work) -> None:
 
 
 async def stage(work: Work) -> int:
-    """Stage a state, for which the training waits, and return the bytes of its tensors."""
     state = state_of(work.dtype, work.size_bytes)
     _ready(work).save_async(2, state)
     return num_bytes_of(state)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 async def save_state(work: Work) -> int:
-    """Save a state and return the bytes of its tensors."""
     options = store_options(work)
     return await _state_file.save(
         lambda key, state: aioflux.checkpoint.save(state, work.uri(key), **options), work
@@ -21,7 +20,6 @@ async def save_state(work: Work) -> int:
 
 
 async def load_state(work: Work) -> int:
-    """Load a state and return the bytes of its tensors."""
     options = store_options(work)
     return await _state_file.load(
         lambda key: aioflux.checkpoint.load(work.uri(key), **options), work

@@ -30,7 +30,6 @@ def prepare(work: Work) -> None:
 
 
 async def stage(work: Work) -> int:
-    """Stage a state, for which the training waits, and return the bytes of its tensors."""
     if work.size_bytes <= WARM_UP_BYTES:
         return work.size_bytes  # no warm-up: the first save is measured
     state = state_of(work.dtype, work.size_bytes)

@@ -19,7 +19,6 @@ def _open(work: Work, run: str) -> Checkpointer:
 
 
 async def save_steps(work: Work) -> int:
-    """Save a state in one step after the other, and return the bytes of all steps' tensors."""
     state, steps = small_state_of(work.dtype, work.size_bytes), count()
     with _open(work, new_run()) as checkpointer:
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 async def get_one(work: Work) -> int:
-    """Read one object after the other, and return the bytes received."""
     with sync.open_store(work.uri(), **store_options(work)) as store:
 
         async def read(work: Work) -> int:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 async def save_state(work: Work) -> int:
-    """Save a state and return the bytes of its tensors."""
     options = store_options(work)
 
     def write(key: str, state: dict[str, torch.Tensor]) -> None:
@@ -26,7 +25,6 @@ async def save_state(work: Work) -> int:
 
 
 async def load_state(work: Work) -> int:
-    """Load a state and return the bytes of its tensors."""
     options = store_options(work)
 
     def read(key: str) -> Any:

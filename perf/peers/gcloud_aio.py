@@ -30,7 +30,6 @@ async def _open(work: Work) -> AsyncIterator[Storage]:
 
 
 async def get_many(work: Work) -> int:
-    """Read every key and return the bytes received."""
     async with _open(work) as storage:
 
         async def one(key: str) -> int:
@@ -61,7 +60,6 @@ async def _read(work: Work, *, again: bool) -> int:
 
 
 async def put_many(work: Work) -> int:
-    """Write every key and return the bytes sent."""
     body = work.body()
     async with _open(work) as storage:
 
@@ -73,7 +71,6 @@ async def put_many(work: Work) -> int:
 
 
 async def put_one(work: Work) -> int:
-    """Write one object after the other by a resumable upload and return the bytes sent."""
     async with _open(work) as storage:
 
         async def write(work: Work) -> int:

@@ -50,7 +50,6 @@ async def _open(work: Work) -> AsyncIterator[Any]:
 
 
 async def get_many(work: Work) -> int:
-    """Read every key and return the bytes received."""
     async with _open(work) as filesystem:
 
         async def one(key: str) -> int:
@@ -60,5 +59,4 @@ async def get_many(work: Work) -> int:
 
 
 async def first_get(work: Work) -> int:
-    """Read every key in a fresh process and return the bytes received."""
     return first_gets(_FIRST_GET, work)

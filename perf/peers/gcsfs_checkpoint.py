@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 async def save_state(work: Work) -> int:
-    """Save a state and return the bytes of its tensors."""
     filesystem = open_filesystem(work, skip_instance_cache=True)
 
     def write(key: str, state: dict[str, torch.Tensor]) -> None:
@@ -25,7 +24,6 @@ async def save_state(work: Work) -> int:
 
 
 async def load_state(work: Work) -> int:
-    """Load a state and return the bytes of its tensors."""
     filesystem = open_filesystem(work, skip_instance_cache=True)
 
     def read(key: str) -> Any:

@@ -41,7 +41,6 @@ def _save(work: Work, run: str, step: int, state: dict[str, Any], **options: Any
 
 
 async def save_steps(work: Work) -> int:
-    """Save a state in one step after the other, and return the bytes of all steps' tensors."""
     run, state, steps = new_run(), small_state_of(work.dtype, work.size_bytes), count()
 
     async def save(work: Work) -> int:

@@ -51,7 +51,6 @@ def open_bucket(work: Work, num_connections: int = NUM_THREADS) -> storage.Bucke
 
 
 async def get_many(work: Work) -> int:
-    """Read every key and return the bytes received."""
     bucket = open_bucket(work)
     with ThreadPoolExecutor(NUM_THREADS) as threads:
 
@@ -69,5 +68,4 @@ async def list_all(work: Work) -> int:
 
 
 async def first_get(work: Work) -> int:
-    """Read every key in a fresh process and return the bytes received."""
     return first_gets(_FIRST_GET, work)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 async def save_state(work: Work) -> int:
-    """Save a state and return the bytes of its tensors."""
     bucket = open_bucket(work)
 
     def write(key: str, state: dict[str, torch.Tensor]) -> None:

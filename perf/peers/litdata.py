@@ -71,7 +71,6 @@ prepare = _DATASETS.prepare
 
 
 async def load(work: Work) -> Moved:
-    """Read an epoch of its dataset."""
     try:
         return await _DATASETS.epoch(work)
     finally:

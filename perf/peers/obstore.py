@@ -44,7 +44,6 @@ def open_store(work: Work) -> GCSStore:
 
 
 async def get_many(work: Work) -> int:
-    """Read every key and return the bytes received."""
     store = open_store(work)
 
     async def one(key: str) -> int:
@@ -75,7 +74,6 @@ async def get_one(work: Work) -> int:
 
 
 async def get_into(work: Work) -> int:
-    """Read one object after the other into the same memory, and return the bytes received."""
     store = open_store(work)
 
     async def read(key: str, start: int, end: int, view: memoryview) -> int:
@@ -85,7 +83,6 @@ async def get_into(work: Work) -> int:
 
 
 async def get_range(work: Work) -> int:
-    """Read each object in ranges, and return the bytes received."""
     store = open_store(work)
 
     async def read(key: str, start: int, end: int) -> int:
@@ -95,7 +92,6 @@ async def get_range(work: Work) -> int:
 
 
 async def put_many(work: Work) -> int:
-    """Write every key and return the bytes sent."""
     store = open_store(work)
     body = work.body()
 
@@ -119,7 +115,6 @@ async def put(store: GCSStore, key: str, body: bytes, work: Work) -> int:
 
 
 async def put_one(work: Work) -> int:
-    """Write one object after the other in parallel parts and return the bytes sent."""
     store = open_store(work)
 
     async def write(work: Work) -> int:
@@ -130,5 +125,4 @@ async def put_one(work: Work) -> int:
 
 
 async def first_get(work: Work) -> int:
-    """Read every key in a fresh process and return the bytes received."""
     return first_gets(_FIRST_GET, work)

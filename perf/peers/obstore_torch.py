@@ -36,7 +36,6 @@ class _File:
 
 
 async def save_state(work: Work) -> int:
-    """Save a state and return the bytes of its tensors."""
     store = open_store(work)
 
     def write(key: str, state: dict[str, torch.Tensor]) -> None:
@@ -47,7 +46,6 @@ async def save_state(work: Work) -> int:
 
 
 async def load_state(work: Work) -> int:
-    """Load a state and return the bytes of its tensors."""
     store = open_store(work)
 
     def read(key: str) -> Any:

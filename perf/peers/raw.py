@@ -71,7 +71,6 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 async def get_many(work: Work) -> int:
-    """Read every key and return the bytes received."""
     at, loop = urlsplit(work.url), asyncio.get_running_loop()
     assert at.hostname is not None
     assert at.port is not None

@@ -36,7 +36,6 @@ def prepare(work: Work) -> None:
 
 
 async def stage(work: Work) -> int:
-    """Stage a state, for which the training waits, and return the bytes of its tensors."""
     prepare(work)
     _futures.append(_save(work))
     return num_bytes_of(state_of(work.dtype, work.size_bytes))

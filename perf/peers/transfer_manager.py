@@ -71,7 +71,6 @@ def prepare(work: Work) -> None:
 
 
 async def get_many(work: Work) -> int:
-    """Read every key and return the bytes received."""
     bucket = open_bucket(work)
 
     async def read(work: Work) -> int:
