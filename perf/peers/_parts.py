@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING
 
 from perf._meter import steady
@@ -22,6 +23,7 @@ __all__ = [
     "fill",
     "memory_of",
     "new_run",
+    "one_by_one",
     "part_size_bytes",
     "put_into",
     "ranges",
@@ -40,6 +42,16 @@ def ranges(work: Work) -> list[tuple[int, int]]:
     ]
 
 
+async def _read_ranges(read: Callable[[int, int], Awaitable[int]], work: Work) -> int:
+    """Read the ranges of an object, `in_flight` at the same time, and return their bytes."""
+    todo = iter(ranges(work))
+
+    async def worker() -> int:
+        return sum([await read(start, end) for start, end in todo])
+
+    return sum(await asyncio.gather(*(worker() for _ in range(work.in_flight))))
+
+
 async def each_range(read: Callable[[str, int, int], Awaitable[int]], work: Work) -> int:
     """Read each object in ranges, `in_flight` at the same time; return the bytes of all objects.
 
@@ -47,16 +59,19 @@ async def each_range(read: Callable[[str, int, int], Awaitable[int]], work: Work
         read: Reads the bytes `[start, end)` of a key, and returns the number of bytes read.
         work: The work.
     """
+    return await one_by_one(lambda key, work: _read_ranges(partial(read, key), work), work)
 
-    async def worker(key: str, todo: Iterator[tuple[int, int]]) -> int:
-        return sum([await read(key, start, end) for start, end in todo])
+
+async def one_by_one(one: Callable[[str, Work], Awaitable[int]], work: Work) -> int:
+    """Move one object after the other, and return the bytes of all objects.
+
+    Args:
+        one: Moves an object; its arguments are the key, and the work of this or the measured part.
+        work: The work.
+    """
 
     async def move(work: Work) -> int:
-        total = 0
-        for key in work.each_key():
-            todo = iter(ranges(work))
-            total += sum(await asyncio.gather(*(worker(key, todo) for _ in range(work.in_flight))))
-        return total
+        return sum([await one(key, work) for key in work.each_key()])
 
     return await steady(move, work)
 
@@ -100,15 +115,16 @@ async def fill(
         The bytes of all objects.
     """
 
-    async def worker(key: str, todo: Iterator[tuple[int, int]], view: memoryview) -> int:
-        return sum([await read(key, start, end, view[start:end]) for start, end in todo])
-
     async def move(work: Work) -> int:
         total = 0
         for key, view in zip(work.each_key(), memory_of(work, again=again), strict=False):
-            todo = iter(ranges(work))
-            workers = (worker(key, todo, view) for _ in range(work.in_flight))
-            total += sum(await asyncio.gather(*workers))
+
+            async def read_into(
+                start: int, end: int, key: str = key, view: memoryview = view
+            ) -> int:
+                return await read(key, start, end, view[start:end])
+
+            total += await _read_ranges(read_into, work)
         return total
 
     return await steady(move, work)

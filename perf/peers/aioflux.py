@@ -9,7 +9,7 @@ import aioflux
 from perf._meter import steady
 from perf.peers._aioflux import store_options
 from perf.peers._fresh import first_gets
-from perf.peers._parts import each_range, part_size_bytes
+from perf.peers._parts import each_range, one_by_one, part_size_bytes
 
 if TYPE_CHECKING:
     from perf.work import Work
@@ -59,10 +59,10 @@ async def get_one(work: Work) -> int:
     """Read one object after the other, each in ranges, and return the bytes received."""
     async with _open(work) as store:
 
-        async def read(work: Work) -> int:
-            return sum([len(await store.get(key)) for key in work.each_key()])
+        async def read(key: str, _: Work) -> int:
+            return len(await store.get(key))
 
-        return await steady(read, work)
+        return await one_by_one(read, work)
 
 
 async def get_into(work: Work) -> int:
@@ -105,11 +105,10 @@ async def put_many(work: Work) -> int:
 async def put_one(work: Work) -> int:
     async with _open(work) as store:
 
-        async def write(work: Work) -> int:
-            body = work.body()
-            return sum([(await store.put(f"put/{key}", body)).size for key in work.each_key()])
+        async def write(key: str, work: Work) -> int:
+            return (await store.put(f"put/{key}", work.body())).size
 
-        return await steady(write, work)
+        return await one_by_one(write, work)
 
 
 async def first_get(work: Work) -> int:

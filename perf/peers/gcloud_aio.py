@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from gcloud.aio.storage import Storage
 
-from perf._meter import steady
-from perf.peers._parts import fill, put_into, ssl_context
+from perf.peers._parts import fill, one_by_one, put_into, ssl_context
 from perf.work import bounded
 
 if TYPE_CHECKING:
@@ -73,17 +72,14 @@ async def put_many(work: Work) -> int:
 async def put_one(work: Work) -> int:
     async with _open(work) as storage:
 
-        async def write(work: Work) -> int:
-            body, total = work.body(), 0
-            for key in work.each_key():
-                answer = await storage.upload(
-                    work.bucket,
-                    f"put/{key}",
-                    io.BytesIO(body),
-                    force_resumable_upload=True,
-                    timeout=_TIMEOUT,
-                )
-                total += int(answer["size"])
-            return total
+        async def write(key: str, work: Work) -> int:
+            answer = await storage.upload(
+                work.bucket,
+                f"put/{key}",
+                io.BytesIO(work.body()),
+                force_resumable_upload=True,
+                timeout=_TIMEOUT,
+            )
+            return int(answer["size"])
 
-        return await steady(write, work)
+        return await one_by_one(write, work)

@@ -9,8 +9,8 @@ from obstore.store import GCSStore
 
 from perf._meter import steady
 from perf.peers._fresh import first_gets
-from perf.peers._parts import each_range, fill, memory_of, part_size_bytes, put_into
-from perf.work import bounded
+from perf.peers._parts import each_range, fill, memory_of, one_by_one, part_size_bytes, put_into
+from perf.work import bounded, state_key
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig
@@ -74,12 +74,18 @@ async def get_one(work: Work) -> int:
 
 
 async def get_into(work: Work) -> int:
+    return await read_ranges(work, again=True)
+
+
+async def read_ranges(work: Work, *, again: bool, is_state: bool = False) -> int:
+    """Read each object, or a state, in ranges into memory; see `fill`."""
     store = open_store(work)
 
     async def read(key: str, start: int, end: int, view: memoryview) -> int:
+        key = state_key(work.dtype, work.size_bytes) if is_state else key
         return put_into(view, await store.get_range_async(key, start=start, end=end))
 
-    return await fill(read, work, again=True)
+    return await fill(read, work, again=again)
 
 
 async def get_range(work: Work) -> int:
@@ -102,8 +108,9 @@ async def put_many(work: Work) -> int:
     return await bounded(one, work)
 
 
-async def put(store: GCSStore, key: str, body: bytes, work: Work) -> int:
+async def put(store: GCSStore, key: str, work: Work) -> int:
     """Write one object in parallel parts and return the bytes sent."""
+    body = work.body()
     await store.put_async(
         f"put/{key}",
         body,
@@ -117,11 +124,7 @@ async def put(store: GCSStore, key: str, body: bytes, work: Work) -> int:
 async def put_one(work: Work) -> int:
     store = open_store(work)
 
-    async def write(work: Work) -> int:
-        body = work.body()
-        return sum([await put(store, key, body, work) for key in work.each_key()])
-
-    return await steady(write, work)
+    return await one_by_one(lambda key, work: put(store, key, work), work)
 
 
 async def first_get(work: Work) -> int:

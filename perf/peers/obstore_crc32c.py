@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from perf._meter import steady
+from perf.peers._parts import one_by_one
 from perf.peers.obstore import open_store, put
 from perf.servers import contents
 from perf.work import bounded
@@ -41,11 +41,8 @@ async def put_one(work: Work) -> int:
     """Compute the crc32c of each object, write it in parallel parts, and return the bytes sent."""
     store = open_store(work)
 
-    async def write(work: Work) -> int:
-        body, total = work.body(), 0
-        for key in work.each_key():
-            google_crc32c.value(body)
-            total += await put(store, key, body, work)
-        return total
+    async def write(key: str, work: Work) -> int:
+        google_crc32c.value(work.body())
+        return await put(store, key, work)
 
-    return await steady(write, work)
+    return await one_by_one(write, work)

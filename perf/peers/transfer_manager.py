@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,13 +14,11 @@ from typing import TYPE_CHECKING
 from google.cloud.storage import transfer_manager  # type: ignore[import-untyped]
 
 from perf._meter import steady
-from perf.peers._parts import part_size_bytes
+from perf.peers._parts import one_by_one, part_size_bytes
 from perf.peers.google import NUM_THREADS, open_bucket
 from perf.work import MIB, body_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from perf.work import Work
 
 _SMALL = {
@@ -34,21 +31,12 @@ NUM_UPLOADS = 8
 """Threads that write one object: its default, which was the fastest value."""
 
 
-@contextmanager
-def _file() -> Iterator[Path]:
-    descriptor = os.memfd_create("perf")
-    try:
-        # The processes of its pool can open this path, too.
-        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
+class _File:
+    """A file in memory with the first bytes of an object; it exists as long as this instance."""
 
-
-class _Source:
-    """A file in memory with the bytes of an object; it exists as long as this instance."""
-
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int = 0) -> None:
         self._descriptor = os.memfd_create("perf")
+        # The processes of the manager's pool can open this path, too.
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
         block = body_of(min(size_bytes, MIB))
         with self.path.open("wb") as file:
@@ -60,8 +48,8 @@ class _Source:
 
 
 @lru_cache(maxsize=2)  # and the object that opens the connections
-def _source(size_bytes: int) -> _Source:
-    return _Source(size_bytes)
+def _source(size_bytes: int) -> _File:
+    return _File(size_bytes)
 
 
 def prepare(work: Work) -> None:
@@ -91,38 +79,34 @@ async def get_one(work: Work) -> int:
         os.environ["REQUESTS_CA_BUNDLE"] = work.ca_file
     bucket = open_bucket(work)
 
-    async def read(work: Work) -> int:
-        total = 0
-        with _file() as path:
-            for key in work.each_key():
-                transfer_manager.download_chunks_concurrently(
-                    bucket.blob(key),
-                    path,
-                    chunk_size=work.range_size_bytes,
-                    worker_type=transfer_manager.PROCESS,
-                    max_workers=os.cpu_count() or 1,
-                )
-                total += path.stat().st_size
-        return total
+    file = _File()
 
-    return await steady(read, work)
+    async def read(key: str, work: Work) -> int:
+        transfer_manager.download_chunks_concurrently(
+            bucket.blob(key),
+            file.path,
+            chunk_size=work.range_size_bytes,
+            worker_type=transfer_manager.PROCESS,
+            max_workers=os.cpu_count() or 1,
+        )
+        return file.path.stat().st_size
+
+    return await one_by_one(read, work)
 
 
 async def put_one(work: Work) -> int:
     """Write one object after the other in parts, from a file, and return the bytes sent."""
     bucket = open_bucket(work)
 
-    async def write(work: Work) -> int:
-        source, total = _source(work.size_bytes), 0
-        for key in work.each_key():
-            transfer_manager.upload_chunks_concurrently(
-                source.path,
-                bucket.blob(f"put/{key}"),
-                chunk_size=part_size_bytes(work),
-                worker_type=transfer_manager.THREAD,
-                max_workers=NUM_UPLOADS,
-            )
-            total += source.path.stat().st_size
-        return total
+    async def write(key: str, work: Work) -> int:
+        source = _source(work.size_bytes)
+        transfer_manager.upload_chunks_concurrently(
+            source.path,
+            bucket.blob(f"put/{key}"),
+            chunk_size=part_size_bytes(work),
+            worker_type=transfer_manager.THREAD,
+            max_workers=NUM_UPLOADS,
+        )
+        return source.path.stat().st_size
 
-    return await steady(write, work)
+    return await one_by_one(write, work)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from perf._pairs import addressed, last_error, play, warm_up_work
+from perf._pairs import last_error, play
 from perf.scenarios import Match, Side
 from perf.servers import Server, ServerSpec
-from perf.work import WARM_UP_BYTES, Work
+from perf.work import Work
 from tests.patience import wait_until
 
 if TYPE_CHECKING:
@@ -158,12 +157,3 @@ def test_a_contender_that_hangs_is_ended_with_its_children_and_the_match(tmp_pat
 )
 def test_error_is_that_of_the_last_traceback(text: str, expected: str) -> None:
     assert last_error(text) == expected
-
-
-def test_work_has_the_address_of_its_server_and_a_smaller_warm_up(tmp_path: Path) -> None:
-    server = Server(url="https://h", ca_file="/ca", pids=(1, 2), kind="nginx")
-    found = addressed(work("steady", tmp_path), server)
-    assert (found.url, found.ca_file, found.server_pids) == ("https://h", "/ca", (1, 2))
-    assert warm_up_work(replace(found, num_objects=200)).num_objects == 20
-    large = replace(found, num_objects=1, size_bytes=100 * WARM_UP_BYTES)
-    assert (warm_up_work(large).num_objects, warm_up_work(large).size_bytes) == (1, WARM_UP_BYTES)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,6 @@ import pytest
 
 from perf.__main__ import Run, main, parser, play_match
 from perf.scenarios import SCENARIOS
-from tests.patience import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,22 +110,3 @@ def test_a_server_that_does_not_start_is_a_row_too(
     assert play_match(run, scenario, scenario.matches()[0], servers) == []
     assert run.has_failed
     assert "! OSError: no room for nginx" in capsys.readouterr().out
-
-
-def test_an_interrupted_run_keeps_its_samples(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "perf", "get-1KiB", "--server", "embedded"]
-    with subprocess.Popen(
-        [*command, "--scale", "0.01", "--peers", "obstore", "--out", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        # A shell has its background jobs ignore it, and so would this one's children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        start_new_session=True,
-    ) as process:
-        wait_until(lambda: any(log.read_text().count("\n") > 1 for log in tmp_path.glob("*.jsonl")))
-        process.send_signal(signal.SIGINT)
-        assert process.stdout is not None
-        assert "# interrupted" in process.stdout.read()
-        assert process.wait() == 1
-    (log,) = tmp_path.glob("*.jsonl")
-    assert [json.loads(line)["error"] for line in log.read_text().splitlines()[1:3]] == ["", ""]

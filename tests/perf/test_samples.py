@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from perf._report import HEADINGS, cells, lines_of, terminal_heading, terminal_row
 from perf._samples import MIB, Pair, Result, Sample, judge, judge_promise, ratio_of, unplayed
-from perf.ratios import main as ratios_main
 from perf.ratios import tables
 from perf.scenarios import SCENARIOS, Match, Promise, Side
 from perf.servers import ServerSpec
 from perf.work import Work
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def work(peer: str) -> Work:
@@ -156,16 +151,3 @@ def test_tables_are_made_from_the_lines_of_a_run() -> None:
     row, fair = others.splitlines()[2:]
     assert row.startswith("| `ratio-put-1GiB` | obstore | ")
     assert fair.startswith("| `ratio-put-1GiB` | obstore_crc32c | ")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("missing.jsonl", "cannot read"), ("table.md", "has no JSON lines")],
-)
-def test_tables_of_an_unusable_file_end_with_one_line(
-    tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "table.md").write_text("| command |\n")
-    with pytest.raises(SystemExit):
-        ratios_main([str(tmp_path / name)])
-    assert message in capsys.readouterr().err.splitlines()[-1]
