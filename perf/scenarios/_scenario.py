@@ -125,6 +125,12 @@ class Scenario(ABC):
 
     is_by_name_only: ClassVar[bool] = False
     """Whether the scenario runs only if the command line names it, because it takes long."""
+    is_in_bytes: ClassVar[bool] = False
+    """Whether rates are shown in bytes."""
+    max_pairs: ClassVar[float] = math.inf
+    """Maximum number of pairs; fewer are enough for samples of many seconds."""
+    min_limit_seconds: ClassVar[float] = 0.0
+    """Minimum of the time limit of a sample, for samples of many seconds."""
     name: str
     """Name on the command line."""
     rivals: tuple[Rival, ...] = ()
@@ -141,21 +147,12 @@ class Scenario(ABC):
     @property
     def displayed_bytes(self) -> int:
         """Size of an object, if rates are shown in bytes; 0 if they are shown in objects."""
-        return 0
+        size_bytes: int = getattr(self, "size_bytes", 0)
+        return size_bytes if self.is_in_bytes else 0
 
     def promises(self) -> tuple[Promise, ...]:
         """Return the goals of aioflux alone."""
         return ()
-
-    @property
-    def max_pairs(self) -> float:
-        """Maximum number of pairs; fewer are enough for samples of many seconds."""
-        return math.inf
-
-    @property
-    def min_limit_seconds(self) -> float:
-        """Minimum of the time limit of a sample, for samples of many seconds."""
-        return 0.0
 
     def scaled(self, factor: float) -> Self:
         """Return the scenario with `factor` times the objects, if it has several."""

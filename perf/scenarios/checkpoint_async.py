@@ -27,17 +27,12 @@ _OURS = Rival(peer="aioflux_async")
 class _Async(Scenario):
     """Saves of one state."""
 
-    is_by_name_only = True
+    is_by_name_only = is_in_bytes = True
 
     size_bytes: int = 298_000_000
     """Size of all tensors."""
     dtype: str = "fp32"
     """Dtype of the tensors."""
-
-    @property
-    def displayed_bytes(self) -> int:
-        """See base class."""
-        return self.size_bytes
 
     def toy(self) -> Self:
         """See base class."""

@@ -22,7 +22,7 @@ _OURS = Rival(peer="aioflux_dcp")
 class Distributed(Scenario):
     """A save or a load."""
 
-    is_by_name_only = True
+    is_by_name_only = is_in_bytes = True
 
     operation: str
     """Function of the peers."""
@@ -32,11 +32,6 @@ class Distributed(Scenario):
     """Ranks that save."""
     dtype: str = "bf16"
     """Dtype of the tensors."""
-
-    @property
-    def displayed_bytes(self) -> int:
-        """See base class."""
-        return self.size_bytes
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""

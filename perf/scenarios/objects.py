@@ -154,6 +154,7 @@ class Faults(ManyObjects):
 class OneObject(_Objects):
     """Read or write of one large object, in concurrent ranges or parts."""
 
+    is_in_bytes = True
     size_bytes: int = 1024 * MIB
     """Size of the object."""
     range_size_bytes: int = 16 * MIB
@@ -162,11 +163,6 @@ class OneObject(_Objects):
     """Maximum number of ranges or parts in flight."""
     is_tls: bool = False
     """Whether the server uses TLS 1.3."""
-
-    @property
-    def displayed_bytes(self) -> int:
-        """See base class."""
-        return self.size_bytes
 
     def toy(self) -> Self:
         """See base class."""

@@ -7,7 +7,7 @@ crc32c over the bytes that it returned, and without (`unverified`) against obsto
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 from perf.scenarios._scenario import (
     KIB,
@@ -62,10 +62,7 @@ class _Get(_Named, GetMany):
 class _Large(_Named, OneObject):
     """Read or write of one large object."""
 
-    @property
-    def max_pairs(self) -> float:
-        """See base class."""
-        return _LARGE_PAIRS
+    max_pairs = _LARGE_PAIRS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,22 +127,13 @@ class _Opening(_Named, ManyObjects):
 class _Growth(_Named):
     """Rate, CPU time and memory for many objects, compared with a tenth of them; one pair."""
 
+    max_pairs, min_limit_seconds = 1, 300.0
     num_objects: int
     """Objects of the larger sample."""
     size_bytes: int = KIB
     """Size of each object."""
     least_share: float = 0.9
     """Goal, as a share of the rate of the smaller sample."""
-
-    @property
-    def max_pairs(self) -> float:
-        """See base class."""
-        return 1
-
-    @property
-    def min_limit_seconds(self) -> float:
-        """See base class."""
-        return 300.0
 
     def _grown(self, work: Work, server: ServerSpec, case: str = "") -> Match:
         count = max(1, work.num_objects // 10)
@@ -229,15 +217,24 @@ def _rivals(
     )
 
 
-def _load(name: str, **fields: Any) -> OneState:
-    return OneState(
-        name=name,
-        operation="load_state",
-        case="fp32",
-        ours=_CHECKPOINT,
-        spare_bytes=8 * MIB,
-        **fields,
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Load(OneState):
+    """Load of a state by `aioflux.checkpoint.load`."""
+
+    operation: Literal["load_state"] = "load_state"
+    spare_bytes: int = 8 * MIB
+    """Limit of the memory, in addition to 1.1 times the tensors."""
+    case: str = "fp32"
+    ours: str = _CHECKPOINT
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LargeLoad(_Load):
+    """Load of a state of 1 GiB."""
+
+    max_pairs = _LARGE_PAIRS
+    size_bytes: int = 1024 * MIB
+    """Size of all tensors."""
 
 
 _PLAIN, _TLS = 1.2, 1.06
@@ -321,11 +318,11 @@ SCENARIOS = (
     ),
     _GetOne(name="ratio-get-1GiB", rivals=_RANGES),
     _GetOne(name="ratio-get-1GiB-tls", is_tls=True, rivals=_RANGES),
-    _load("ratio-load-1GiB", size_bytes=1024 * MIB, rivals=_RANGES),
-    _load("ratio-load-1GiB-tls", size_bytes=1024 * MIB, is_tls=True, rivals=_RANGES),
+    _LargeLoad(name="ratio-load-1GiB", rivals=_RANGES),
+    _LargeLoad(name="ratio-load-1GiB-tls", is_tls=True, rivals=_RANGES),
     _PutOne(name="ratio-put-1GiB", rivals=_PUT),
     _PutOne(name="ratio-put-1GiB-tls", is_tls=True, rivals=_PUT),
-    _load("ratio-load-298MB", rivals=(Rival(peer="gcsfs_checkpoint", at_least=4.0),)),
+    _Load(name="ratio-load-298MB", rivals=(Rival(peer="gcsfs_checkpoint", at_least=4.0),)),
     OneState(
         name="ratio-save-298MB",
         operation="save_state",

@@ -25,16 +25,7 @@ class _OnRay(ManyObjects):
     """A dataset of many objects or blocks on one node of Ray, with two processors."""
 
     is_by_name_only = True
-
-    @property
-    def max_pairs(self) -> float:
-        """See base class."""
-        return _MAX_PAIRS
-
-    @property
-    def min_limit_seconds(self) -> float:
-        """See base class."""
-        return _MIN_LIMIT_SECONDS
+    max_pairs, min_limit_seconds = _MAX_PAIRS, _MIN_LIMIT_SECONDS
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""
@@ -71,15 +62,11 @@ class RayWrite(_OnRay):
     """Write of blocks as Parquet, to the embedded server, which lists what was written."""
 
     operation = "write_ray"
+    is_in_bytes = True
 
     def toy(self) -> Self:
         """See base class."""
         return replace(self, size_bytes=100 * KIB, num_objects=4)
-
-    @property
-    def displayed_bytes(self) -> int:
-        """See base class."""
-        return self.size_bytes
 
     def _side(self, rival: Rival) -> Side:
         room = 8 * self.num_objects * self.size_bytes + 64 * MIB
@@ -93,18 +80,9 @@ class RayWrite(_OnRay):
 class RayTrain(Staging):
     """Saves of a state by a training of one worker: the mean time for which one blocks its loop."""
 
+    max_pairs, min_limit_seconds = _MAX_PAIRS, _MIN_LIMIT_SECONDS
     num_steps: int = 100
     """Training steps, of about 10 ms, before each save."""
-
-    @property
-    def max_pairs(self) -> float:
-        """See base class."""
-        return _MAX_PAIRS
-
-    @property
-    def min_limit_seconds(self) -> float:
-        """See base class."""
-        return _MIN_LIMIT_SECONDS
 
     def matches(self) -> tuple[Match, ...]:
         """See base class."""

@@ -22,7 +22,7 @@ class OneState(Scenario):
     The state to save is created before the measured part.
     """
 
-    is_by_name_only = True
+    is_by_name_only = is_in_bytes = True
 
     operation: Literal["load_state", "save_state"]
     """Function of the peers."""
@@ -39,16 +39,6 @@ class OneState(Scenario):
     """Case in results."""
     ours: str = "aioflux_torch"
     """Interface of aioflux that is compared."""
-
-    @property
-    def displayed_bytes(self) -> int:
-        """See base class."""
-        return self.size_bytes
-
-    @property
-    def max_pairs(self) -> float:
-        """See base class."""
-        return 3 if self.size_bytes >= 1024 * MIB else super().max_pairs
 
     def promises(self) -> tuple[Promise, ...]:
         """See base class."""

@@ -273,7 +273,6 @@ def open_nginx(spec: ServerSpec) -> Iterator[Server]:
             url=f"http{'s' if spec.tls else ''}://127.0.0.1:{port}",
             ca_file=str(certificates.ca_file) if certificates else "",
             pids=pids,
-            directory=str(directory),
             kind="nginx",
             counter="" if spec.tls else f"http://127.0.0.1:{port}/.requests",
             notes=notes,

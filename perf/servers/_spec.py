@@ -95,8 +95,6 @@ class Server:
     """Processes of the server; their CPU time is measured."""
     counter: str = ""
     """Url of a page with the number of requests; empty if the server has none."""
-    directory: str = ""
-    """Directory of nginx's objects; empty for the other servers."""
     kind: Kind
     """Kind of the server, which can differ from the spec."""
     notes: tuple[str, ...] = field(default=())
