@@ -18,6 +18,9 @@ __all__ = ["OURS", "Epoch", "on_one_server"]
 
 OURS = Rival(peer="aioflux_data")
 """aioflux, through its datasets."""
+_COMPOSED_BYTES = 1 << 30
+"""Space for composites, which dataflux writes. The server stores one file for each number of
+composed objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,7 @@ class Epoch(Scenario):
     def _side(self, work: Work) -> Side:
         """Return the work and the server of a contender; `on_one_server` adds the server's sets."""
         spec = ServerSpec(
+            written_bytes=_COMPOSED_BYTES,
             latency_seconds=self.latency_seconds,
             connection_bytes_per_second=self.connection_bytes_per_second,
         )

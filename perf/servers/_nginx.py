@@ -142,6 +142,16 @@ _SETS = """\
             add_header x-goog-storage-class STANDARD;
         }}
 """
+_COMPOSED = """\
+        location ~ ^/{bucket}/(?<composed>[a-z]+-composed-objects/.+)$ {{
+            if ($is_file = 0) {{ rewrite ^ /.api last; }}
+            header_filter_by_lua_block {{ tell_composed(ngx.var.composed) }}
+            add_header x-goog-generation 1;
+            add_header x-goog-metageneration 1;
+            add_header x-goog-stored-content-encoding identity;
+            add_header x-goog-storage-class STANDARD;
+        }}
+"""
 
 
 def missing() -> str:
@@ -221,7 +231,7 @@ def _configuration(
 
 
 def _locations(spec: ServerSpec, stored: Stored) -> str:
-    """Return the locations for the objects of each size, for states and for sets."""
+    """Return the locations for objects, states, sets, and composites of sets."""
     found = [
         _OBJECTS.format(bucket=BUCKET, prefix=prefix, size=size, crc32c=crc32c)
         for prefix, (size, crc32c) in stored.items()
@@ -230,6 +240,8 @@ def _locations(spec: ServerSpec, stored: Stored) -> str:
         _SETS.format(bucket=BUCKET, size=size, crc32c=stored[str(size)][1])
         for size in sorted({size for size, _ in spec.sets})
     ]
+    if spec.sets:
+        found.append(_COMPOSED.format(bucket=BUCKET))
     return "".join(found)
 
 

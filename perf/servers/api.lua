@@ -213,12 +213,13 @@ end
 -- --- objects -----------------------------------------------------------------------------------
 
 local sets = dofile(HERE .. "/sets.lua")({
-    answer = answer, encode = encode, etag_of = etag_of, measure = measure,
-    object_path = object_path,
+    answer = answer, answer_resource = answer_resource, combine = combine, encode = encode,
+    etag_of = etag_of, make_directories = make_directories, measure = measure,
+    object_path = object_path, refuse = refuse, state = state,
 })
 
 -- What the configuration calls.
-pause = sets.pause
+pause, tell_composed = sets.pause, sets.tell_composed
 
 local function recall(bucket, key)
     local size_in_set, crc_in_set = sets.recall(bucket, key)
@@ -487,11 +488,15 @@ local function permissions(arguments)
 end
 
 local function metadata(path, method, arguments)
-    local bucket, quoted = path:match("^/storage/v1/b/([^/]+)/o/(.+)$")
+    local bucket, quoted = path:match("^/storage/v1/b/([^/]+)/o/(.+)/compose$")
+    if bucket and method == "POST" then
+        return sets.compose(bucket, ngx.unescape_uri(quoted), read_body())
+    end
+    bucket, quoted = path:match("^/storage/v1/b/([^/]+)/o/(.+)$")
     if bucket then
         local key = ngx.unescape_uri(quoted)
         if method == "DELETE" then
-            if os.remove(object_path(bucket, key) or "") then return answer(204, "") end
+            if sets.delete(bucket, key) then return answer(204, "") end
             return refuse(404, "notFound", "No such object")
         end
         local size, crc = recall(bucket, key)

@@ -5,6 +5,8 @@
 
 local ffi = require "ffi"
 
+ffi.cdef "int link(const char *path, const char *other);"
+
 local DIGITS = 7
 local DEFAULT_PAGE, MAX_PAGE = 1000, 5000
 local MARK = ("\1"):rep(DIGITS)
@@ -12,12 +14,13 @@ local TIME = "2026-01-01T00:00:00.000Z"
 local FIELDS = { "kind", "id", "selfLink", "mediaLink", "name", "bucket", "generation",
     "metageneration", "contentType", "storageClass", "size", "crc32c", "etag", "timeCreated",
     "updated" }
-local MAX_KEPT = 64 -- templates
+local MAX_KEPT = 64 -- templates, and files of composites
+local COMPOSED = DIRECTORY .. "/composed"
 
 return function(kit)
     local Sets = {}
-    local answer, encode = kit.answer, kit.encode
-    local measure, object_path = kit.measure, kit.object_path
+    local answer, refuse, encode = kit.answer, kit.refuse, kit.encode
+    local measure, object_path, state = kit.measure, kit.object_path, kit.state
 
     -- Return a set's prefix, its size in bytes and its number of objects, and what follows.
     local function parse(key)
@@ -163,6 +166,63 @@ return function(kit)
         end
         parts[#parts + 1] = "}"
         return answer(200, table.concat(parts), "application/json; charset=UTF-8")
+    end
+
+    -- --- composites -----------------------------------------------------------------------------
+
+    -- Return the file of so many objects of one size, end to end; made once and linked after that.
+    local function composed_path(bucket, size, count)
+        local path = ("%s/%dx%d"):format(COMPOSED, size, count)
+        local done = io.open(path, "rb")
+        if done then
+            done:close()
+            return path
+        end
+        ffi.C.mkdir(COMPOSED, 493)
+        local source = assert(io.open(object_path(bucket, size .. "/0"), "rb"))
+        local data = source:read("*a")
+        source:close()
+        local target = assert(io.open(path .. ".new", "wb"))
+        for _ = 1, count do target:write(data) end
+        target:close()
+        assert(os.rename(path .. ".new", path))
+        return path
+    end
+
+    -- Compose objects of one size, all of sets.
+    function Sets.compose(bucket, key, body)
+        local sources = body:match('"sourceObjects"%s*:%s*(%b[])') or ""
+        local size, crc, count = nil, 0, 0
+        for name in sources:gmatch('"name"%s*:%s*"(.-)"') do
+            local name_size, name_crc = Sets.recall(bucket, (name:gsub("\\/", "/")))
+            if not name_size then return refuse(404, "notFound", "No such object: " .. name) end
+            if size and size ~= name_size then
+                return refuse(400, "invalid", "only objects of one size are composed here")
+            end
+            size, count = name_size, count + 1
+            crc = kit.combine(crc, name_crc, size)
+        end
+        if count == 0 or count > 32 then return refuse(400, "invalid", "1 to 32 sources") end
+        local path = object_path(bucket, key)
+        kit.make_directories(path)
+        os.remove(path)
+        if ffi.C.link(composed_path(bucket, size, count), path) ~= 0 then
+            return refuse(503, "backendError", "could not link " .. key)
+        end
+        state:set("composed " .. key, encode(crc))
+        return kit.answer_resource(bucket, key, size * count, crc)
+    end
+
+    -- Say what a composite's bytes are, among the headers of a read.
+    function Sets.tell_composed(key)
+        local crc = state:get("composed " .. key)
+        if crc then ngx.header["x-goog-hash"] = "crc32c=" .. crc end
+    end
+
+    -- Delete an object; return whether there was one.
+    function Sets.delete(bucket, key)
+        state:delete("composed " .. key)
+        return os.remove(object_path(bucket, key) or "")
     end
 
     -- --- the network ----------------------------------------------------------------------------

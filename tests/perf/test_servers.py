@@ -68,6 +68,10 @@ async def test_the_store_reads_lists_and_writes(server: Server) -> None:
         listing = await store.list_all(set_prefix(1000, 2100))
         assert list(listing.keys) == [set_key(1000, 2100, index) for index in range(2100)]
         assert await store.get(listing[2000]) == contents(1000)
+        # dataflux reads composites.
+        await store.compose("perf-composed-objects/1", [listing[1].key, listing[2].key])
+        assert await store.get("perf-composed-objects/1") == 2 * contents(1000)
+        await store.delete("perf-composed-objects/1")
         assert (await store.put("written/small", data[:1000])).size == 1000
         async with store.open_writer("written/large") as writer:
             await writer.write(data)
