@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
@@ -100,7 +100,6 @@ class ObjectWriter:
     """
 
     meta: ObjectMeta
-    _budget_option = "max_buffered_bytes"
 
     def __init__(self, session: Session, request: WriteRequest) -> None:
         self._session = session
@@ -123,9 +122,10 @@ class ObjectWriter:
         self._buffer = bytearray()
         self._num_unsent = 0
         """Number of bytes of the next part, which was not sent yet."""
-        # The budget for a part is held from before its first byte is written until it is stored.
-        self._max_bytes: int = getattr(session.options, self._budget_option)
-        self._budget = ByteBudget(self._max_bytes)
+        # The budget for a part is held from before its first byte is buffered until it is stored.
+        self._budget = ByteBudget(session.options.max_buffered_bytes)
+        self._num_held = 0
+        """Bytes of the budget that are held for the next part."""
         self._parts: list[asyncio.Task[tuple[UploadedPart, int]]] = []
         self._offset = 0
         self._failure: BaseException | None = None
@@ -203,7 +203,8 @@ class ObjectWriter:
         self._closed = True
         self._session.open_transfers.discard(self)
         if self._is_temporary and self._completing:
-            await self._remove_temporary()
+            temporary = self._session.service.uri(self._key)
+            await self._clean_up_written(self._delete_temporary, f"temporary object {temporary}")
 
     async def on_store_close(self) -> None:
         """Abort the upload because the store is closed; the next write or close raises."""
@@ -278,10 +279,8 @@ class ObjectWriter:
             await session.call(key, session.service.abort_upload, key, self._upload_id)
 
     async def _initiate(self) -> None:
-        session = self._session
-        self._upload_id = await session.call(
-            self._key, session.service.initiate_upload, self._upload
-        )
+        initiate = self._session.service.initiate_upload
+        self._upload_id = await self._session.call(self._key, initiate, self._upload)
 
     async def _start_upload(self) -> None:
         if self._initiating is None:
@@ -300,7 +299,7 @@ class ObjectWriter:
             raise self._store_closed or self._closed_error()
 
     async def _add(self, view: memoryview) -> None:
-        if not self._num_unsent and view.nbytes >= 2 * self._max_bytes:
+        if not self._num_unsent and view.nbytes >= 2 * self._session.options.max_buffered_bytes:
             view = await self._write_from_caller(view, is_rest=False)
         await self._gather(view)
 
@@ -328,25 +327,25 @@ class ObjectWriter:
 
     async def _open_part(self) -> None:
         """Wait for memory for one more part."""
-        size = self._part_size()
-        if size > self._max_bytes and not self._warned:
+        size, max_bytes = self._part_size(), self._session.options.max_buffered_bytes
+        if size > max_bytes and not self._warned:
             self._warned = True
-            _log.warning(
-                "%s has %d parts, and its next parts have %d bytes, more than %s (%d): from now on "
-                "one part at a time is sent; set a larger part_size_bytes",
-                self._uri,
-                len(self._parts),
-                size,
-                self._budget_option,
-                self._max_bytes,
+            text = (
+                "%s has %d parts, and its next parts have %d bytes, more than max_buffered_bytes "
+                "(%d): from now on one part at a time is sent; set a larger part_size_bytes"
             )
+            _log.warning(text, self._uri, len(self._parts), size, max_bytes)
+        await self._hold(size)
+
+    async def _hold(self, size: int) -> None:
         await self._budget.acquire(size)
+        self._num_held = size
         self._raise_failure()
 
     async def _send_unsent(self) -> None:
         """Send the next part, in the background."""
         await self._start_upload()
-        size = self._part_size()
+        size, self._num_held = self._num_held, 0
         task = self._start_part(*self._take_unsent())
         self._num_unsent = 0
         task.add_done_callback(lambda task: self._on_part_done(task, size))
@@ -471,17 +470,17 @@ class ObjectWriter:
     async def _complete_upload(self, parts: list[UploadedPart], checksum: int) -> ObjectMeta:
         session, upload_id = self._session, self._upload_id
         size = sum(part.size for part in parts)
+        is_found = False
 
         async def find() -> ObjectMeta | None:
+            nonlocal is_found
             written = WriteRequest(self._key)
             meta = await find_written(session, written, size=size, crc32c=checksum)
-            if meta is not None:
-                # The upload is still open if the object had the same bytes before.
-                await self._abort_upload()
+            is_found = meta is not None
             return meta
 
         try:
-            return await send_write(
+            meta = await send_write(
                 session,
                 self._upload,
                 lambda: session.service.complete_upload(self._upload, upload_id, parts),
@@ -500,6 +499,11 @@ class ObjectWriter:
                     maybe_done=True,
                 ) from exc
             raise
+        if is_found:
+            # The upload is still open if the object had the same bytes before. It is aborted only
+            # now, when the completion holds no request slot.
+            await self._clean_up_written(self._abort_upload, f"upload {upload_id}")
+        return meta
 
     async def _publish(self, temporary: ObjectMeta) -> ObjectMeta:
         """Publish the temporary object under the requested key, by a conditional compose."""
@@ -517,18 +521,13 @@ class ObjectWriter:
         with suppress(NotFoundError, PreconditionFailedError):
             await delete(self._session, self._key, generation=self._generation)
 
-    async def _remove_temporary(self) -> None:
-        """Delete the temporary object. A failure is only logged, because the object is written."""
+    async def _clean_up_written(self, work: Callable[[], Awaitable[None]], what: str) -> None:
+        """Clean up after the object was written; so a failure is only logged."""
         try:
-            await self._session.clean_up(self._delete_temporary)
+            await self._session.clean_up(work)
         except (AiofluxError, TimeoutError) as exc:
-            _log.warning(
-                "%s was written, but its temporary object %s may still exist; `Store.clean` "
-                "removes it: %s",
-                self._uri,
-                self._session.service.uri(self._key),
-                exc,
-            )
+            text = "%s was written, but its %s may still exist; `Store.clean` removes it: %s"
+            _log.warning(text, self._uri, what, exc)
 
 
 class _WholeWriter(ObjectWriter):
@@ -552,13 +551,12 @@ class ZeroCopyWriter(ObjectWriter):
     such as the staged tensors of a checkpoint. After `abort` the caller may change the memory.
     """
 
-    _budget_option = "max_in_flight_bytes"
-
     def __init__(self, session: Session, request: WriteRequest) -> None:
         super().__init__(session, request)
         self._pieces: list[memoryview] = []
         self._copied_size = 0
         options = session.options
+        self._budget = ByteBudget(options.max_in_flight_bytes)
         # The copies in the current part are not counted, so one part is subtracted.
         self._copies_budget = ByteBudget(
             max(1, options.max_buffered_bytes - options.part_size_bytes)
@@ -590,7 +588,11 @@ class ZeroCopyWriter(ObjectWriter):
         pieces, self._pieces = self._pieces, []
         return pieces
 
+    async def _open_part(self) -> None:
+        """Do nothing: the memory of the next part is the caller's."""
+
     async def _send_unsent(self) -> None:
+        await self._hold(self._num_unsent)
         size, self._copied_size = self._copied_size, 0
         await self._copies_budget.acquire(size)
         await super()._send_unsent()

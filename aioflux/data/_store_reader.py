@@ -75,7 +75,7 @@ class FetchConfig:
         compose: Compose = "off",
     ) -> Self:
         """Return a config with a cache, or without a cache if `directory` is None."""
-        if compose not in {"off", "on"}:
+        if compose not in ("off", "on"):
             raise ValueError(f'compose must be "off" or "on", not {compose!r}')
         if directory is None:
             return cls(compose=compose)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from aioflux import ChecksumError, TransferOptions
+from aioflux import CheckpointCorruptError, ChecksumError, TransferOptions
 from aioflux.checkpoint import Checkpointer, load, save
 from tests.checkpoint.test_torch import as_bytes, assert_equal
 
@@ -173,3 +173,22 @@ def test_the_error_names_the_damaged_record_and_the_object(tmp_path: Path) -> No
     assert caught.value.uri == path.as_uri()
     loaded = load(path.as_uri(), transfer=TransferOptions(verify=False))
     assert not torch.equal(loaded["bias"], state()["bias"])
+
+
+def test_a_step_whose_commit_fails_its_checksum_is_damaged_and_can_be_saved_again(
+    tmp_path: Path,
+) -> None:
+    """The service finds the damage, before the commit is decoded."""
+    with Checkpointer(tmp_path.as_uri()) as checkpointer:
+        checkpointer.save(1, {"a": 1})
+        checkpointer.save(2, {"a": 2})
+        path = tmp_path / "step-00000002" / ".metadata"
+        status = path.stat()
+        flip(path, status.st_size // 2, 0)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with pytest.raises(CheckpointCorruptError, match=r"step-00000002/\.metadata is damaged"):
+            checkpointer.load(2)
+        with pytest.warns(RuntimeWarning, match="failed verification"):
+            assert checkpointer.load() == {"a": 1}
+        checkpointer.save(2, {"a": 3})
+        assert checkpointer.load() == {"a": 3}

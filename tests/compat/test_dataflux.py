@@ -28,6 +28,7 @@ from aioflux.compat.dataflux.dataflux_iterable_dataset import (
 )
 from aioflux.compat.dataflux.dataflux_mapstyle_dataset import DataFluxMapStyleDataset
 from aioflux.testing.gcs_server import Network
+from tests.patience import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -380,6 +381,8 @@ def test_a_loop_over_a_map_dataset_prefetches(bucket: Bucket) -> None:
     dataset = opened(DataFluxMapStyleDataset)
     items = iter(dataset)
     next(items)
+    stats = bucket.server.stats
+    wait_until(lambda: stats.operation("objects.get").requests == 5 and not stats.total.in_flight)
     bucket.server.faults.add("objects.get", status=404)
     assert len(list(items)) == 4
 

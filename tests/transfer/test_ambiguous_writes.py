@@ -26,6 +26,7 @@ from aioflux._services.responses import Failure, error_from_status
 from aioflux._services.s3.wire import deletion_error
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault, FlakyService
+from tests.patience import FAR_SECONDS
 from tests.servers.statuses import AMBIGUOUS, THROTTLED
 from tests.transfer.scripted_service import (
     LOSE,
@@ -115,6 +116,17 @@ async def test_a_completion_that_was_done_is_found(
     meta = await scripted.store.put("a", LARGE, mode=mode)
     assert meta.size == len(LARGE)
     assert scripted.get("a") == LARGE
+    assert scripted.is_clean()
+
+
+async def test_a_completion_that_is_found_needs_no_second_slot(scripted: ScriptedService) -> None:
+    """Another writer has written the same bytes, so that the upload is still open."""
+    scripted.store = scripted.new_store(max_in_flight=1)
+    scripted.put("a", LARGE)
+    lost = TransientError("lost before it was done", uri="memory://x/a", maybe_done=True)
+    scripted.service.fail("complete_upload", Fault(kind="refuse", error=lost), gone())
+    async with asyncio.timeout(FAR_SECONDS):
+        await scripted.store.put("a", LARGE)
     assert scripted.is_clean()
 
 

@@ -41,6 +41,7 @@ from aioflux.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
+    ChecksumError,
     NotFoundError,
     PreconditionFailedError,
 )
@@ -143,12 +144,14 @@ async def read_commits(
     """
     keys = [as_prefix(prefix) + name for name in names]
     commit_objects: list[CommitObject] = []
-    async for batch in store.try_fetch_batches(keys):
-        for result in batch:
-            if result[0] is not None:
-                commit_objects.append(_decode(*result))
-            elif not isinstance(result[1], NotFoundError):
-                raise result[1]
+    for key, result in zip(keys, await store.try_fetch_all(keys), strict=True):
+        if result[0] is not None:
+            commit_objects.append(_decode(*result))
+        elif isinstance(result[1], ChecksumError):
+            problem = CheckpointCorruptError(f"{uri_below(store, key)} is damaged: {result[1]}")
+            commit_objects.append(CommitObject(await store.head(key), b"", None, problem))
+        elif not isinstance(result[1], NotFoundError):
+            raise result[1]
     return sorted(commit_objects, key=lambda each: each.commit.save_id if each.commit else "")
 
 

@@ -35,7 +35,6 @@ def data_format_default(data: bytes) -> bytes:
 class SharedConfig(Protocol):
     """Fields of the `Config` of both datasets."""
 
-    max_composite_object_size: int
     prefix: str | None
     max_listing_retries: int
     list_retry_config: Any

@@ -40,7 +40,7 @@ class Config:
     max_listing_retries: int = 3
     """Maximum number of tries of the whole listing. Each try retries its requests, too."""
     disable_compose: bool = False
-    """Whether to set `max_composite_object_size` to 0."""
+    """Sets `max_composite_object_size` to 0; without another effect."""
     list_retry_config: Any = DEFAULT_POLICY
     """Retry policy for the listing; the old class ignored this option."""
     download_retry_config: Any = DEFAULT_POLICY

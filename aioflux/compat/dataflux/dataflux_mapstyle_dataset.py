@@ -44,7 +44,7 @@ class Config:
     """Number of requests in flight in each process. `TransferOptions.max_in_flight` is used if it
     is greater: fewer requests in flight would be slower and save nothing."""
     disable_compose: bool = False
-    """Whether to set `max_composite_object_size` to 0."""
+    """Sets `max_composite_object_size` to 0; without another effect."""
     list_retry_config: Any = DEFAULT_POLICY
     """Retry policy for the listing: a `google.api_core.retry.Retry`, an `aioflux.RetryPolicy`, or
     None for no retry. By default the largest delay is 1 s at first, and grows by a factor of 1.5

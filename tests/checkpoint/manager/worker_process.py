@@ -216,9 +216,12 @@ def wait_until(is_so: Callable[[], object], seconds: float = 240) -> None:
 
 
 def uploader_of(pid: int) -> int:
-    """Wait until a process has an uploader process, and return the uploader's id."""
+    """Wait until a process has an uploader process, and return the id of the newest.
+
+    That of an earlier test may not have exited yet.
+    """
     wait_until(lambda: find_uploaders(pid))
-    return find_uploaders(pid)[0]
+    return max(find_uploaders(pid))
 
 
 def find_uploaders(pid: int) -> list[int]:
