@@ -10,6 +10,8 @@ of the key or `Store.clean` deletes the parts, or the service after a week.
 
 If the response to the start of an upload is lost, an upload without parts may stay open. It is not
 billed, and `Store.clean` aborts it.
+
+Over 500 lines: the writers share how a part is gathered and sent, and how an upload ends.
 """
 
 from __future__ import annotations
@@ -100,6 +102,7 @@ class ObjectWriter:
     """
 
     meta: ObjectMeta
+    _is_buffered = True
 
     def __init__(self, session: Session, request: WriteRequest) -> None:
         self._session = session
@@ -127,9 +130,14 @@ class ObjectWriter:
         self._num_held = 0
         """Bytes of the budget that are held for the next part."""
         self._parts: list[asyncio.Task[tuple[UploadedPart, int]]] = []
+        self._part_size = self._plan_part()
+        """Size of the next part."""
+        self._min_direct_bytes = 2 * session.options.max_buffered_bytes
         self._offset = 0
         self._failure: BaseException | None = None
         self._completing = False
+        self._may_be_open = False
+        """A lost completion was found to be done; or the object had the same bytes before."""
         self._generation = ""
         """Generation of the temporary object; empty if it is unknown."""
         self._closed = False
@@ -202,6 +210,8 @@ class ObjectWriter:
             raise
         self._closed = True
         self._session.open_transfers.discard(self)
+        if self._may_be_open:
+            await self._clean_up_written(self._abort_upload, f"upload {self._upload_id}")
         if self._is_temporary and self._completing:
             temporary = self._session.service.uri(self._key)
             await self._clean_up_written(self._delete_temporary, f"temporary object {temporary}")
@@ -256,7 +266,7 @@ class ObjectWriter:
     def _closed_error(self) -> ValueError:
         return ValueError(f"cannot write {self._uri}: the writer is closed; open a new writer")
 
-    def _part_size(self) -> int:
+    def _plan_part(self) -> int:
         planned = plan_part_size(len(self._parts) + 1, self._session.options.part_size_bytes)
         return min(planned, self._session.service.capabilities.max_part_size_bytes)
 
@@ -299,20 +309,17 @@ class ObjectWriter:
             raise self._store_closed or self._closed_error()
 
     async def _add(self, view: memoryview) -> None:
-        if not self._num_unsent and view.nbytes >= 2 * self._session.options.max_buffered_bytes:
-            view = await self._write_from_caller(view, is_rest=False)
-        await self._gather(view)
-
-    async def _gather(self, view: memoryview) -> None:
         """Add memory to the next part, and send each part that is full."""
+        if self._is_buffered and not self._num_unsent and view.nbytes >= self._min_direct_bytes:
+            view = await self._write_from_caller(view, is_rest=False)
         while view.nbytes:
             # A full part is sent only when another byte is written, because an object of one part
             # needs no multipart upload.
-            if self._num_unsent == self._part_size():
+            if self._num_unsent == self._part_size:
                 await self._send_unsent()
             if not self._num_unsent:
                 await self._open_part()
-            free = self._part_size() - self._num_unsent
+            free = self._part_size - self._num_unsent
             self._add_unsent(view[:free])
             self._num_unsent += min(free, view.nbytes)
             view = view[free:]
@@ -327,7 +334,7 @@ class ObjectWriter:
 
     async def _open_part(self) -> None:
         """Wait for memory for one more part."""
-        size, max_bytes = self._part_size(), self._session.options.max_buffered_bytes
+        size, max_bytes = self._part_size, self._session.options.max_buffered_bytes
         if size > max_bytes and not self._warned:
             self._warned = True
             text = (
@@ -372,8 +379,8 @@ class ObjectWriter:
         """
         await self._start_upload()
         started: list[asyncio.Task[tuple[UploadedPart, int]]] = []
-        while view.nbytes > (0 if is_rest else self._part_size()):
-            size = self._part_size()
+        while view.nbytes > (0 if is_rest else self._part_size):
+            size = self._part_size
             started.append(self._start_part(view[:size]))
             view = view[size:]
         try:
@@ -393,6 +400,7 @@ class ObjectWriter:
         task = asyncio.create_task(self._send_part(len(self._parts) + 1, views, self._offset))
         self._offset += sum(view.nbytes for view in views)
         self._parts.append(task)
+        self._part_size = self._plan_part()
         return task
 
     def _raise_if_store_closed(self, error: BaseException) -> None:
@@ -470,17 +478,15 @@ class ObjectWriter:
     async def _complete_upload(self, parts: list[UploadedPart], checksum: int) -> ObjectMeta:
         session, upload_id = self._session, self._upload_id
         size = sum(part.size for part in parts)
-        is_found = False
 
         async def find() -> ObjectMeta | None:
-            nonlocal is_found
             written = WriteRequest(self._key)
             meta = await find_written(session, written, size=size, crc32c=checksum)
-            is_found = meta is not None
+            self._may_be_open = meta is not None
             return meta
 
         try:
-            meta = await send_write(
+            return await send_write(
                 session,
                 self._upload,
                 lambda: session.service.complete_upload(self._upload, upload_id, parts),
@@ -499,11 +505,6 @@ class ObjectWriter:
                     maybe_done=True,
                 ) from exc
             raise
-        if is_found:
-            # The upload is still open if the object had the same bytes before. It is aborted only
-            # now, when the completion holds no request slot.
-            await self._clean_up_written(self._abort_upload, f"upload {upload_id}")
-        return meta
 
     async def _publish(self, temporary: ObjectMeta) -> ObjectMeta:
         """Publish the temporary object under the requested key, by a conditional compose."""
@@ -551,6 +552,8 @@ class ZeroCopyWriter(ObjectWriter):
     such as the staged tensors of a checkpoint. After `abort` the caller may change the memory.
     """
 
+    _is_buffered = False
+
     def __init__(self, session: Session, request: WriteRequest) -> None:
         super().__init__(session, request)
         self._pieces: list[memoryview] = []
@@ -571,15 +574,12 @@ class ZeroCopyWriter(ObjectWriter):
         size = view.nbytes
         while view.nbytes:
             # A copy belongs to one part only, so that its memory is freed after that part is sent.
-            free = (self._part_size() - self._num_unsent) or self._part_size()
+            free = (self._part_size - self._num_unsent) or self._part_size
             piece = bytes(view[:free])
             await self.write(piece)
             self._copied_size += len(piece)
             view = view[free:]
         return size
-
-    async def _add(self, view: memoryview) -> None:
-        await self._gather(view)
 
     def _add_unsent(self, view: memoryview) -> None:
         self._pieces.append(view)
