@@ -29,6 +29,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Unpack
 
+import msgspec
+
 from aioflux import _bridge
 from aioflux._values.uri import PROBED_SCHEMES, parse_uri
 from aioflux.checkpoint._format.commit import SaveFacts, StepInfo, new_save_id, step_prefix
@@ -39,21 +41,15 @@ from aioflux.checkpoint._save.job import (
     Compression,
     Job,
     SaveResult,
-    StagedState,
     UploadSettings,
     plan_settings,
     plan_transfer,
 )
 from aioflux.checkpoint._save.loop_uploader import LoopUploader, Uploader
+from aioflux.checkpoint._save.plan import ArenaLayout, CachingPlanner, StateSpec, describe_state
 from aioflux.checkpoint._save.process_uploader import ProcessUploader
 from aioflux.checkpoint._save.ranks import open_ranks
-from aioflux.checkpoint._save.staging import Arena, ArenaLayout, Stager
-from aioflux.checkpoint._save.state_spec import (
-    CachingPlanner,
-    RankSavePlan,
-    StateSpec,
-    describe_state,
-)
+from aioflux.checkpoint._save.staging import Arena, Stager
 from aioflux.checkpoint._schedule import Schedule, StopSignals
 from aioflux.checkpoint._store import verify as _verify
 from aioflux.checkpoint._store.history import SaveRecord, read_history
@@ -336,8 +332,8 @@ class Checkpointer:
         with self._lock.current:
             self._require_open()
             spec, _, is_known = self._agree(0, state)
-            plan = self._planner.plan(spec, is_known=is_known)
-            self._stager.prepare(self._stager.lay_out(plan))
+            plan, _ = self._planner.plan(spec, is_known=is_known)
+            self._stager.prepare(plan.layout)
 
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> SaveResult:
         """Save a state and wait until it is committed; see `save_async`."""
@@ -393,31 +389,26 @@ class Checkpointer:
         self._schedule.restart()
         spec, save_id, is_known = self._agree(step, state)
         with self._announced(step, save_id):
-            plan = self._planner.plan(spec, is_known=is_known)
-            layout = self._wait_for_memory(plan, is_urgent=is_urgent)
-            staged, arena, numbers, failure = StagedState(), None, dict[str, float](), None
-            try:
-                numbers = {name: _checked_metric(name, value) for name, value in metrics.items()}
-                staged, arena = self._stager.stage(plan, layout)
-            except Exception as exc:
-                # Submitted as a failure, because the other ranks wait for the outcome of this rank.
-                failure, numbers = exc, {}
+            plan, content = self._planner.plan(spec, is_known=is_known)
+            self._wait_for_memory(plan.layout, is_urgent=is_urgent)
             job = Job(
-                facts=SaveFacts(
-                    step=step,
-                    save_id=save_id,
-                    world_size=self._ranks.world_size,
-                    metrics=numbers,
-                ),
+                facts=SaveFacts(step=step, save_id=save_id, world_size=self._ranks.world_size),
                 rank=self._ranks.rank,
-                staged=staged,
                 global_plan=plan.global_plan,
                 protected=tuple(self._protected),
                 started=started,
                 is_urgent=is_urgent,
-                staged_seconds=time.perf_counter() - clock,
-                failure=f"{type(failure).__name__}: {failure}" if failure is not None else "",
             )
+            arena, failure = None, None
+            try:
+                numbers = {name: _checked_metric(name, value) for name, value in metrics.items()}
+                job = replace(job, facts=msgspec.structs.replace(job.facts, metrics=numbers))
+                job, arena = self._stager.stage(job, plan, content)
+            except Exception as exc:
+                # Submitted as a failure, because the other ranks wait for the outcome of this rank.
+                failure = exc
+                job = replace(job, failure=f"{type(exc).__name__}: {exc}")
+            job = replace(job, staged_seconds=time.perf_counter() - clock)
             handle = self._submit(job, arena)
         if failure is not None:
             handle.exception()
@@ -443,15 +434,13 @@ class Checkpointer:
             self._uploader.stop_heartbeat(save_id)  # no effect if the job was submitted
             raise
 
-    def _wait_for_memory(self, plan: RankSavePlan, *, is_urgent: bool) -> ArenaLayout:
-        """Return the layout of a plan, once there is memory to stage its state."""
-        layout = self._stager.lay_out(plan)
+    def _wait_for_memory(self, layout: ArenaLayout, *, is_urgent: bool) -> None:
+        """Wait until there is memory to stage a state with this layout."""
         # Frees arenas of saves that Ctrl-C interrupted after staging and before the upload.
         self._stager.reclaim(save.arena for save in self._in_flight)
         # The save after a signal has a deadline, and does not wait for memory.
         while not is_urgent and not self._has_room_for(layout):
             self._wait_for_any()
-        return layout
 
     def _has_room_for(self, layout: ArenaLayout) -> bool:
         pickled_bytes = [save.pickled_bytes for save in self._in_flight]
@@ -467,13 +456,13 @@ class Checkpointer:
         """Pass a staged state to the uploader."""
         handle = SaveHandle(
             job.step,
-            job.staged.num_bytes,
+            job.num_bytes,
             uri=self.uri,
             rank=job.rank,
             world_size=job.world_size,
         )
         try:
-            pickled_bytes = job.staged.num_bytes - job.staged.size
+            pickled_bytes = job.num_bytes - job.arena_bytes
             pickled_bytes *= 2 if self._stager.is_shared else 1
             self._in_flight.append(_InFlight(handle, arena, pickled_bytes))
             self._uploader.submit(job, arena, handle)

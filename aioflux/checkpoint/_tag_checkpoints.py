@@ -37,8 +37,8 @@ from aioflux.checkpoint._format.commit import (
     step_of,
 )
 from aioflux.checkpoint._format.dcp_metadata import pickle_metadata_of_parts
-from aioflux.checkpoint._save.commit_protocol import RankSave
 from aioflux.checkpoint._save.job import GlobalSavePlan, Job, UploadSettings
+from aioflux.checkpoint._save.save import Save
 from aioflux.checkpoint._store.history import HistoryWriter
 from aioflux.checkpoint._store.objects import MemoryFile, read_into_memory, write_object
 from aioflux.checkpoint._store.tags import (
@@ -142,7 +142,7 @@ async def write_part(store: Store, job: Job, part: PartData) -> StoredObject:
     return replace(stored, key=key, items=(StoredItem(0, stored.size),))
 
 
-class TagSave(RankSave):
+class TagSave(Save):
     """One save of one rank under a tag.
 
     A part is either in memory, or stored already by `write_part`.

@@ -19,7 +19,6 @@ from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, decode_comm
 from aioflux.checkpoint._save.job import (
     GlobalSavePlan,
     Job,
-    StagedState,
     UploadSettings,
     plan_settings,
     plan_transfer,
@@ -95,7 +94,9 @@ def job_of(rank: int, num_ranks: int, num_bytes: int) -> Job:
     return Job(
         facts=SaveFacts(step=100, save_id=SAVE_ID, world_size=num_ranks),
         rank=rank,
-        staged=StagedState(arena=1, size=num_bytes, items=(StoredItem(0, num_bytes),)),
+        arena=1,
+        arena_bytes=num_bytes,
+        items=(StoredItem(0, num_bytes),),
         global_plan=plan,
         started=0.0,
         staged_seconds=0.0,

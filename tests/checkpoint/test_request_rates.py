@@ -13,12 +13,10 @@ from aioflux import TransferOptions
 from aioflux._services.memory import MemoryService
 from aioflux._values.uri import parse_uri
 from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, plan_block_size
-from aioflux.checkpoint._save.commit_protocol import RankSave
 from aioflux.checkpoint._save.job import (
     DELETES_PER_SECOND,
     GlobalSavePlan,
     Job,
-    StagedState,
     UploadSettings,
     first_heartbeat_delay,
     plan_blocks_for,
@@ -27,6 +25,7 @@ from aioflux.checkpoint._save.job import (
     start_delay,
 )
 from aioflux.checkpoint._save.manifests import Manifests
+from aioflux.checkpoint._save.save import Save
 from aioflux.options import RetryPolicy, Timeouts
 from aioflux.store import Store
 from aioflux.testing.faults import FlakyService
@@ -121,7 +120,9 @@ class Ranks:
         return Job(
             facts=SaveFacts(step=1, save_id=SAVE_ID, world_size=self.world_size),
             rank=rank,
-            staged=StagedState(arena=1, size=8, items=(StoredItem(0, 8),)),
+            arena=1,
+            arena_bytes=8,
+            items=(StoredItem(0, 8),),
             global_plan=plan,
             started=0.0,
             staged_seconds=0.0,
@@ -130,7 +131,7 @@ class Ranks:
     async def save(self) -> None:
         await asyncio.gather(
             *(
-                RankSave(
+                Save(
                     self.store(),
                     UploadSettings(),
                     self.job(rank),

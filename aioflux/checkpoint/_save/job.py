@@ -83,42 +83,33 @@ class GlobalSavePlan:
     """Facts about the state that DCP's metadata cannot store, by name; the commit stores them."""
 
 
-@dataclass(frozen=True, slots=True)
-class StagedState:
-    """The copy of one state: the bytes of its data object, and the location of each item."""
-
-    arena: int = 0
-    """Number of the arena with the tensors; 0 if the state has no tensors."""
-    size: int = 0
-    """Number of bytes used in the arena."""
-    tail: tuple[bytes, ...] = ()
-    """Pickled values, which follow the bytes of the arena in the data object."""
-    items: tuple[StoredItem, ...] = ()
-    """The items, in the order of the plan."""
-    element_sizes: tuple[int, ...] = ()
-    """Size of one element of each item in bytes; 0 for a value that is not a tensor."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the data object in bytes, before compression."""
-        return self.size + sum(map(len, self.tail))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One save of one rank, staged."""
+    """One save of one rank, with the staged copy of its state.
+
+    The bytes of an arena and the tail are the data object.
+    """
 
     facts: SaveFacts
     """The facts of the save; the commit sets `uri` and `created`."""
     rank: int
-    staged: StagedState = StagedState()
+    arena: int = 0
+    """Number of the arena with the tensors; 0 if the state has no tensors."""
+    arena_bytes: int = 0
+    """Number of bytes used in the arena."""
+    tail: tuple[bytes, ...] = ()
+    """Pickled values, which follow the bytes of the arena in the data object."""
+    items: tuple[StoredItem, ...] = ()
+    """The items of the data object, in the order of the plan."""
+    element_sizes: tuple[int, ...] = ()
+    """Size of one element of each item in bytes; 0 for a value that is not a tensor."""
     global_plan: GlobalSavePlan | None = None
     """The plan of all ranks; None except on the coordinator."""
     protected: tuple[int, ...] = ()
     """Steps that retention must keep, besides its rules."""
     started: float
     """Time of the call of `save_async`, in seconds since 1970, UTC."""
-    staged_seconds: float
+    staged_seconds: float = 0.0
     """Time for which `save_async` blocked the training, in seconds."""
     failure: str = ""
     """Error message if staging failed. The save then fails on all ranks."""
@@ -128,6 +119,11 @@ class Job:
     """Number of earlier attempts whose uploader process died."""
     prefix: str = ""
     """Prefix of the checkpoint; if empty, the prefix of its step."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the data object in bytes, before compression."""
+        return self.arena_bytes + sum(map(len, self.tail))
 
     @property
     def step(self) -> int:

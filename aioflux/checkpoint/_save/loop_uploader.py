@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from aioflux import _bridge
-from aioflux.checkpoint._save.commit_protocol import RankSave, run_to_end
 from aioflux.checkpoint._save.manifests import Heartbeat
+from aioflux.checkpoint._save.save import Save, run_to_end
 from aioflux.checkpoint._store.history import HistoryWriter
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SaveQueue:
         if heartbeat is None and job.world_size > 1:
             prefix, is_late = job.checkpoint_prefix, job.attempt > 0
             heartbeat = self._new_heartbeat(job.save_id, prefix, job.rank, is_late=is_late)
-        save = RankSave(self._store, self._settings, job, memory, progress)
+        save = Save(self._store, self._settings, job, memory, progress)
         try:
             return await self._run(save, is_urgent=job.is_urgent)
         finally:
@@ -98,7 +98,7 @@ class SaveQueue:
         await self._history.close()
         await self.heartbeat_store.aclose()
 
-    async def _run(self, save: RankSave, *, is_urgent: bool) -> SaveResult:
+    async def _run(self, save: Save, *, is_urgent: bool) -> SaveResult:
         if is_urgent:
             return await save.run()
         try:

@@ -35,17 +35,23 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from aioflux.checkpoint._save.job import DELETES_PER_SECOND, Manifest, first_heartbeat_delay
-from aioflux.checkpoint._store.steps import read_commit, uri_below
+from aioflux.checkpoint._store.steps import (
+    UnknownOutcomeError,
+    commit_of,
+    read_commit,
+    uri_below,
+)
 from aioflux.errors import (
     AiofluxError,
     CheckpointError,
+    CheckpointNotFoundError,
     NotFoundError,
     StorageError,
     TransientError,
 )
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._format.commit import Commit
+    from aioflux.checkpoint._format.commit import StoredObject
     from aioflux.checkpoint._save.job import Job, UploadSettings
     from aioflux.store import Store
 
@@ -61,6 +67,8 @@ _DELETE_SECONDS: Final = 5.0
 _FIRST_POLL_SECONDS: Final = 0.05
 _MAX_POLL_SECONDS: Final = 1.0
 """Longest time between two polls of the coordinator."""
+_POLLS_PER_COMMIT_READ: Final = 8
+"""A rank that waits for the outcome reads the commit object after this number of polls."""
 _MANY_RANKS: Final = 256
 _jitter: Final = random.SystemRandom().random
 
@@ -199,16 +207,8 @@ class HeartbeatMonitor:
         }
 
 
-class OutcomeError(CheckpointError):
-    """A save that failed on another rank, or whose outcome is unknown."""
-
-
-class FailedElsewhereError(OutcomeError):
+class FailedElsewhereError(CheckpointError):
     """A save that failed on another rank."""
-
-
-class UnknownOutcomeError(OutcomeError):
-    """A save that may be committed, so that its objects must not be deleted."""
 
 
 class Manifests:
@@ -229,6 +229,7 @@ class Manifests:
         self.prefix = job.checkpoint_prefix
         self.uri = uri_below(store, self.prefix)
         self.silent: dict[int, float] = {}
+        self._received: dict[int, Manifest] = {}
         self._monitor = HeartbeatMonitor(settings.heartbeat_seconds)
 
     def key(self, rank: int) -> str:
@@ -257,12 +258,128 @@ class Manifests:
         """Poll rank 0 alone: a listing of all ranks by every rank would be too many requests.
 
         Raises:
-            OutcomeError: The coordinator reported that the save failed.
+            FailedElsewhereError: The coordinator reported that the save failed.
+            UnknownOutcomeError: The coordinator reported that the outcome is unknown.
         """
         if 0 in await self.poll({0}, "00000."):
             raise failure_of(await self.read(0))
 
-    async def is_written(self) -> bool:
+    async def poll_coordinator_alive(self) -> None:
+        """Poll rank 0; raise a FailedElsewhereError if its heartbeats have stopped, too."""
+        await self.poll_coordinator()
+        if self.silent:
+            raise FailedElsewhereError(f"{self.uri} was not saved: {self.describe_silent()}")
+
+    async def poll_ranks(self) -> None:
+        """Read the manifests of the other ranks that were written since the last poll.
+
+        Raises:
+            CheckpointError: A rank reported a failure, or stopped its heartbeats.
+        """
+        missing = self._missing()
+        for manifest in await self.read_all(await self.poll(missing) & missing):
+            if manifest.error:
+                raise CheckpointError(
+                    f"{self.uri} was not saved: rank {manifest.rank}: {manifest.error}"
+                )
+            self._received[manifest.rank] = manifest
+        if self.silent:
+            raise CheckpointError(
+                f"{self.uri} was not saved: {self.describe_silent()}; an earlier save of this "
+                "step is unchanged"
+            )
+
+    def _missing(self) -> set[int]:
+        return set(range(1, self.job.world_size)) - self._received.keys()
+
+    async def collect(self) -> list[tuple[StoredObject, ...]]:
+        """Wait for the manifests of the other ranks, and return the objects of each rank.
+
+        Raises:
+            CheckpointError: A rank failed, stopped its heartbeats, or wrote no manifest in time.
+        """
+        async for seconds_left in self.polls(self.settings.commit_seconds):
+            failure: TransientError | None = None
+            try:
+                await self.poll_ranks()
+            except TransientError as exc:  # ignored: the next poll may succeed
+                failure = exc
+            missing = self._missing()
+            if not missing:
+                break
+            if seconds_left <= 0:
+                raise self._late_error(missing, failure) from failure
+        return [self._received[rank].objects for rank in sorted(self._received)]
+
+    def _late_error(self, missing: set[int], failure: TransientError | None) -> CheckpointError:
+        poll = f" (the last poll failed: {failure})" if failure is not None else ""
+        numbers = ", ".join(map(str, sorted(missing)[:8])) + ", ..." * (len(missing) > 8)
+        ranks = f"rank{'s' if len(missing) > 1 else ''} {numbers} of {self.job.world_size}"
+        return CheckpointError(
+            f"{self.uri} was not saved: {ranks} wrote no manifest, such as "
+            f"{self.key(min(missing))}, within {self.settings.commit_seconds:g} s after the "
+            f"upload of the coordinator; an earlier save of this step is unchanged{poll}"
+        )
+
+    async def await_outcome(self, *, is_written: bool) -> None:
+        """Wait until the coordinator has committed, or reported a failure.
+
+        `is_written` is whether the manifest of this rank is known to be written. An error of a poll
+        is ignored, because the next poll may succeed.
+
+        Raises:
+            FailedElsewhereError: The coordinator reported a failure.
+            UnknownOutcomeError: The coordinator stopped its heartbeats, did not commit in time, or
+                reported that the outcome is unknown.
+        """
+        failure: AiofluxError | None = None
+        num_polls = 0
+        async for seconds_left in self.polls(self.settings.commit_seconds):
+            is_last = seconds_left <= 0
+            num_polls += 1
+            try:
+                await self.poll_coordinator()
+                is_last = is_last or bool(self.silent)
+                exists = await self._is_written()
+                # The coordinator deletes the manifests after the commit.
+                if is_written and not exists:
+                    await self._confirm_commit()
+                    return
+                is_written = is_written or exists
+                # A coordinator without the permission to delete objects does not delete manifests.
+                is_read = is_last or not is_written or num_polls % _POLLS_PER_COMMIT_READ == 0
+                if is_read and await commit_of(self.store, self.prefix, self.job.save_id):
+                    return
+            except (FailedElsewhereError, UnknownOutcomeError):
+                raise
+            except AiofluxError as exc:
+                failure = exc
+            if is_last:
+                raise self._no_outcome_error(failure) from failure
+
+    def _no_outcome_error(self, failure: AiofluxError | None) -> UnknownOutcomeError:
+        seconds = self.settings.commit_seconds
+        poll = f" (the last poll failed: {failure})" if failure is not None else ""
+        reason = f": {self.describe_silent()}" if self.silent else f" within {seconds:g} s"
+        return UnknownOutcomeError(
+            f"{self.uri}: rank {self.job.rank} has uploaded its part, but the coordinator (rank "
+            f"0) did not report the outcome{reason}; load the latest step to see whether the step "
+            f"was committed{poll}"
+        )
+
+    async def _confirm_commit(self) -> None:
+        """Raise an error if the manifest was deleted without a commit."""
+        try:
+            current = await read_commit(self.store, self.prefix)
+        except CheckpointNotFoundError:
+            return  # retention has removed the step
+        if current.commit is None or current.commit.save_id < self.job.save_id:
+            raise UnknownOutcomeError(
+                f"{self.uri}: the manifest of rank {self.job.rank} was deleted, but the step was "
+                "not committed; look for another program that deletes objects there"
+            )
+
+    async def _is_written(self) -> bool:
         """Return whether the manifest of this rank exists."""
         try:
             await self.store.head(self.key(self.job.rank))
@@ -293,19 +410,6 @@ class Manifests:
             f"no heartbeat of {ranks} (of {self.job.world_size} ranks); the process that uploads "
             "there was killed, cannot reach the bucket, or is suspended, for example by a debugger"
         )
-
-    async def own_commit(self) -> Commit | None:
-        """Return the commit of this save, or None if it has not committed the step.
-
-        The commit of another save does not count, even if its save id is later: save ids contain
-        the time of a clock that may be wrong.
-        """
-        try:
-            current = await read_commit(self.store, self.prefix)
-        except CheckpointError:
-            return None
-        is_own = current.commit is not None and current.commit.save_id == self.job.save_id
-        return current.commit if is_own else None
 
     async def polls(self, seconds: float) -> AsyncIterator[float]:
         """Yield the remaining seconds at each time to poll, at growing intervals; 0 at the end."""
@@ -374,7 +478,7 @@ class Manifests:
         return delay > self.settings.cleanup_seconds
 
 
-def failure_of(manifest: Manifest) -> OutcomeError:
+def failure_of(manifest: Manifest) -> CheckpointError:
     """Return the error that a manifest reports."""
     if manifest.is_unknown:
         return UnknownOutcomeError(manifest.error)

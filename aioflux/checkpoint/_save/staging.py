@@ -17,30 +17,26 @@ import pickle
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from aioflux import _bridge
 from aioflux._transfer.prefault import populate
-from aioflux.checkpoint._format.codec import ALIGNMENT_BYTES
 from aioflux.checkpoint._format.commit import StoredItem
 from aioflux.checkpoint._save.items import (
     encode_object,
     encode_subclass,
-    encode_tensor,
-    find_ties,
-    has_plain_memory,
 )
-from aioflux.checkpoint._save.job import StagedState
 from aioflux.checkpoint._save.tensor_memory import MemoryCopy, copy_all, tensor_address
 from aioflux.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._save.state_spec import RankSavePlan
+    from aioflux.checkpoint._save.job import Job
+    from aioflux.checkpoint._save.plan import ArenaLayout, Content, RankSavePlan
 
 _HUGE_PAGE_BYTES: Final = 2 * 1024 * 1024
 """Size of a huge page. A smaller arena uses none: a copy of 100 KB would take 2 MiB."""
@@ -52,60 +48,6 @@ _STEP_BYTES: Final = 4 * 1024 * 1024
 """Bytes that are allocated at a time in the background; an earlier save waits for them only."""
 
 _PLAIN_TYPES: Final = (int, float, str, bytes, bool, complex, type(None))
-
-
-@dataclass(frozen=True, slots=True)
-class _TensorSlot:
-    """The location and type of one tensor in an arena."""
-
-    start: int
-    size: int
-    dtype: torch.dtype
-    shape: torch.Size
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaLayout:
-    """The layout of a plan's tensors in an arena."""
-
-    number: int
-    """Number of the plan."""
-    size: int
-    """Number of bytes used in the arena."""
-    slots: tuple[_TensorSlot | None, ...]
-    """Slot of each tensor, in the order of the plan; None for a tensor that is tied to an earlier
-    tensor, or that is pickled like a value."""
-    stored: tuple[StoredItem | None, ...]
-    """The item of each tensor for the commit; None for a tensor that is pickled like a value."""
-    gaps: tuple[tuple[int, bytes], ...]
-    """The constant bytes before and after the tensors, each with its offset."""
-    ties: Mapping[int, int]
-    """Result of `find_ties` for the tensors."""
-
-
-def _plan_layout(
-    number: int, tensors: Sequence[torch.Tensor], ties: Mapping[int, int]
-) -> ArenaLayout:
-    offset = 0
-    slots: list[_TensorSlot | None] = []
-    stored: list[StoredItem | None] = []
-    gaps: list[tuple[int, bytes]] = []
-    for index, tensor in enumerate(tensors):
-        if index in ties or not has_plain_memory(tensor):
-            slots.append(None)
-            stored.append(stored[ties[index]] if index in ties else None)
-            continue
-        # Only dtype and shape matter here. The empty tensor is never written, so the system
-        # allocates no memory for it.
-        item = encode_tensor(torch.empty(tensor.shape, dtype=tensor.dtype))
-        start = offset + item.data_start
-        slots.append(_TensorSlot(start, item.data_size, tensor.dtype, tensor.shape))
-        stored.append(StoredItem(offset, item.length, start, item.data_size))
-        padding = bytes(-item.length % ALIGNMENT_BYTES)
-        gaps.append((offset, bytes(item.segments[0])))
-        gaps.append((start + item.data_size, bytes(item.segments[-1]) + padding))
-        offset += item.length + len(padding)
-    return ArenaLayout(number, offset, tuple(slots), tuple(stored), tuple(gaps), ties)
 
 
 class Arena:
@@ -265,23 +207,14 @@ class Stager:
     _free: list[Arena] = field(default_factory=list)
     _used: dict[int, Arena] = field(default_factory=dict)
     _num_arenas: int = 0
-    _layout: ArenaLayout | None = None
+    _last_plan: RankSavePlan | None = None
     _pickled: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    _is_new_plan: bool = True
+    """Plain values of the last plan: each pickled, and encoded, by the position of its item."""
 
     @property
     def used_bytes(self) -> int:
         """Size of all arenas that contain a staged state, in bytes."""
         return sum(arena.size for arena in self._used.values())
-
-    def lay_out(self, plan: RankSavePlan) -> ArenaLayout:
-        """Return the layout of a plan. The last layout is cached."""
-        layout, ties = self._layout, find_ties(plan.tensors)
-        if layout is None or (layout.number, layout.ties) != (plan.number, ties):
-            layout = self._layout = _plan_layout(plan.number, plan.tensors, ties)
-            self._pickled.clear()
-            self._is_new_plan = True
-        return layout
 
     def has_memory_for(self, layout: ArenaLayout, pickled_bytes: int = 0) -> bool:
         """Return whether a state fits into the limit, or no state is staged.
@@ -299,23 +232,24 @@ class Stager:
             self._free.append(arena)
             arena.start_populating()
 
-    def stage(self, plan: RankSavePlan, layout: ArenaLayout) -> tuple[StagedState, Arena | None]:
-        """Copy a state; return the copy and its arena, which is None if there are no tensors.
+    def stage(self, job: Job, plan: RankSavePlan, content: Content) -> tuple[Job, Arena | None]:
+        """Copy a state; return its job with the copy, and the arena, None without tensors.
 
         Raises:
             ValueError: A tensor is on the meta device.
         """
-        for planned, tensor in zip(plan.items, plan.tensors, strict=False):
+        for planned, tensor in zip(plan.items, content.tensors, strict=False):
             if tensor.is_meta:
                 raise ValueError(
                     f"{planned.index.fqn!r} is on the meta device and has no data to save; "
                     "initialize it on another device first"
                 )
-        arena = self._acquire(layout) if layout.size else None
+        arena = self._acquire(plan.layout) if plan.layout.size else None
         try:
             if arena is not None:
-                arena.fill(plan.tensors)
-            return self._with_tail(plan, layout, arena), arena
+                arena.fill(content.tensors)
+                job = replace(job, arena=arena.number, arena_bytes=plan.layout.size)
+            return self._with_values(job, plan, content), arena
         except BaseException:
             if arena is not None:
                 self.free(arena)
@@ -371,35 +305,36 @@ class Stager:
         self.on_drop(arena)
         arena.close()
 
-    def _with_tail(
-        self, plan: RankSavePlan, layout: ArenaLayout, arena: Arena | None
-    ) -> StagedState:
-        """Pickle the values of a state, and return it with the tensors that are in the arena."""
-        offset = layout.size
+    def _with_values(self, job: Job, plan: RankSavePlan, content: Content) -> Job:
+        """Pickle what is not in the arena, and return the job with all items."""
+        offset = plan.layout.size
         tail: list[bytes] = []
         items: list[StoredItem] = []
-        values = iter(plan.values)
+        values = iter(content.values)
+        is_new_plan = plan is not self._last_plan
+        if is_new_plan:
+            self._pickled.clear()
         for number, planned in enumerate(plan.items):
-            stored = layout.stored[number] if planned.is_tensor else None
+            stored = plan.layout.stored[number] if planned.is_tensor else None
             if stored is None:
+                name = planned.index.fqn
                 if planned.is_tensor:
-                    data = encode_subclass(planned.index.fqn, plan.tensors[number].detach().cpu())
+                    data = encode_subclass(name, content.tensors[number].detach().cpu())
                 else:
-                    data = self._encode(number, planned.index.fqn, next(values))
+                    data = self._encode(number, name, next(values), is_new_plan=is_new_plan)
                 stored = StoredItem(offset, len(data))
                 tail.append(data)
                 offset += len(data)
             items.append(stored)
-        self._is_new_plan = False
-        sizes = [tensor.itemsize for tensor in plan.tensors] + [0] * len(plan.values)
-        number = arena.number if arena is not None else 0
-        return StagedState(number, layout.size, tuple(tail), tuple(items), tuple(sizes))
+        self._last_plan = plan
+        sizes = [tensor.itemsize for tensor in content.tensors] + [0] * len(content.values)
+        return replace(job, tail=tuple(tail), items=tuple(items), element_sizes=tuple(sizes))
 
-    def _encode(self, number: int, name: str, value: Any) -> bytes:
+    def _encode(self, number: int, name: str, value: Any, *, is_new_plan: bool) -> bytes:
         """Return the torch.save bytes of a value; an unchanged plain value is not encoded again."""
         if not _is_plain(value):
             data = encode_object(value, name)
-            if self._is_new_plan:
+            if is_new_plan:
                 _warn_if_unsafe(name, data)
             return data
         pickled = pickle.dumps(value)

@@ -155,7 +155,7 @@ class _UploaderProcess:
                 "the uploader process could not open the store; see its log for the reason, for "
                 "example a credentials function that it cannot import"
             )
-        arena = self._arenas.get(job.staged.arena)
+        arena = self._arenas.get(job.arena)
         with memoryview(b"" if arena is None else arena) as memory:
             return await self._queue.run(
                 job, memory, lambda count: self._post("sent", number, count)

@@ -8,9 +8,10 @@ follows as JSON. Only the JSON is decoded here; nothing is unpickled.
 
     write the commit object under a precondition -> log -> delete the replaced data objects
 
-All saves and copies use `write_commit`. Each delete is pinned to the generation that the replaced
-commit lists, so that it cannot delete an object that another save wrote meanwhile. If the replaced
-checkpoint is a copy, its commit lists the generations of the source, and deletes are not pinned.
+Saves use `commit_save` and copies `write_commit`. Each delete is pinned to the generation that the
+replaced commit lists, so that it cannot delete an object that another save wrote meanwhile. If the
+replaced checkpoint is a copy, its commit lists the generations of the source, and deletes are not
+pinned.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from aioflux.errors import (
     ChecksumError,
     NotFoundError,
     PreconditionFailedError,
+    TransientError,
 )
 
 if TYPE_CHECKING:
@@ -198,6 +200,19 @@ async def read_commit(
     return commit_objects[-1]
 
 
+async def commit_of(store: Store, prefix: str, save_id: str) -> Commit | None:
+    """Return the commit of a save, or None if the save has not committed the checkpoint.
+
+    The commit of another save does not count, even if its save id is later: save ids contain the
+    time of a clock that may be wrong.
+    """
+    try:
+        commit = (await read_commit(store, prefix)).commit
+    except CheckpointError:
+        return None
+    return commit if commit is not None and commit.save_id == save_id else None
+
+
 class Replacements:
     """Saves that replace a checkpoint while it is read."""
 
@@ -283,18 +298,82 @@ async def write_commit(
             "committed meanwhile, and stays; save under another name, or again to replace it"
         ) from exc
     seconds = time.monotonic() - started
-    return await finish_commit(store, key, new, replaces=replaces, seconds=seconds)
+    return await _finish_commit(store, key, new, replaces=replaces, seconds=seconds)
 
 
-async def finish_commit(
+class UnknownOutcomeError(CheckpointError):
+    """A save that may be committed, so that its objects must not be deleted."""
+
+
+async def commit_save(
+    store: Store,
+    key: str,
+    data: bytes,
+    new: Commit,
+    *,
+    replaces: Sequence[CommitObject],
+    is_urgent: bool = False,
+) -> None:
+    """Commit a save by `write_commit`; after an error, read whether it is committed.
+
+    `is_urgent` allows the save to replace a save of the same checkpoint that began earlier and was
+    committed meanwhile, because it did not wait for that save. Other arguments are those of
+    `write_commit`.
+
+    Raises:
+        UnknownOutcomeError: The save may be committed.
+        CheckpointError: Another save of the checkpoint was committed meanwhile, and stays.
+        StorageError: The commit object could not be written.
+    """
+    started = time.monotonic()
+    prefix, _, name = key.rpartition("/")
+    while True:
+        try:
+            await write_commit(store, key, data, new, replaces=replaces)
+        except (AiofluxError, OSError) as exc:
+            names = COMMIT_KEYS if name in COMMIT_KEYS else (name,)
+            current = await _read_after(exc, store, prefix, names)
+            saves = [each.commit.save_id if each.commit else "" for each in current]
+            if new.save_id in saves:
+                seconds = time.monotonic() - started
+                await _finish_commit(store, key, new, replaces=replaces, seconds=seconds)
+                return
+            has_changed = _generations(current) != _generations(replaces)
+            is_later = has_changed and all("" < save_id < new.save_id for save_id in saves)
+            if is_urgent and current and is_later:
+                replaces = current
+                continue
+            if isinstance(exc, TransientError) or any(each.problem for each in current):
+                raise _unknown_outcome(store, prefix, exc) from exc
+            raise
+        return
+
+
+async def _read_after(
+    error: Exception, store: Store, prefix: str, names: Sequence[str]
+) -> list[CommitObject]:
+    """Return the commit objects of a checkpoint after a commit that failed with `error`."""
+    try:
+        return await read_commits(store, prefix, names)
+    except AiofluxError:
+        raise _unknown_outcome(store, prefix, error) from error
+
+
+def _unknown_outcome(store: Store, prefix: str, error: Exception) -> UnknownOutcomeError:
+    return UnknownOutcomeError(
+        f"{uri_below(store, as_prefix(prefix))}: it is unknown whether this checkpoint was "
+        f"committed ({error}); load it to see"
+    )
+
+
+def _generations(commits: Sequence[CommitObject]) -> set[tuple[str, str]]:
+    return {(commit.meta.key, commit.meta.generation) for commit in commits}
+
+
+async def _finish_commit(
     store: Store, key: str, new: Commit, *, replaces: Sequence[CommitObject], seconds: float
 ) -> bool:
-    """Log a commit, and delete the objects of the commits that it replaces.
-
-    `write_commit` calls this. A caller whose `write_commit` failed calls it, too, if the commit
-    object turns out to exist. `seconds` is the time that the write took. Other arguments and the
-    result are those of `write_commit`.
-    """
+    """Log a commit, and delete the objects of the commits that it replaces; see `write_commit`."""
     _log.info(
         "committed %s in %.2f s: %d objects of %d bytes, save %s",
         uri_below(store, key),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aioflux import _bridge
-from aioflux.checkpoint._store.steps import delete_logged, read_commits, write_commit
+from aioflux.checkpoint._store.steps import commit_save, delete_logged, read_commits
 from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ async def finish_save(
     `replaces` is the result of `begin_save`. If `has_leftovers` is True, the save uploaded objects
     that its commit does not list, such as parts of tensors; delete them, too.
     """
-    await write_commit(store, key, data, commit, replaces=replaces)
+    await commit_save(store, key, data, commit, replaces=replaces)
     if not has_leftovers:
         return
     try:

@@ -33,7 +33,7 @@ from aioflux.checkpoint._format.commit import (
     data_key,
     new_save_id,
 )
-from aioflux.checkpoint._store.steps import begin_save
+from aioflux.checkpoint._store.steps import UnknownOutcomeError, begin_save
 from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects, plan_ranks
 from aioflux.checkpoint.dcp._reader import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.checkpoint.dcp._safetensors import (
@@ -60,7 +60,7 @@ from aioflux.checkpoint.dcp._upload import (
     upload_items,
     upload_objects,
 )
-from aioflux.errors import AiofluxError, AlreadyExistsError, CheckpointError, TransientError
+from aioflux.errors import AiofluxError, AlreadyExistsError, CheckpointError
 from aioflux.options import Timeouts
 from aioflux.store import open_store
 
@@ -372,10 +372,10 @@ class StorageWriter(dcp_storage.StorageWriter):
             await finish_save(
                 context.store, key, data, commit, context.replaces, has_leftovers=has_leftovers
             )
-        except AiofluxError as exc:
-            # After a TransientError the commit may have happened, or may still happen.
-            if not isinstance(exc, TransientError):
-                await delete_failed(self._unfinished_of(context))
+        except UnknownOutcomeError as exc:  # private: raise the public base class
+            raise CheckpointError(str(exc)) from exc.__cause__
+        except AiofluxError:
+            await delete_failed(self._unfinished_of(context))
             raise
 
     def _unfinished_of(self, context: SaveContext) -> UnfinishedSave:

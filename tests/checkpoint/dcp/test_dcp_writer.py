@@ -360,6 +360,19 @@ def test_a_lost_answer_to_the_commit_is_no_failure(server: GCSServer) -> None:
 
 
 @pytest.mark.clouds("gs")
+def test_a_commit_without_an_answer_is_read(server: GCSServer) -> None:
+    """The writes, and the looks at their metadata, have no answer: a read finds the commit."""
+    writer = StorageWriter(URI, retry=QUICK, timeouts=PATIENT)
+    with (
+        server.faults.inject("*insert*", lost=True, key="*.metadata"),
+        server.faults.inject("storage.objects.get", status=503, key="*.metadata"),
+    ):
+        save(small_state(1), writer)
+    save(small_state(2), writer)
+    assert len(server.keys("bucket")) == 2
+
+
+@pytest.mark.clouds("gs")
 def test_a_commit_without_an_answer_keeps_its_objects(server: GCSServer, tmp_path: Path) -> None:
     """Every answer after the write is lost, and so is every look at it."""
     writer = StorageWriter(URI, retry=QUICK, timeouts=PATIENT)

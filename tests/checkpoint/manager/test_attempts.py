@@ -15,8 +15,8 @@ import torch
 
 import aioflux
 from aioflux.checkpoint._format.commit import SaveFacts, data_key
-from aioflux.checkpoint._save.commit_protocol import RankSave
 from aioflux.checkpoint._save.job import Job, UploadSettings
+from aioflux.checkpoint._save.save import Save
 from aioflux.errors import CheckpointError
 from tests.checkpoint.manager.worker_process import (
     FAST,
@@ -113,7 +113,7 @@ def test_what_a_commit_names_stays_though_it_was_uploaded_again(server: GCSServe
             async with aioflux.open_store(URI) as store:
                 second = f"step-00000001/{data_key(result.save_id, 0, 1)}"
                 await store.put(second, b"again")
-                save = RankSave(store, UploadSettings(), job, memoryview(b""), lambda _: None)
+                save = Save(store, UploadSettings(), job, memoryview(b""), lambda _: None)
                 await save.delete_earlier_attempts()
                 return [meta.key for meta in await store.list_all("step-")]
 

@@ -420,6 +420,17 @@ class TestFailures:
             checkpointer.close()
         assert "step-00000002" in caplog.text
 
+    def test_what_could_not_be_deleted_is_told(
+        self, checkpointer: Checkpointer, server: GCSServer
+    ) -> None:
+        with (
+            server.faults.inject(WRITE, key="*.metadata", status=403),
+            server.faults.inject("*delete*", status=403),
+            pytest.raises(PermissionDeniedError) as caught,
+        ):
+            checkpointer.save(1, state_of(1))
+        assert any("could not be deleted" in note for note in caught.value.__notes__)
+
     def test_in_the_log_without_a_terminal(
         self, broken: Checkpointer, caplog: pytest.LogCaptureFixture
     ) -> None:

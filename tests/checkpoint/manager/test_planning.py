@@ -18,6 +18,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
+from aioflux.checkpoint._format.commit import SaveFacts
 from aioflux.checkpoint._format.dcp_metadata import (
     ItemLocation,
     add_storage_data,
@@ -25,9 +26,10 @@ from aioflux.checkpoint._format.dcp_metadata import (
     pickle_metadata,
 )
 from aioflux.checkpoint._save import staging
+from aioflux.checkpoint._save.job import Job
+from aioflux.checkpoint._save.plan import CachingPlanner, describe_state
 from aioflux.checkpoint._save.ranks import Ranks
 from aioflux.checkpoint._save.staging import Arena, Stager
-from aioflux.checkpoint._save.state_spec import CachingPlanner, describe_state
 from aioflux.checkpoint._save.tensor_memory import MemoryCopy, copy_all, tensor_address
 from aioflux.errors import CheckpointError
 from tests.patience import PATIENCE_SECONDS, wait_until
@@ -61,6 +63,9 @@ def test_leaves_are_those_of_dcp_in_its_order(state: dict[str, Any]) -> None:
     assert all(mine is theirs for mine, theirs in zip(found, flat.values(), strict=True))
 
 
+JOB = Job(facts=SaveFacts(step=1, save_id="save"), rank=0, started=0.0)
+
+
 def resolved(planner: CachingPlanner, state: dict[str, Any]) -> Any:
     spec = describe_state(state)
     return planner.plan(spec, is_known=planner.is_known(spec))
@@ -84,10 +89,10 @@ def resolved(planner: CachingPlanner, state: dict[str, Any]) -> Any:
 def test_a_plan_is_kept_while_the_structure_is_the_same(change: Any, is_new: bool) -> None:
     planner = CachingPlanner(Ranks())
     state = {"a": torch.ones(3), "lr": 0.1, "list": [torch.ones(2)]}
-    first = resolved(planner, state)
+    first, _ = resolved(planner, state)
     change(state)
-    again = resolved(planner, state)
-    assert (again.number != first.number) == is_new
+    again, _ = resolved(planner, state)
+    assert (again is not first) == is_new
     assert [each.index.fqn for each in again.items if each.is_tensor] == [
         name for name, value in flatten_state_dict(state)[0].items() if torch.is_tensor(value)
     ]
@@ -100,14 +105,13 @@ def test_staging_uses_its_memory_again_and_copies_what_changed() -> None:
     for value in (1.0, 2.0, 3.0):
         state["a"].fill_(value)
         state["lr"] = value
-        plan = resolved(planner, state)
-        staged, arena = stager.stage(plan, stager.lay_out(plan))
+        staged, arena = stager.stage(JOB, *resolved(planner, state))
         assert arena is not None
         addresses.add(id(arena))
         item = staged.items[0]
         data = arena.view[item.data_start : item.data_start + item.data_size]
         assert torch.equal(torch.frombuffer(data, dtype=torch.float32), state["a"])
-        whole = bytes(arena.view[: staged.size]) + b"".join(staged.tail)
+        whole = bytes(arena.view[: staged.arena_bytes]) + b"".join(staged.tail)
         assert staged.num_bytes == len(whole)
         item = staged.items[2]
         told = whole[item.offset : item.offset + item.length]
@@ -123,17 +127,17 @@ def test_prepared_memory_is_used_by_the_first_save_and_released_at_close() -> No
     closed: list[int] = []
     planner = CachingPlanner(Ranks())
     stager = Stager(1 << 30, on_drop=lambda arena: closed.append(arena.number))
-    plan = resolved(planner, {"a": torch.arange(1_000_000)})
-    layout = stager.lay_out(plan)
+    plan, content = resolved(planner, {"a": torch.arange(1_000_000)})
+    layout = plan.layout
     stager.prepare(layout)
     stager.prepare(layout)
-    _, first = stager.stage(plan, layout)
+    _, first = stager.stage(JOB, plan, content)
     assert first is not None
     assert (first.number, closed) == (1, [])
     stager.prepare(layout)  # its memory is in use, and is large enough for the next save
     stager.free(first)
-    larger = resolved(planner, {"a": torch.ones(5_000_000)})
-    stager.prepare(stager.lay_out(larger))
+    larger, _ = resolved(planner, {"a": torch.ones(5_000_000)})
+    stager.prepare(larger.layout)
     assert closed == [1]
     stager.close()
     assert closed == [1, 2]
@@ -141,13 +145,12 @@ def test_prepared_memory_is_used_by_the_first_save_and_released_at_close() -> No
 
 def test_memory_is_not_prepared_beyond_the_limit_or_without_tensors() -> None:
     stager = Stager(5 << 20)
-    plan = resolved(CachingPlanner(Ranks()), {"a": torch.ones(1_000_000)})
-    _, arena = stager.stage(plan, stager.lay_out(plan))
+    _, arena = stager.stage(JOB, *resolved(CachingPlanner(Ranks()), {"a": torch.ones(1_000_000)}))
     assert arena is not None
-    larger = resolved(CachingPlanner(Ranks()), {"a": torch.ones(2_000_000)})
-    empty = resolved(CachingPlanner(Ranks()), {"lr": 0.1})
+    larger, _ = resolved(CachingPlanner(Ranks()), {"a": torch.ones(2_000_000)})
+    empty, _ = resolved(CachingPlanner(Ranks()), {"lr": 0.1})
     for each in (larger, empty):
-        stager.prepare(stager.lay_out(each))
+        stager.prepare(each.layout)
         assert stager._free == []
     stager.free(arena)
     stager.close()
@@ -210,11 +213,11 @@ def test_free_memory_is_bounded_too() -> None:
     closed: list[int] = []
     planner = CachingPlanner(Ranks())
     stager = Stager(5 << 20, on_drop=lambda arena: closed.append(arena.number))
-    plan = resolved(planner, {"a": torch.ones(1_000_000)})
-    layout = stager.lay_out(plan)
-    _, first = stager.stage(plan, layout)
+    plan, content = resolved(planner, {"a": torch.ones(1_000_000)})
+    layout = plan.layout
+    _, first = stager.stage(JOB, plan, content)
     assert not stager.has_memory_for(layout)
-    _, second = stager.stage(plan, layout)
+    _, second = stager.stage(JOB, plan, content)
     for arena in (first, second):
         assert arena is not None
         stager.free(arena)
@@ -226,9 +229,11 @@ def test_free_memory_is_bounded_too() -> None:
 def test_an_arena_counts_as_what_its_pages_take(num_bytes: int, is_shared: bool) -> None:
     """A copy of 100 KB is not counted, or allocated, as a huge page of 2 MiB."""
     stager = Stager(1 << 30, is_shared=is_shared)
-    plan = resolved(CachingPlanner(Ranks()), {"a": torch.ones(num_bytes, dtype=torch.uint8)})
-    layout = stager.lay_out(plan)
-    _, arena = stager.stage(plan, layout)
+    plan, content = resolved(
+        CachingPlanner(Ranks()), {"a": torch.ones(num_bytes, dtype=torch.uint8)}
+    )
+    layout = plan.layout
+    _, arena = stager.stage(JOB, plan, content)
     assert arena is not None
     assert layout.size <= arena.size == stager.used_bytes <= 1.06 * layout.size
     assert arena.size % mmap.PAGESIZE == 0
@@ -243,27 +248,25 @@ def test_an_arena_counts_as_what_its_pages_take(num_bytes: int, is_shared: bool)
 def test_two_free_arenas_are_kept_and_the_others_given_back() -> None:
     closed: list[int] = []
     stager = Stager(1 << 30, on_drop=lambda arena: closed.append(arena.number))
-    plan = resolved(CachingPlanner(Ranks()), {"a": torch.ones(1000)})
-    layout = stager.lay_out(plan)
-    arenas = [stager.stage(plan, layout)[1] for _ in range(5)]
+    plan, content = resolved(CachingPlanner(Ranks()), {"a": torch.ones(1000)})
+    arenas = [stager.stage(JOB, plan, content)[1] for _ in range(5)]
     for arena in arenas:
         assert arena is not None
         stager.free(arena)
     assert closed == [1, 2, 3]
-    again = {id(stager.stage(plan, layout)[1]) for _ in range(2)}
+    again = {id(stager.stage(JOB, plan, content)[1]) for _ in range(2)}
     assert again == set(map(id, arenas[3:]))
 
 
 def test_an_arena_that_cannot_be_allocated_is_an_error_of_the_checkpoint() -> None:
     """Here because the process may open no more files."""
     stager = Stager(1 << 30, is_shared=True)
-    plan = resolved(CachingPlanner(Ranks()), {"a": torch.ones(1000)})
-    layout = stager.lay_out(plan)
+    plan, content = resolved(CachingPlanner(Ranks()), {"a": torch.ones(1000)})
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         with pytest.raises(CheckpointError, match="no memory for a copy of 8,192 bytes"):
-            stager.stage(plan, layout)
+            stager.stage(JOB, plan, content)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert stager.used_bytes == 0
@@ -271,9 +274,9 @@ def test_an_arena_that_cannot_be_allocated_is_an_error_of_the_checkpoint() -> No
 
 def test_what_cannot_be_copied_leaves_its_memory() -> None:
     planner, stager = CachingPlanner(Ranks()), Stager(1 << 30)
-    plan = resolved(planner, {"a": torch.ones(3), "b": lambda: None})
+    plan, content = resolved(planner, {"a": torch.ones(3), "b": lambda: None})
     with pytest.raises(Exception, match="lambda"):
-        stager.stage(plan, stager.lay_out(plan))
+        stager.stage(JOB, plan, content)
     assert stager.used_bytes == 0
 
 

@@ -1,4 +1,4 @@
-"""The commit protocol: one save of one rank, from the staged state to a committed step.
+"""Save: one save of one rank, from the staged state to a committed step.
 
     other ranks:  write data object -> write manifest -> wait for the outcome
     coordinator:  write data object -> wait for all manifests -> write commit object
@@ -17,36 +17,40 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from aioflux._concurrency.run_to_completion import wait_until_done
 from aioflux.checkpoint._format.codec import Codec, EncodedItem, Packer
-from aioflux.checkpoint._format.commit import data_key
-from aioflux.checkpoint._save.coordinator import Coordinator, encode_metadata
-from aioflux.checkpoint._save.job import Manifest, SaveResult, plan_blocks_for, start_delay
-from aioflux.checkpoint._save.manifests import (
-    FailedElsewhereError,
-    Manifests,
-    OutcomeError,
-    UnknownOutcomeError,
-    failure_of,
+from aioflux.checkpoint._format.commit import COMMIT_KEY, Commit, data_key, encode_commit
+from aioflux.checkpoint._format.dcp_metadata import ItemLocation, add_storage_data
+from aioflux.checkpoint._save.job import (
+    Manifest,
+    SaveResult,
+    plan_blocks_for,
+    start_delay,
 )
+from aioflux.checkpoint._save.manifests import FailedElsewhereError, Manifests, failure_of
+from aioflux.checkpoint._store.history import SaveRecord
 from aioflux.checkpoint._store.objects import write_object
-from aioflux.checkpoint._store.steps import begin_save, read_commit
-from aioflux.errors import (
-    AiofluxError,
-    CheckpointError,
-    CheckpointNotFoundError,
-    NotFoundError,
-    TransientError,
+from aioflux.checkpoint._store.retention import prune
+from aioflux.checkpoint._store.steps import (
+    UnknownOutcomeError,
+    begin_save,
+    commit_of,
+    commit_save,
+    read_commit,
+    uri_below,
 )
+from aioflux.errors import AiofluxError, CheckpointError, NotFoundError, TransientError
 
 if TYPE_CHECKING:
-    from aioflux.checkpoint._format.commit import Commit, StoredItem, StoredObject
-    from aioflux.checkpoint._save.job import Compression, Job, StagedState, UploadSettings
-    from aioflux.checkpoint._store.history import Outcome, SaveRecord
+    from aioflux.checkpoint._format.commit import StoredItem, StoredObject
+    from aioflux.checkpoint._save.job import Compression, GlobalSavePlan, Job, UploadSettings
+    from aioflux.checkpoint._store.history import Outcome
     from aioflux.checkpoint._store.steps import CommitObject
     from aioflux.store import Store
 
@@ -54,12 +58,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger("aioflux")
 
-_POLLS_PER_COMMIT_READ = 8
-"""A rank that waits for the outcome reads the commit object after this number of polls."""
 
-
-class RankSave:
-    """One save of one rank."""
+class Save:
+    """One save of one rank; rank 0 is the coordinator."""
 
     def __init__(
         self,
@@ -74,10 +75,10 @@ class RankSave:
         self._job = job
         self._memory = memory
         self._progress = progress
-        self._manifests = Manifests(store, settings, job)
-        self._coordinator = Coordinator(self._manifests) if job.rank == 0 else None
-        self._prefix = self._manifests.prefix
-        self._uri = self._manifests.uri
+        self._manifests = Manifests(store, settings, job) if job.world_size > 1 else None
+        self._prefix = job.checkpoint_prefix
+        self._uri = uri_below(store, self._prefix)
+        self._num_earlier_retries = store.stats.num_retries
         self.record: SaveRecord | None = None
         """Record for the history, when the save of the coordinator has ended."""
         self._upload_seconds = 0.0
@@ -96,62 +97,112 @@ class RankSave:
         job = self._job
         try:
             if job.attempt and (commit := await self._earlier_commit()) is not None:
-                if self._coordinator is not None:
+                if job.rank == 0:
                     await self._record("committed", num_bytes=commit.num_bytes)
                 return self._result()
-            uploaded = await self._read_own_manifest() if job.attempt else None
+            manifests = self._manifests
+            reported = None
+            if job.attempt and manifests is not None:
+                reported = await self._read_own_manifest(manifests)
             if job.failure:
                 raise _StagingError(job.failure)  # noqa: TRY301  `undo` handles all failures
-            if self._coordinator is not None:
-                await self._coordinate(self._coordinator)
-            else:
-                await self._participate(uploaded)
+            if job.rank == 0:
+                await self._coordinate()
+            elif manifests is not None:
+                await self._participate(manifests, reported)
             await self.delete_earlier_attempts()
         except BaseException as exc:
             await self.undo(exc)
             if isinstance(exc, FailedElsewhereError) and _is_cancel_requested():
                 raise asyncio.CancelledError from exc
-            if isinstance(exc, OutcomeError):  # private: raise its public base class
+            if isinstance(exc, FailedElsewhereError | UnknownOutcomeError):  # private classes
                 raise CheckpointError(str(exc)) from exc.__cause__
             raise
         return self._result()
 
-    async def _coordinate(self, coordinator: Coordinator) -> None:
+    async def _coordinate(self) -> None:
         # Before the upload: this raises if the server ignores preconditions.
         replaces = await begin_save(self._store, self._prefix)
-        # The coordinator polls twice per heartbeat, so that it notices a silent rank within three
-        # heartbeats.
-        own_objects = await self._upload_and_poll(
-            coordinator.poll_ranks, self._settings.heartbeat_seconds / 2, TransientError
-        )
-        others = await coordinator.collect() if self._job.world_size > 1 else []
-        await run_to_end(self._commit(coordinator, [own_objects, *others], replaces))
+        if (manifests := self._manifests) is None:
+            uploaded = [await self._upload()]
+        else:
+            # The coordinator polls twice per heartbeat, so that it notices a silent rank within
+            # three heartbeats.
+            own_objects = await self._upload_and_poll(
+                manifests.poll_ranks, self._settings.heartbeat_seconds / 2, TransientError
+            )
+            uploaded = [own_objects, *await manifests.collect()]
+        await run_to_end(self._commit(uploaded, replaces))
 
     async def _commit(
-        self,
-        coordinator: Coordinator,
-        uploaded: Sequence[tuple[StoredObject, ...]],
-        replaces: Sequence[CommitObject],
+        self, uploaded: Sequence[tuple[StoredObject, ...]], replaces: Sequence[CommitObject]
     ) -> None:
-        objects = [stored for rank_objects in uploaded for stored in rank_objects]
-        metadata = self._encode_metadata(uploaded)
-        num_bytes = await coordinator.commit(objects, metadata, replaces)
-        await self._record("committed", num_bytes=num_bytes)
+        """Commit the objects of all ranks, and delete what is not needed any more."""
+        job = self._job
+        assert job.global_plan is not None
+        facts = {**msgspec.structs.asdict(job.facts), "uri": self._uri, "created": time.time()}
+        objects = tuple(stored for rank_objects in uploaded for stored in rank_objects)
+        commit = Commit(**facts, objects=objects, extra=dict(job.global_plan.extra))
+        await commit_save(
+            self._store,
+            self._prefix + COMMIT_KEY,
+            encode_commit(self._encode_metadata(uploaded), commit),
+            commit,
+            replaces=replaces,
+            is_urgent=job.is_urgent,
+        )
+        await self._after_commit()
+        await self._record("committed", num_bytes=commit.num_bytes)
+
+    async def _after_commit(self) -> None:
+        """Delete manifests and old steps; only log errors, because the step is committed."""
+        job = self._job
+        try:
+            if (manifests := self._manifests) is not None:
+                await manifests.delete([manifests.key(rank) for rank in range(1, job.world_size)])
+            if self._settings.retention.has_rules:
+                protected = {*job.protected, job.step}
+                pruned = await prune(
+                    self._store, self._settings.retention, now=time.time(), protected=protected
+                )
+                for uri, error in pruned.errors.items():
+                    _log.warning("%s could not be removed: %s", uri, error)
+        except AiofluxError as exc:
+            _log.warning(
+                "%s is saved, but its manifests or older steps could not be deleted: %s",
+                self._uri,
+                exc,
+            )
 
     async def _record(self, outcome: Outcome, *, num_bytes: int = 0, error: str = "") -> None:
         """Set the record of the save, on the coordinator; Nebula overrides this."""
-        assert self._coordinator is not None
-        self.record = self._coordinator.record(outcome, num_bytes=num_bytes, error=error)
+        job = self._job
+        self.record = SaveRecord(
+            record_id=job.save_id,
+            time=datetime.now(UTC),
+            step=job.step,
+            outcome=outcome,
+            num_bytes=num_bytes,
+            staged_seconds=job.staged_seconds,
+            upload_seconds=max(0.0, time.time() - job.started - job.staged_seconds),
+            num_retries=self._store.stats.num_retries - self._num_earlier_retries,
+            world_size=job.world_size,
+            error=error,
+        )
 
-    async def _participate(self, uploaded: tuple[StoredObject, ...] | None) -> None:
-        if uploaded is None:
-            uploaded = await self._upload_and_poll(
-                self._poll_coordinator, self._settings.heartbeat_seconds, AiofluxError
+    async def _participate(
+        self, manifests: Manifests, reported: tuple[StoredObject, ...] | None
+    ) -> None:
+        """Upload, unless an earlier attempt has reported its objects, and wait for the commit."""
+        if reported is None:
+            poll_seconds = self._settings.heartbeat_seconds
+            reported = await self._upload_and_poll(
+                manifests.poll_coordinator_alive, poll_seconds, AiofluxError
             )
         # From now on the coordinator may commit the objects of this rank: do not delete them.
         self._is_reported = True
-        is_written = await run_to_end(self._report(uploaded))
-        await run_to_end(self._await_outcome(is_written=is_written))
+        is_written = await run_to_end(self._report(manifests, reported))
+        await run_to_end(manifests.await_outcome(is_written=is_written))
 
     async def undo(self, error: BaseException) -> None:
         """Report a failure to the other ranks, and delete the objects of this rank.
@@ -187,7 +238,7 @@ class RankSave:
             UnknownOutcomeError: The commit object could not be read.
         """
         try:
-            commit = await self._manifests.own_commit()
+            commit = await commit_of(self._store, self._prefix, self._job.save_id)
         except AiofluxError as exc:
             raise UnknownOutcomeError(
                 f"{self._uri}: the uploader process died, and it is unknown whether it had "
@@ -196,17 +247,17 @@ class RankSave:
         self._may_be_committed = commit is not None
         return commit
 
-    async def _read_own_manifest(self) -> tuple[StoredObject, ...] | None:
+    async def _read_own_manifest(self, manifests: Manifests) -> tuple[StoredObject, ...] | None:
         """Return the objects that an earlier attempt reported, or None if it reported nothing.
 
         The coordinator may commit reported objects, so they are not uploaded again.
 
         Raises:
-            OutcomeError: The earlier attempt reported a failure.
+            CheckpointError: The earlier attempt reported a failure.
         """
         self._is_reported = True  # so that a failed read does not delete reported objects
         try:
-            manifest = await self._manifests.read(self._job.rank)
+            manifest = await manifests.read(self._job.rank)
         except NotFoundError:
             self._is_reported = False
             return None
@@ -227,7 +278,7 @@ class RankSave:
             poll_seconds: Time between two polls.
             ignored: Errors of a poll that are only logged, because the next poll may succeed.
         """
-        if self._job.world_size == 1 or math.isinf(poll_seconds):
+        if math.isinf(poll_seconds):
             return await self._upload()
         uploading = asyncio.ensure_future(self._upload())
         try:
@@ -245,28 +296,21 @@ class RankSave:
             if not uploading.cancelled():
                 uploading.exception()  # marks the error as retrieved
 
-    async def _poll_coordinator(self) -> None:
-        await self._manifests.poll_coordinator()
-        if self._manifests.silent:
-            raise FailedElsewhereError(
-                f"{self._uri} was not saved: {self._manifests.describe_silent()}"
-            )
-
     async def _upload(self) -> tuple[StoredObject, ...]:
-        job, staged = self._job, self._job.staged
-        if not staged.items:
+        job = self._job
+        if not job.items:
             return ()
         if not job.is_urgent:
-            is_multipart = staged.num_bytes > self._store.transfer.part_size_bytes
+            is_multipart = job.num_bytes > self._store.transfer.part_size_bytes
             await asyncio.sleep(start_delay(job.rank, job.world_size, is_multipart=is_multipart))
         started = time.monotonic()
         key = data_key(job.save_id, job.rank, job.attempt)
-        items = list(staged.items)
+        items = list(job.items)
         if (compression := self._settings.compression) is None:
-            stored = await self._write(key, _staged_pieces(staged, self._memory))
+            stored = await self._write(key, _staged_pieces(job, self._memory))
         else:
             items.clear()
-            packing = _compressed_pieces(staged, self._memory, compression, items)
+            packing = _compressed_pieces(job, self._memory, compression, items)
             async with aclosing(packing) as pieces:
                 stored = await self._write(key, pieces)
         self._num_bytes = stored.size
@@ -279,7 +323,7 @@ class RankSave:
             self._prefix + key,
             pieces,
             rank=self._job.rank,
-            size_hint=plan_blocks_for(self._job.staged.num_bytes, self._job.world_size),
+            size_hint=plan_blocks_for(self._job.num_bytes, self._job.world_size),
             progress=self._progress,
         )
 
@@ -306,12 +350,12 @@ class RankSave:
 
     def _encode_metadata(self, uploaded: Sequence[tuple[StoredObject, ...]]) -> bytes:
         assert self._job.global_plan is not None
-        return encode_metadata(self._job.global_plan, uploaded, self._settings.compression)
+        return _encode_metadata(self._job.global_plan, uploaded, self._settings.compression)
 
-    async def _report(self, objects: tuple[StoredObject, ...]) -> bool:
+    async def _report(self, manifests: Manifests, objects: tuple[StoredObject, ...]) -> bool:
         """Write the manifest of this rank; return False if the response was lost."""
         try:
-            await self._manifests.write(Manifest(rank=self._job.rank, objects=objects))
+            await manifests.write(Manifest(rank=self._job.rank, objects=objects))
         except TransientError as exc:
             _log.warning("%s: it is unknown whether the manifest was written: %s", self._uri, exc)
             return False
@@ -320,86 +364,94 @@ class RankSave:
             raise
         return True
 
-    async def _await_outcome(self, *, is_written: bool) -> None:
-        """Wait until the coordinator has committed, or reported a failure.
-
-        `is_written` is whether the manifest of this rank is known to be written. An error of a poll
-        is ignored, because the next poll may succeed.
-
-        Raises:
-            OutcomeError: The coordinator reported a failure, stopped its heartbeats, or did not
-                commit in time.
-        """
-        manifests = self._manifests
-        failure: AiofluxError | None = None
-        num_polls = 0
-        async for seconds_left in manifests.polls(self._settings.commit_seconds):
-            is_last = seconds_left <= 0
-            num_polls += 1
-            try:
-                await manifests.poll_coordinator()
-                is_last = is_last or bool(manifests.silent)
-                exists = await manifests.is_written()
-                # The coordinator deletes the manifests after the commit.
-                if is_written and not exists:
-                    await self._confirm_commit()
-                    return
-                is_written = is_written or exists
-                # A coordinator without the permission to delete objects does not delete manifests.
-                is_read = is_last or not is_written or num_polls % _POLLS_PER_COMMIT_READ == 0
-                if is_read and await manifests.own_commit() is not None:
-                    return
-            except OutcomeError:
-                raise
-            except AiofluxError as exc:
-                failure = exc
-            if is_last:
-                raise self._no_outcome_error(failure) from failure
-
-    def _no_outcome_error(self, failure: AiofluxError | None) -> UnknownOutcomeError:
-        seconds = self._settings.commit_seconds
-        poll = f" (the last poll failed: {failure})" if failure is not None else ""
-        is_silent = bool(self._manifests.silent)
-        reason = f": {self._manifests.describe_silent()}" if is_silent else f" within {seconds:g} s"
-        return UnknownOutcomeError(
-            f"{self._uri}: rank {self._job.rank} has uploaded its part, but the coordinator (rank "
-            f"0) did not report the outcome{reason}; load the latest step to see whether the step "
-            f"was committed{poll}"
-        )
-
-    async def _confirm_commit(self) -> None:
-        """Raise an error if the manifest was deleted without a commit."""
-        try:
-            current = await read_commit(self._store, self._prefix)
-        except CheckpointNotFoundError:
-            return  # retention has removed the step
-        if current.commit is None or current.commit.save_id < self._job.save_id:
-            raise UnknownOutcomeError(
-                f"{self._uri}: the manifest of rank {self._job.rank} was deleted, but the step was "
-                "not committed; look for another program that deletes objects there"
-            )
-
     async def _roll_back(self, error: BaseException) -> None:
         """Report a failure to the other ranks and the history, and delete this rank's objects."""
         job, manifests = self._job, self._manifests
         is_unknown = isinstance(error, UnknownOutcomeError) or self._may_be_committed
         is_cancel = isinstance(error, asyncio.CancelledError)
         text = "the save was cancelled" if is_cancel else str(error) or repr(error)
-        if self._coordinator is not None:
-            if job.world_size > 1:
+        if job.rank == 0:
+            if manifests is not None:
                 if not isinstance(error, CheckpointError):
                     text = f"{self._uri} was not saved: rank 0: {text}"
                 await manifests.write(Manifest(rank=0, error=text, is_unknown=is_unknown))
             await self._record("cancelled" if is_cancel else "failed", error=text)
         if is_unknown:
             return  # a commit may list the objects of this rank
-        if self._coordinator is None:
+        if manifests is not None and job.rank != 0:
             if self._is_reported and not isinstance(error, FailedElsewhereError):
                 return  # the coordinator may commit the objects of this rank
             await manifests.write(Manifest(rank=job.rank, error=text))
-        await self._store.delete_many(self._own_keys())
-        if job.world_size > 1:
+        errors = (await self._store.delete_many(self._own_keys())).errors
+        if manifests is not None:
             await manifests.delete_after_failure()
+        for problem in errors.values():
+            raise problem
+
+
+def _staged_pieces(job: Job, memory: memoryview) -> list[bytes | memoryview]:
+    """Return the bytes of the data object without compression; `memory` is the arena."""
+    return [memory[: job.arena_bytes], *job.tail]
+
+
+async def _compressed_pieces(
+    job: Job, memory: memoryview, compression: Compression, stored: list[StoredItem]
+) -> AsyncGenerator[bytes | memoryview]:
+    """Yield the bytes of the data object with its large tensors compressed.
+
+    At the end of the iteration the location of each item is appended to `stored`.
+    """
+    # Tied tensors share one item, which is written once, for the first of them.
+    firsts = {item.offset: number for number, item in reversed([*enumerate(job.items)])}
+    with Codec(
+        level=compression.level, threads=compression.threads, byte_planes=compression.byte_planes
+    ) as codec:
+        packer = Packer(codec)
+        async with aclosing(packer.pack([*_staged_items(job, memory, firsts)])) as pieces:
+            async for piece in pieces:
+                yield piece
+    written = dict(zip(sorted(firsts.values()), packer.stored, strict=True))
+    stored += [written[firsts[item.offset]] for item in job.items]
+
+
+def _staged_items(job: Job, memory: memoryview, firsts: dict[int, int]) -> Iterator[EncodedItem]:
+    """Yield the items of a job; tied tensors yield one item."""
+    tail = iter(job.tail)
+    sizes = job.element_sizes
+    for number, (item, element_size) in enumerate(zip(job.items, sizes, strict=True)):
+        if firsts[item.offset] != number:
+            continue
+        if item.offset >= job.arena_bytes:
+            yield EncodedItem((next(tail),), item.length)
+            continue
+        start, stop = item.data_start, item.data_start + item.data_size
+        end = item.offset + item.length
+        segments = (memory[item.offset : start], memory[start:stop], memory[stop:end])
+        yield EncodedItem(segments, item.length, start - item.offset, item.data_size, element_size)
+
+
+def _encode_metadata(
+    plan: GlobalSavePlan,
+    uploaded: Sequence[tuple[StoredObject, ...]],
+    compression: Compression | None,
+) -> bytes:
+    """Return DCP's metadata, pickled, with the location of each item.
+
+    Raises:
+        CheckpointError: A rank uploaded more or fewer items than planned.
+    """
+    locations: list[tuple[bytes, ItemLocation]] = []
+    for rank, (order, objects) in enumerate(zip(plan.orders, uploaded, strict=True)):
+        items = [(stored.key, item) for stored in objects for item in stored.items]
+        if len(items) != len(order):
+            raise CheckpointError(
+                f"rank {rank} uploaded {len(items)} items, but its plan has {len(order)}; report "
+                "this as a bug of aioflux"
+            )
+        for index, (key, item) in zip(order, items, strict=True):
+            transforms = (compression.descriptor,) if compression and item.frame_size else ()
+            locations.append((index, ItemLocation(key, item.offset, item.length, transforms)))
+    return add_storage_data(plan.metadata, locations)
 
 
 class _StagingError(AiofluxError):
@@ -417,46 +469,3 @@ async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     await wait_until_done(task)
     return task.result()
-
-
-def _staged_pieces(state: StagedState, memory: memoryview) -> list[bytes | memoryview]:
-    """Return the bytes of the data object without compression: the arena and the tail."""
-    return [memory[: state.size], *state.tail]
-
-
-async def _compressed_pieces(
-    state: StagedState, memory: memoryview, compression: Compression, stored: list[StoredItem]
-) -> AsyncGenerator[bytes | memoryview]:
-    """Yield the bytes of the data object with its large tensors compressed.
-
-    At the end of the iteration the location of each item is appended to `stored`.
-    """
-    # Tied tensors share one item, which is written once, for the first of them.
-    firsts = {item.offset: number for number, item in reversed([*enumerate(state.items)])}
-    with Codec(
-        level=compression.level, threads=compression.threads, byte_planes=compression.byte_planes
-    ) as codec:
-        packer = Packer(codec)
-        async with aclosing(packer.pack([*_staged_items(state, memory, firsts)])) as pieces:
-            async for piece in pieces:
-                yield piece
-    written = dict(zip(sorted(firsts.values()), packer.stored, strict=True))
-    stored += [written[firsts[item.offset]] for item in state.items]
-
-
-def _staged_items(
-    state: StagedState, memory: memoryview, firsts: dict[int, int]
-) -> Iterator[EncodedItem]:
-    """Yield the items of a state; tied tensors yield one item."""
-    tail = iter(state.tail)
-    sizes = state.element_sizes
-    for number, (item, element_size) in enumerate(zip(state.items, sizes, strict=True)):
-        if firsts[item.offset] != number:
-            continue
-        if item.offset >= state.size:
-            yield EncodedItem((next(tail),), item.length)
-            continue
-        start, stop = item.data_start, item.data_start + item.data_size
-        end = item.offset + item.length
-        segments = (memory[item.offset : start], memory[start:stop], memory[stop:end])
-        yield EncodedItem(segments, item.length, start - item.offset, item.data_size, element_size)
