@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from aioflux._services.base import ReadRequest
@@ -37,8 +38,8 @@ _MAX_SENDS = 3
 """Largest number of attempts to send a body that the service reports as damaged."""
 
 
-class AmbiguousWrite:
-    """A record of the failed attempts of one write, which may have been carried out nevertheless.
+class AmbiguousAttempts:
+    """A record of the failed attempts of one request, which may have been carried out nevertheless.
 
     Attributes:
         maybe_done: At least one attempt may have been carried out.
@@ -48,11 +49,8 @@ class AmbiguousWrite:
             rejected, which suggests that a throttled write was carried out after all.
     """
 
-    __slots__ = ("maybe_done", "needs_check")
-
-    def __init__(self) -> None:
-        self.maybe_done = False
-        self.needs_check = False
+    maybe_done = False
+    needs_check = False
 
     async def run_attempt(self, request: Awaitable[T]) -> T:
         """Await one attempt, and record its failure if it fails."""
@@ -73,80 +71,84 @@ class AmbiguousWrite:
         self.maybe_done = True
         self.needs_check = self.needs_check or not is_throttled
 
-    def mark(self, error: StorageError) -> None:
-        """Set `maybe_done` of the error that ends an ambiguous write, and say so in its message."""
-        if self.maybe_done:
-            error.maybe_done = True
-            error.message += (
-                "; the request may have been carried out nevertheless, because a response was lost "
-                "or did not come from the service: read the object before you repeat the request"
-            )
+
+def mark_maybe_done(error: StorageError) -> None:
+    """Set `maybe_done` of an error, and say so in its message."""
+    error.maybe_done = True
+    error.message += (
+        "; the request may have been carried out nevertheless, because a response was lost or did "
+        "not come from the service: read the object before you repeat the request"
+    )
 
 
-class ResendLimit:
-    """A limit of the attempts to send one body that arrives damaged each time."""
+@dataclass(eq=False)
+class AmbiguousWrite(AmbiguousAttempts):
+    """A write that is sent until it is carried out, or its object is found."""
 
-    def __init__(self) -> None:
-        self._num_wrong = 0
+    session: Session
+    request: WriteRequest
+    send: Callable[[], Awaitable[ObjectMeta]]
+    """Sends the write once."""
+    find: Callable[[], Awaitable[ObjectMeta | None]]
+    """Returns the object that the write should have created, or None if there is none."""
+    _resends: ResendLimit | None = field(default=None, init=False)
 
-    def next_error(self, error: ChecksumError) -> StorageError:
-        """Return a TransientError, which is retried, or `error` itself at the limit."""
-        self._num_wrong += 1
-        if self._num_wrong >= _MAX_SENDS:
-            return error
-        return TransientError(error.message, uri=error.uri, status=error.status)
+    async def run(
+        self,
+        *,
+        num_bytes: int | None = None,
+        is_costly: bool = False,
+        deletes_sources: bool = False,
+    ) -> ObjectMeta:
+        """Send the write, and return the metadata of its object.
 
+        Args:
+            num_bytes: Size of the body, which is resent up to twice if it arrives damaged; None if
+                the write has no body.
+            is_costly: An attempt costs more than `find`, which is called before another attempt.
+            deletes_sources: The caller deletes the sources of the object next, so `find` is called
+                at the end even if all attempts were throttled.
 
-async def send_write(
-    session: Session,
-    request: WriteRequest,
-    send: Callable[[], Awaitable[ObjectMeta]],
-    find: Callable[[], Awaitable[ObjectMeta | None]],
-    *,
-    resends: ResendLimit | None = None,
-    num_bytes: int = 0,
-    find_first: bool = False,
-    find_if_throttled: bool = False,
-) -> ObjectMeta:
-    """Send a write until it is carried out; check for its object after an ambiguous attempt.
+        Raises:
+            AlreadyExistsError: The write is `mode="create"`, and another object has the key.
+            PreconditionFailedError: The object has another generation than required.
 
-    Args:
-        session: The session.
-        request: The write.
-        send: Sends the write once.
-        find: Returns the object that the write should have created, or None if there is none.
-        resends: Limit of the attempts whose body arrives damaged; by default a damaged body is not
-            sent again.
-        num_bytes: Bytes of the body.
-        find_first: Call `find` before another attempt, because an attempt costs more than a check.
-        find_if_throttled: Call `find` at the end even if all attempts were throttled, because the
-            caller deletes the sources of the object next.
-
-    Raises:
-        AlreadyExistsError: The write is `mode="create"`, and another object has the key.
-        PreconditionFailedError: The object has another generation than the precondition requires.
-
-    An error after an ambiguous attempt has `maybe_done`.
-    """
-    ambiguous = AmbiguousWrite()
-
-    async def attempt() -> ObjectMeta:
-        if find_first and ambiguous.needs_check and (written := await find()):
-            return written
+        An error after an ambiguous attempt has `maybe_done`.
+        """
+        if num_bytes is not None:
+            self._resends = ResendLimit()
+        attempt = self._find_or_send if is_costly else self._attempt
         try:
-            return await send()
+            return await self.session.call(self.request.key, attempt, num_bytes=num_bytes or 0)
+        except StorageError as exc:
+            needs_check = self.needs_check or (self.maybe_done and deletes_sources)
+            is_open = needs_check and not isinstance(exc, _REJECTIONS)
+            if is_open and (written := await self._find_after(exc, max_seconds=_FIND_SECONDS)):
+                return written
+            if self.maybe_done:
+                mark_maybe_done(exc)
+            raise
+
+    async def _find_or_send(self) -> ObjectMeta:
+        if self.needs_check and (written := await self.find()):
+            return written
+        return await self._attempt()
+
+    async def _attempt(self) -> ObjectMeta:
+        try:
+            return await self.send()
         except (TransientError, asyncio.CancelledError) as exc:
-            ambiguous.add_failure(exc)
+            self.add_failure(exc)
             raise
         except ChecksumError as exc:
-            if resends is None:
-                raise
-            raise resends.next_error(exc) from exc
+            if self._resends is not None:
+                self._resends.raise_transient(exc)
+            raise
         except (PreconditionFailedError, NotFoundError) as exc:
             # An ambiguous attempt may have been carried out since the last check.
-            if ambiguous.maybe_done and (written := await _find(find, exc)):
+            if self.maybe_done and (written := await self._find_after(exc)):
                 return written
-            if isinstance(exc, PreconditionFailedError) and request.precondition.if_absent:
+            if isinstance(exc, PreconditionFailedError) and self.request.precondition.if_absent:
                 raise AlreadyExistsError(
                     f"could not create {exc.uri}: an object of this name exists; "
                     'mode="overwrite" replaces it',
@@ -155,32 +157,33 @@ async def send_write(
                 ) from exc
             raise
 
-    try:
-        return await session.call(request.key, attempt, num_bytes=num_bytes)
-    except StorageError as exc:
-        was_compared = isinstance(exc, _REJECTIONS)
-        needs_check = ambiguous.needs_check or (ambiguous.maybe_done and find_if_throttled)
-        if needs_check and not was_compared and (written := await _find(find, exc, is_last=True)):
-            return written
-        ambiguous.mark(exc)
-        raise
+    async def _find_after(
+        self, error: StorageError, *, max_seconds: float | None = None
+    ) -> ObjectMeta | None:
+        """Return the object, or None; a failure is added to `error`, the failure of the write.
+
+        Without `max_seconds` another attempt may follow, so a TransientError is raised instead.
+        """
+        try:
+            async with asyncio.timeout(max_seconds):
+                return await self.find()
+        except (StorageError, TimeoutError) as exc:
+            if isinstance(exc, TransientError) and max_seconds is None:
+                raise
+            error.add_note(f"whether the write was carried out could not be determined: {exc!r}")
+            return None
 
 
-async def _find(
-    find: Callable[[], Awaitable[ObjectMeta | None]], error: StorageError, *, is_last: bool = False
-) -> ObjectMeta | None:
-    """Return the object, or None; a failure is added to `error`, the failure of the write.
+class ResendLimit:
+    """A limit of the attempts to send one body that arrives damaged each time."""
 
-    Unless no attempt of the write follows (`is_last`), a TransientError is raised instead.
-    """
-    try:
-        async with asyncio.timeout(_FIND_SECONDS if is_last else None):
-            return await find()
-    except (StorageError, TimeoutError) as exc:
-        if isinstance(exc, TransientError) and not is_last:
-            raise
-        error.add_note(f"whether the write was carried out could not be determined: {exc!r}")
-        return None
+    _num_wrong = 0
+
+    def raise_transient(self, error: ChecksumError) -> None:
+        """Raise a TransientError, which is retried; return if the limit is reached."""
+        self._num_wrong += 1
+        if self._num_wrong < _MAX_SENDS:
+            raise TransientError(error.message, uri=error.uri, status=error.status) from error
 
 
 async def find_written(

@@ -7,13 +7,13 @@ and metadata.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import gather
 from aioflux._services.base import Source
-from aioflux._transfer.ambiguous_writes import checksum_of, has_attributes, send_write
+from aioflux._transfer.ambiguous_writes import AmbiguousWrite, checksum_of, has_attributes
 from aioflux._transfer.arguments import write_request
 from aioflux._transfer.conditions import require
 from aioflux._transfer.retry import Backoff
@@ -68,19 +68,13 @@ async def _send_compose(
     metas: Sequence[ObjectMeta],
 ) -> ObjectMeta:
     """Concatenate the sources, each in its generation if it has one."""
-
-    async def find() -> ObjectMeta | None:
-        composed = await _find_composed(session, request.key, sources, metas)
-        is_ours = composed and has_attributes(composed, request.content_type, request.metadata)
-        return composed if is_ours else None
-
-    return await send_write(
+    write = AmbiguousWrite(
         session,
         request,
         lambda: session.service.compose(request, sources),
-        find,
-        find_first=True,
+        lambda: _find_composed(session, request, sources, metas),
     )
+    return await write.run(is_costly=True)
 
 
 async def copy(
@@ -88,31 +82,28 @@ async def copy(
 ) -> ObjectMeta:
     """Copy an object within the bucket, with its content type and metadata."""
     request = write_request(key, precondition)
-    await require(session, key, precondition)
+    if precondition:
+        await require(session, key, precondition)
 
     async def find() -> ObjectMeta | None:
         try:
             original = await session.service.head(source.key, generation=source.generation)
         except NotFoundError:
             return None
+        copied = replace(request, content_type=original.content_type, metadata=original.metadata)
         # An unconditional copy is cheaper to repeat than to compare byte by byte.
         may_read = bool(precondition)
-        copied = await _find_composed(session, key, [source], [original], may_read=may_read)
-        is_ours = copied and has_attributes(copied, original.content_type, original.metadata)
-        return copied if is_ours else None
+        return await _find_composed(session, copied, [source], [original], may_read=may_read)
 
-    return await send_write(
-        session,
-        request,
-        lambda: session.service.copy(source, key, precondition=precondition),
-        find,
-        find_first=True,
-    )
+    def send() -> Awaitable[ObjectMeta]:
+        return session.service.copy(source, key, precondition=precondition)
+
+    return await AmbiguousWrite(session, request, send, find).run(is_costly=True)
 
 
 async def _find_composed(
     session: Session,
-    key: str,
+    request: WriteRequest,
     sources: Sequence[Source],
     metas: Sequence[ObjectMeta],
     *,
@@ -122,7 +113,7 @@ async def _find_composed(
 
     With `may_read`, objects without a checksum are read to compute it.
     """
-    service = session.service
+    service, key = session.service, request.key
     try:
         metas = metas or [
             await service.head(source.key, generation=source.generation) for source in sources
@@ -141,7 +132,9 @@ async def _find_composed(
     except NotFoundError:
         return None
     # Without a checksum the composed object looks the same as another object of its size.
-    return composed if checksum is not None and composed.crc32c == checksum else None
+    is_same = checksum is not None and composed.crc32c == checksum
+    is_ours = is_same and has_attributes(composed, request.content_type, request.metadata)
+    return composed if is_ours else None
 
 
 def _concatenation(metas: Sequence[ObjectMeta]) -> tuple[int, int | None]:

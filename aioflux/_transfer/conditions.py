@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from aioflux._concurrency.single_flight import SingleFlight
 from aioflux._services.base import Precondition, WriteRequest
 from aioflux._transfer.admission import THROTTLED
-from aioflux._transfer.ambiguous_writes import AmbiguousWrite
+from aioflux._transfer.ambiguous_writes import AmbiguousAttempts
 from aioflux._transfer.retry import Backoff, with_retry
 from aioflux._transfer.temp_keys import new_temporary_key
 from aioflux.errors import (
@@ -77,8 +77,6 @@ async def require(session: Session, key: str, precondition: Precondition) -> Non
         UnsupportedError: The server ignores the precondition, and `S3Access` does not allow that.
         StorageError: The probe failed; the next conditional write repeats it.
     """
-    if not precondition:
-        return
     service = session.service
     if not service.conditions_known:
         await _load(session)
@@ -145,9 +143,9 @@ async def _load_once(session: Session) -> None:
 async def _probe(session: Session) -> _Conditions:
     """Test which preconditions the server compares, and delete the temporary object afterwards."""
     service, key = session.service, new_temporary_key()
-    ambiguous, exists = AmbiguousWrite(), False
+    exists = False
     try:
-        meta = await ambiguous.run_attempt(_put_if_supported(service, key, b"1", _CREATE))
+        meta = await _put_if_supported(service, key, b"1", _CREATE)
         exists = True
         conditions, is_removed = await _test(session, key, meta)
     except asyncio.CancelledError:
@@ -155,7 +153,7 @@ async def _probe(session: Session) -> _Conditions:
         raise
     except StorageError as exc:
         exc.add_note("the request was part of a probe of preconditions; see docs/s3.md")
-        if exists or ambiguous.maybe_done:
+        if exists or exc.maybe_done:
             # In the background: the write that waits for the probe need not wait for the delete.
             session.start_cleanup(_remove(session, key))
         raise
@@ -246,7 +244,7 @@ async def _put(session: Session, key: str, data: bytes, precondition: Preconditi
 
 async def _replace(session: Session, key: str, data: bytes, generation: str) -> ObjectMeta | None:
     """Replace the given generation of the object; return None if the server rejects that."""
-    same, ambiguous = Precondition(if_generation_match=generation), AmbiguousWrite()
+    same, ambiguous = Precondition(if_generation_match=generation), AmbiguousAttempts()
     replaced = await _send(
         session, lambda: ambiguous.run_attempt(_put_if_supported(session.service, key, data, same))
     )

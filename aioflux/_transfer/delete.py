@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux._services.base import ListRequest, Source
-from aioflux._transfer.ambiguous_writes import AmbiguousWrite
+from aioflux._transfer.ambiguous_writes import AmbiguousAttempts, mark_maybe_done
 from aioflux._transfer.retry import Backoff
 from aioflux._values.meta import DeleteResult
 from aioflux.errors import (
@@ -105,11 +105,10 @@ async def delete_if_damaged(session: Session, meta: ObjectMeta, checksum: int) -
 
 async def _delete_unpinned(session: Session, key: str) -> None:
     """Delete the current object of a key, without a retry after an ambiguous attempt."""
-    ambiguous = AmbiguousWrite()
 
     async def attempt() -> TransientError | None:
         try:
-            await ambiguous.run_attempt(session.service.delete(key))
+            await session.service.delete(key)
         except TransientError as exc:
             if not exc.maybe_done:
                 raise
@@ -118,7 +117,7 @@ async def _delete_unpinned(session: Session, key: str) -> None:
 
     error = await session.call(key, attempt)
     if error is not None:
-        ambiguous.mark(error)
+        mark_maybe_done(error)
         raise error
 
 
@@ -130,7 +129,7 @@ async def _delete_once(
     With `is_seen` the caller has just read that the generation is current.
     """
     service = session.service
-    ambiguous = AmbiguousWrite()
+    ambiguous = AmbiguousAttempts()
 
     async def attempt() -> None:
         nonlocal is_seen
@@ -147,7 +146,8 @@ async def _delete_once(
     try:
         await session.call(key, attempt)
     except StorageError as exc:
-        ambiguous.mark(exc)
+        if ambiguous.maybe_done:
+            mark_maybe_done(exc)
         raise
 
 
@@ -204,7 +204,7 @@ async def delete_many(
             outcome.add(source.key, None)
 
     async def delete_page(batch: Sequence[Source]) -> None:
-        ambiguous = AmbiguousWrite()
+        ambiguous = AmbiguousAttempts()
         for source in await _delete_page(session, batch, outcome, ambiguous):
             await delete_one(source, maybe_done=ambiguous.maybe_done)
 
@@ -228,7 +228,7 @@ async def delete_many(
 
 
 async def _delete_page(
-    session: Session, batch: Sequence[Source], outcome: _Outcome, ambiguous: AmbiguousWrite
+    session: Session, batch: Sequence[Source], outcome: _Outcome, ambiguous: AmbiguousAttempts
 ) -> Sequence[Source]:
     """Delete the existing objects of a batch by one request; return those to delete one by one.
 

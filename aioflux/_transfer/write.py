@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._services.base import PartRequest, Precondition, Source, WriteRequest
-from aioflux._transfer.ambiguous_writes import ResendLimit, find_written, send_write
+from aioflux._transfer.ambiguous_writes import AmbiguousWrite, ResendLimit, find_written
 from aioflux._transfer.arguments import parse_data
 from aioflux._transfer.conditions import require
 from aioflux._transfer.delete import delete, delete_if_damaged
@@ -54,30 +54,36 @@ _INITIATE_WAIT_SECONDS = 0.5
 """Time that an abort waits for the id of an upload that is being initiated."""
 
 
-async def put(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
+def put(
+    session: Session, request: WriteRequest, data: memoryview
+) -> Coroutine[Any, Any, ObjectMeta]:
     """Write a whole object from memory, by one request or in parallel parts."""
     if data.nbytes > session.options.part_size_bytes:
-        async with _WholeWriter(session, request) as writer:
-            await writer.write(data)
-        return writer.meta
-    return await put_once(session, request, [data])
+        return _put_parts(session, request, data)
+    return put_once(session, request, [data])
+
+
+async def _put_parts(session: Session, request: WriteRequest, data: memoryview) -> ObjectMeta:
+    async with _WholeWriter(session, request) as writer:
+        await writer.write(data)
+    return writer.meta
 
 
 async def put_once(
     session: Session, request: WriteRequest, pieces: Sequence[memoryview]
 ) -> ObjectMeta:
     """Write a whole object in one request. A body that arrives damaged is resent up to twice."""
-    await require(session, request.key, request.precondition)
+    if request.precondition:
+        await require(session, request.key, request.precondition)
     checksum = crc32c_of_pieces(pieces) if session.options.verify else None
     size = sum(map(len, pieces))
-    meta = await send_write(
+    write = AmbiguousWrite(
         session,
         request,
         lambda: session.service.put(request, pieces, crc32c=checksum),
         lambda: find_written(session, request, size=size, crc32c=crc32c_of_pieces(pieces)),
-        resends=ResendLimit(),
-        num_bytes=size,
     )
+    meta = await write.run(num_bytes=size)
     if checksum is not None and meta.crc32c != checksum:
         await delete_if_damaged(session, meta, checksum)
     return meta
@@ -296,7 +302,8 @@ class ObjectWriter:
         if self._initiating is None:
             request = self._request
             # Check before the first part, so that an unsupported precondition raises at once.
-            await require(self._session, request.key, request.precondition)
+            if request.precondition:
+                await require(self._session, request.key, request.precondition)
             if self._closed:
                 raise self._store_closed or self._closed_error()
             self._session.open_transfers.add(self)
@@ -398,7 +405,7 @@ class ObjectWriter:
 
     def _start_part(self, *views: memoryview) -> asyncio.Task[tuple[UploadedPart, int]]:
         task = asyncio.create_task(self._send_part(len(self._parts) + 1, views, self._offset))
-        self._offset += sum(view.nbytes for view in views)
+        self._offset += sum(map(len, views))
         self._parts.append(task)
         self._part_size = self._plan_part()
         return task
@@ -439,27 +446,23 @@ class ObjectWriter:
                 prefault(view)
             if checksum is None and session.options.verify:
                 checksum = crc32c_of_pieces(views)
-            return await service.put_part(
-                PartRequest(self._key, self._upload_id, number, views, offset, checksum)
-            )
-
-        async def attempt() -> UploadedPart:
+            request = PartRequest(self._key, self._upload_id, number, views, offset, checksum)
             try:
-                part = await session.spread.run(num_bytes, send)
+                part = await service.put_part(request)
             except ChecksumError as exc:
-                raise resends.next_error(exc) from exc
+                resends.raise_transient(exc)
+                raise
             if checksum is not None and part.crc32c not in {None, checksum}:
-                raise resends.next_error(
-                    ChecksumError(
-                        f"could not write part {number} of {self._uri}: the stored bytes differ "
-                        "from the sent bytes",
-                        uri=self._uri,
-                    )
-                )
+                text = "the stored bytes differ from the sent bytes"
+                uri = self._uri
+                error = ChecksumError(f"could not write part {number} of {uri}: {text}", uri=uri)
+                resends.raise_transient(error)
+                raise error
             return part
 
-        num_bytes = sum(view.nbytes for view in views)
-        part = await session.call(self._key, attempt, num_bytes=num_bytes)
+        num_bytes = sum(map(len, views))
+        run = session.spread.run
+        part = await session.call(self._key, run, num_bytes, send, num_bytes=num_bytes)
         if checksum is None:
             checksum = crc32c_of_pieces(views) if part.crc32c is None else part.crc32c
         return part, checksum
@@ -485,14 +488,11 @@ class ObjectWriter:
             self._may_be_open = meta is not None
             return meta
 
+        def send() -> Awaitable[ObjectMeta]:
+            return session.service.complete_upload(self._upload, upload_id, parts)
+
         try:
-            return await send_write(
-                session,
-                self._upload,
-                lambda: session.service.complete_upload(self._upload, upload_id, parts),
-                find,
-                find_if_throttled=True,
-            )
+            return await AmbiguousWrite(session, self._upload, send, find).run(deletes_sources=True)
         except NotFoundError as exc:
             # An upload no longer exists after its completion.
             if exc.maybe_done:
@@ -510,13 +510,13 @@ class ObjectWriter:
         """Publish the temporary object under the requested key, by a conditional compose."""
         session, request = self._session, self._request
         source = Source(key=temporary.key, generation=temporary.generation)
-        return await send_write(
+        write = AmbiguousWrite(
             session,
             request,
             lambda: session.service.compose(request, [source]),
             lambda: find_written(session, request, size=temporary.size, crc32c=temporary.crc32c),
-            find_if_throttled=True,
         )
+        return await write.run(deletes_sources=True)
 
     async def _delete_temporary(self) -> None:
         with suppress(NotFoundError, PreconditionFailedError):

@@ -138,7 +138,7 @@ def test_the_path_of_a_write_is_that_of_the_page() -> None:
     small, large = called(lambda store, _: store.put("small", b"x")), called(write_large)
     assert set(names) <= {*small, *large, *called(abort)}
     assert in_order(names, small)
-    assert in_order([name for name in names if name != "send_write"], large)
+    assert in_order([name for name in names if name != "AmbiguousWrite.run"], large)
     assert len(set(names) & set(large)) > 8
 
 
