@@ -204,7 +204,7 @@ class HTTPService(Service):
         etag = self._part_etag(response, request)
         if not etag:
             raise self._not_from_service(action, key, response)
-        size = sum(memoryview(piece).nbytes for piece in pieces)
+        size = sum(map(len, pieces))
         try:
             stored_crc32c = self._part_crc32c(response, request)
         except ValueError as exc:

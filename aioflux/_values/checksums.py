@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, reduce
+from functools import lru_cache
 
 import google_crc32c
 
@@ -84,7 +84,10 @@ def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
 
 def crc32c_of_pieces(pieces: Iterable[memoryview]) -> int:
     """Return the crc32c of pieces of memory, one after another."""
-    return reduce(lambda value, piece: crc32c(piece, value), pieces, 0)
+    value = 0
+    for piece in pieces:
+        value = crc32c(piece, value)
+    return value
 
 
 def crc32c_blocks(view: memoryview, block_size: int) -> list[int]:
