@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import random
+import sys
+import threading
 from array import array
 
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioflux._values.checksums import combine_crc32c, crc32c, crc32c_blocks, join_crc32c
+from aioflux._values.checksums import (
+    _extend_by_window,
+    _extend_without_gil,
+    combine_crc32c,
+    crc32c,
+    crc32c_blocks,
+    join_crc32c,
+)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +81,35 @@ def test_blocks_are_those_of_the_pieces(data: bytes, block_size: int, is_writabl
     view = memoryview(bytearray(data) if is_writable else data)
     pieces = [data[at : at + block_size] for at in range(0, len(data), block_size)]
     assert crc32c_blocks(view, block_size) == [crc32c(piece) for piece in pieces]
+
+
+@pytest.mark.parametrize("is_gil_busy", [False, True])
+def test_large_memory_has_the_same_blocks(is_gil_busy: bool) -> None:
+    data = random.Random(0).randbytes(3_000_001)
+    view, block_size = memoryview(data), 65_536
+    stop = threading.Event()
+    thread = threading.Thread(target=_keep_gil_until, args=(stop,))
+    if is_gil_busy:
+        thread.start()
+    try:
+        crcs = crc32c_blocks(view, block_size)
+    finally:
+        stop.set()
+        if is_gil_busy:
+            thread.join()
+    pieces = [view[at : at + block_size] for at in range(0, len(view), block_size)]
+    assert crcs == [google_crc32c.value(bytes(piece)) for piece in pieces]
+    assert crc32c(view) == google_crc32c.value(data)
+
+
+def _keep_gil_until(stop: threading.Event) -> None:
+    while not stop.is_set():
+        sum(range(100))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the C library may be hidden")
+def test_large_memory_is_hashed_without_the_gil() -> None:
+    assert _extend_without_gil is not _extend_by_window
 
 
 @given(st.binary(max_size=400), st.integers(1, 100))
