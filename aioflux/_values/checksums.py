@@ -6,6 +6,8 @@ hashed without the GIL: otherwise uploads of checkpoints stop a training thread 
 time.
 """
 
+from __future__ import annotations
+
 import ctypes
 import importlib
 import sys
