@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
 import threading
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioflux._values import checksums
 from aioflux._values.checksums import (
     _extend_by_window,
     _extend_without_gil,
+    _load_extend,
     combine_crc32c,
     crc32c,
     crc32c_blocks,
@@ -110,6 +113,23 @@ def _keep_gil_until(stop: threading.Event) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the C library may be hidden")
 def test_large_memory_is_hashed_without_the_gil() -> None:
     assert _extend_without_gil is not _extend_by_window
+
+
+def test_memory_is_hashed_by_google_crc32c_without_its_c_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Windows, where the C library is hidden."""
+
+    class Hidden(ctypes.CDLL):
+        def __init__(self, name: str) -> None:
+            raise OSError(name)
+
+    found = _load_extend(Hidden)
+    assert found is _extend_by_window
+    monkeypatch.setattr(checksums, "_extend", found)
+    data = random.Random(1).randbytes(200_001)
+    view = memoryview(bytearray(data))
+    assert crc32c(view) == google_crc32c.value(data)
 
 
 @given(st.binary(max_size=400), st.integers(1, 100))
