@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ Best: TypeAlias = tuple[str, str] | tuple[str, str, int]
 class Retention:
     """Rules for keeping steps. A step is kept if any rule keeps it; without rules, all are kept.
 
-    The newest valid step and all newer steps are always kept.
+    The newest valid step and all newer steps are always kept. A rule that is not set is None.
     """
 
     keep_last: int | None = None
@@ -44,8 +44,7 @@ class Retention:
     @property
     def has_rules(self) -> bool:
         """Return whether at least one rule is set."""
-        rules = (self.keep_last, self.keep_every, self.keep_best, self.ttl_seconds)
-        return any(rule is not None for rule in rules)
+        return any(getattr(self, rule.name) is not None for rule in fields(self))
 
 
 def _check_best(best: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import time
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from ray.train.v2._internal.execution.storage import StorageContext, delete_fs_p
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils
 
 from aioflux.checkpoint import Checkpointer, TrainingState
+from aioflux.checkpoint._store.retention_rules import Retention
 from aioflux.checkpoint.compression import ZStandard
 from aioflux.errors import CheckpointNotFoundError, PermissionDeniedError
 from aioflux.integrations.ray import RayCheckpointer, storage_filesystem
@@ -222,10 +224,11 @@ def test_a_run_with_the_name_of_another_must_restore(
 # --- settings ---------------------------------
 
 
-@pytest.mark.parametrize("rule", [{"keep_last": 2}, {"keep_best": ("loss", "min")}], ids=str)
-def test_retention_belongs_to_ray(fake: FakeRay, rule: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"keep_.*CheckpointConfig\(num_to_keep"):
-        RayCheckpointer(**rule)
+@pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Retention)])
+def test_retention_belongs_to_ray(fake: FakeRay, rule: str) -> None:
+    settings: dict[str, Any] = {rule: 1}
+    with pytest.raises(ValueError, match=rf"{rule}.*CheckpointConfig\(num_to_keep"):
+        RayCheckpointer(**settings)
 
 
 def test_ray_deletes_a_step(
