@@ -204,7 +204,7 @@ def _lay_out(tensors: Sequence[torch.Tensor], ties: Mapping[int, int]) -> ArenaL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSavePlan:
-    """The plan of this rank's saves of all states of one structure."""
+    """The plan of this rank's saves of all states of one structure with the same tied tensors."""
 
     structure: tuple[list[Any], list[Any]]
     """The structure of the states."""

@@ -4,9 +4,10 @@
     coordinator:  write data object -> wait for all manifests -> write commit object
                   -> delete the manifests and the steps beyond retention
 
-The ranks communicate by manifests in the bucket (`manifests`) and not by collectives, because the
-upload runs during training, and possibly in the uploader process. If the heartbeats of a rank stop,
-or if its manifest is missing after `commit_seconds`, the save fails on all ranks.
+A single rank writes no manifest. Several ranks communicate by manifests in the bucket (`manifests`)
+and not by collectives, because the upload runs during training, and possibly in the uploader
+process. If the heartbeats of a rank stop, or if its manifest is missing after `commit_seconds`, the
+save fails on all ranks.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ class Save:
         self._num_bytes = 0
         self._is_reported = False
         """Whether the coordinator may have read the manifest of this rank."""
-        # An earlier attempt, whose process died, may have committed the save.
         self._may_be_committed = job.attempt > 0
+        """Whether a commit may list the objects of this rank, such as the commit of an earlier
+        attempt whose process died."""
 
     async def run(self) -> SaveResult:
         """Upload and commit.
@@ -110,13 +112,16 @@ class Save:
                 await self._coordinate()
             elif manifests is not None:
                 await self._participate(manifests, reported)
-            await self.delete_earlier_attempts()
+            await run_to_end(self.delete_earlier_attempts())
         except BaseException as exc:
             await self.undo(exc)
             if isinstance(exc, FailedElsewhereError) and _is_cancel_requested():
                 raise asyncio.CancelledError from exc
             if isinstance(exc, FailedElsewhereError | UnknownOutcomeError):  # private classes
-                raise CheckpointError(str(exc)) from exc.__cause__
+                public = CheckpointError(str(exc))
+                for note in exc.__notes__:
+                    public.add_note(note)
+                raise public from exc.__cause__
             raise
         return self._result()
 
@@ -151,6 +156,7 @@ class Save:
             replaces=replaces,
             is_urgent=job.is_urgent,
         )
+        self._may_be_committed = True  # whatever fails now: its objects stay
         await self._after_commit()
         await self._record("committed", num_bytes=commit.num_bytes)
 
@@ -167,7 +173,7 @@ class Save:
                 )
                 for uri, error in pruned.errors.items():
                     _log.warning("%s could not be removed: %s", uri, error)
-        except AiofluxError as exc:
+        except (AiofluxError, OSError, ValueError) as exc:
             _log.warning(
                 "%s is saved, but its manifests or older steps could not be deleted: %s",
                 self._uri,

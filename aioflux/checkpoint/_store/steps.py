@@ -323,7 +323,7 @@ async def commit_save(
     Raises:
         UnknownOutcomeError: The save may be committed.
         CheckpointError: Another save of the checkpoint was committed meanwhile, and stays.
-        StorageError: The commit object could not be written.
+        StorageError, OSError: The commit object could not be written.
     """
     started = time.monotonic()
     prefix, _, name = key.rpartition("/")

@@ -8,15 +8,17 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import aioflux
-from aioflux.checkpoint._format.commit import SaveFacts, data_key
-from aioflux.checkpoint._save.job import Job, UploadSettings
+from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, data_key, new_save_id
+from aioflux.checkpoint._save.job import GlobalSavePlan, Job, UploadSettings
 from aioflux.checkpoint._save.save import Save
+from aioflux.checkpoint._store.steps import read_commit
 from aioflux.errors import CheckpointError
 from tests.checkpoint.manager.worker_process import (
     FAST,
@@ -119,4 +121,71 @@ def test_what_a_commit_names_stays_though_it_was_uploaded_again(server: GCSServe
 
         assert f"step-00000001/{data_key(result.save_id, 0, 0)}" in (left := asyncio.run(forget()))
         assert f"step-00000001/{data_key(result.save_id, 0, 1)}" not in left
+        assert checkpointer.verify(1, deep=True).is_valid
+
+
+async def save_again(monkeypatch: pytest.MonkeyPatch, step: str) -> tuple[Save, bool]:
+    """Run the second attempt of a save, which is cancelled in a step after its commit.
+
+    Returns the save, and whether all objects of its commit exist.
+    """
+    started, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: Save) -> None:
+        started.set()
+        await goes_on.wait()
+
+    monkeypatch.setattr(Save, step, wait)
+    job = Job(
+        facts=SaveFacts(step=1, save_id=new_save_id(datetime(2026, 1, 1, tzinfo=UTC), "00000001")),
+        rank=0,
+        arena=1,
+        arena_bytes=8,
+        items=(StoredItem(0, 8),),
+        global_plan=GlobalSavePlan(b"", ((b"",),)),
+        started=0.0,
+        attempt=1,
+    )
+    async with aioflux.open_store(f"memory://attempts/{step}") as store:
+        save = Save(store, UploadSettings(), job, memoryview(bytes(8)), lambda _: None)
+        running = asyncio.create_task(save.run())
+        await started.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        assert (await running).num_bytes == 8
+        commit = (await read_commit(store, "step-00000001")).commit
+        assert commit is not None
+        stored = {meta.key for meta in await store.list_all("step-00000001/")}
+        return save, {f"step-00000001/{each.key}" for each in commit.objects} <= stored
+
+
+@pytest.mark.parametrize("step", ["_after_commit", "delete_earlier_attempts"])
+def test_a_cancel_after_the_commit_comes_too_late(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    save, is_whole = asyncio.run(save_again(monkeypatch, step))
+    assert is_whole
+    assert save.record is not None
+    assert save.record.outcome == "committed"
+
+
+def test_an_error_after_the_commit_deletes_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("after the commit")
+
+    monkeypatch.setattr(Save, "_after_commit", fail)
+    with Checkpointer("memory://attempts/run", retry=FAST) as checkpointer:
+        with pytest.raises(RuntimeError):
+            checkpointer.save(1, state_of(1))
+        assert checkpointer.verify(1, deep=True).is_valid
+
+
+def test_what_cannot_be_pruned_does_not_fail_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no permission")
+
+    monkeypatch.setattr("aioflux.checkpoint._save.save.prune", fail)
+    with Checkpointer("memory://attempts/pruned", retry=FAST, keep_last=1) as checkpointer:
+        checkpointer.save(1, state_of(1))
         assert checkpointer.verify(1, deep=True).is_valid
