@@ -113,6 +113,47 @@ calls_in_children: list[Callable[[], None]] = []
 """Functions that every forked child calls."""
 
 
+class _Outcome(Generic[T]):
+    """The result or the error of a coroutine on the loop, for which another thread waits.
+
+    A `concurrent.futures.Future` has a lock that Python code acquires and releases. If Ctrl-C
+    arrives there, the lock is kept, and the loop waits for it without end, or KeyboardInterrupt is
+    replaced by RuntimeError.
+    """
+
+    def __init__(self) -> None:
+        self.is_done = self.is_cancelled = False
+        self.wakes: queue.SimpleQueue[None] | None = None
+        """Another queue that is woken when the coroutine is done."""
+        self._ready: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def finish(self, result: T | None, error: BaseException | None) -> None:
+        """Set the result or the error; called on the loop."""
+        self._result, self._error = result, error
+        self.is_cancelled = isinstance(error, asyncio.CancelledError)
+        self.is_done = True
+        self._ready.put(None)
+        if self.wakes is not None:
+            self.wakes.put(None)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the coroutine is done, and return whether it is."""
+        if not self.is_done:
+            with suppress(queue.Empty):
+                self._ready.get(timeout=max(0.0, timeout))
+                self._ready.put(None)  # for another thread that waits
+        return self.is_done
+
+    def result(self) -> T:
+        """Return the result, or raise the error; once, so that no error refers to itself."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._result  # type: ignore[return-value]
+
+
 class _LoopThread:
     """The bridge: the background thread of a process, its event loop, and the coroutines on it."""
 
@@ -122,7 +163,7 @@ class _LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._cancelled: set[concurrent.futures.Future[Any]] = set()
+        self._cancelled: set[_Outcome[Any]] = set()
         self._started: set[concurrent.futures.Future[Any]] = set()
         self.shuts_down_with_worker = False
         self.limits_workers = False
@@ -171,10 +212,10 @@ class _LoopThread:
         task.add_done_callback(self._tasks.discard)
         return True
 
-    def track_cancelled(self, outcome: concurrent.futures.Future[Any]) -> None:
+    def track_cancelled(self, outcome: _Outcome[Any]) -> None:
         """Remember a cancelled coroutine, whose caller may stop waiting before it is done."""
         self._cancelled.add(outcome)
-        outcome.add_done_callback(self._cancelled.discard)
+        self._cancelled.difference_update([each for each in [*self._cancelled] if each.is_done])
 
     def track_started(self, outcome: concurrent.futures.Future[Any]) -> None:
         """Remember a coroutine for which the process waits before it ends."""
@@ -187,8 +228,9 @@ class _LoopThread:
 
     def wait_for_cancelled(self) -> None:
         """Wait for cancelled coroutines, up to `CleanupTimeouts.interrupted_seconds`."""
-        seconds = longest_cleanup_of_all().interrupted_seconds
-        concurrent.futures.wait(list(self._cancelled), timeout=seconds)
+        until = time.monotonic() + longest_cleanup_of_all().interrupted_seconds
+        for outcome in [*self._cancelled]:
+            outcome.wait(until - time.monotonic())
 
     def serves(self, sessions: Sessions) -> bool:
         """Return whether there is a session of a store on this loop."""
@@ -349,26 +391,29 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: object = None) -> T:
         task.add_done_callback(finish)
 
     def finish(task: asyncio.Task[T]) -> None:
+        # asyncio runs Python code when a task is freed. The caller's thread must not free it,
+        # because a Ctrl-C that arrives in that code is lost.
+        started.clear()
         if task.cancelled():
-            outcome.set_exception(asyncio.CancelledError())
+            outcome.finish(None, asyncio.CancelledError())
         elif (error := task.exception()) is not None:
-            outcome.set_exception(error)
+            outcome.finish(None, error)
         else:
-            outcome.set_result(task.result())
+            outcome.finish(task.result(), None)
 
     def cancel() -> None:
         if started:
             started[0].cancel()
-        else:  # Ctrl-C arrived before `start` was scheduled
+        elif not outcome.is_done:  # Ctrl-C arrived before `start` was scheduled
             coroutine.close()
-            outcome.set_exception(asyncio.CancelledError())
+            outcome.finish(None, asyncio.CancelledError())
 
     # From here on, Ctrl-C at any point closes or cancels the coroutine.
     try:
         if _current_bridge().is_exiting and threading.current_thread().daemon:
             coroutine.close()
             _block_forever()
-        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        outcome: _Outcome[T] = _Outcome()
         loop = _bridge.loop()
         loop.call_soon_threadsafe(start)
         canceller: CallCanceller | None = getattr(_of_thread, "canceller", None)
@@ -376,14 +421,18 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: object = None) -> T:
             canceller.start_call(outcome, partial(loop.call_soon_threadsafe, cancel))
         if isinstance(feed, Feed):
             feed.serve(outcome)
-        return wait_for_result(outcome)
+        # A signal that arrives just before the thread blocks does not interrupt the wait, and
+        # CPython runs its handler only when the thread wakes up.
+        while not outcome.wait(_POLL_SECONDS):
+            pass
+        return outcome.result()
     except BaseException:
         if loop is None:
             coroutine.close()
-        elif not outcome.done():
+        elif not outcome.is_done:
             loop.call_soon_threadsafe(cancel)
             _bridge.track_cancelled(outcome)  # another Ctrl-C may interrupt the wait below
-            concurrent.futures.wait([outcome], timeout=longest_cleanup_of_all().total_seconds)
+            outcome.wait(longest_cleanup_of_all().total_seconds)
         if _bridge.is_exiting and threading.current_thread().daemon:
             _block_forever()
         raise
@@ -405,7 +454,7 @@ class CallCanceller:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._call: tuple[concurrent.futures.Future[Any], Callable[[], object]] | None = None
+        self._call: tuple[_Outcome[Any], Callable[[], object]] | None = None
         self._is_pending = False
 
     def __enter__(self) -> None:
@@ -414,15 +463,13 @@ class CallCanceller:
     def __exit__(self, *_: object) -> None:
         _of_thread.canceller = None
 
-    def start_call(
-        self, outcome: concurrent.futures.Future[Any], cancel: Callable[[], object]
-    ) -> None:
+    def start_call(self, outcome: _Outcome[Any], cancel: Callable[[], object]) -> None:
         """Register a call of this thread, until its outcome is done."""
         with self._lock:
             is_pending, self._is_pending = self._is_pending, False
-            if is_pending and self._call is not None and self._call[0].done():
+            if is_pending and self._call is not None and self._call[0].is_done:
                 # The cancel may have been too late for the previous call.
-                is_pending = not isinstance(self._call[0].exception(), asyncio.CancelledError)
+                is_pending = not self._call[0].is_cancelled
             self._call = outcome, cancel
         if is_pending:
             cancel()
@@ -431,7 +478,7 @@ class CallCanceller:
         """Cancel the call in progress, or otherwise the next call."""
         with self._lock:
             self._is_pending, call = True, self._call
-            if call is None or call[0].done():
+            if call is None or call[0].is_done:
                 self._call = None
                 return
         call[1]()
@@ -557,18 +604,17 @@ def block_at_exit() -> None:
         time.sleep(0.01)
 
 
-def wait_for_result(outcome: concurrent.futures.Future[T]) -> T:
-    """Wait for the outcome, and wake up every `_POLL_SECONDS` to run signal handlers.
+def wait_for_result(future: concurrent.futures.Future[T]) -> T:
+    """Wait for a future of an executor, and wake up every `_POLL_SECONDS` to run signal handlers.
 
-    A signal that arrives just before the thread blocks does not interrupt the wait, and CPython
-    runs its handler only when the thread wakes up.
+    `future.result` may replace the KeyboardInterrupt that interrupts it by a RuntimeError.
     """
+    done: queue.SimpleQueue[object] = queue.SimpleQueue()
+    future.add_done_callback(done.put)
     while True:
-        try:
-            return outcome.result(_POLL_SECONDS)
-        except TimeoutError:  # raised by the wait, or by the coroutine
-            if outcome.done():
-                return outcome.result()
+        with suppress(queue.Empty):
+            done.get(timeout=_POLL_SECONDS)
+            return future.result()
 
 
 async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
@@ -635,10 +681,10 @@ class Feed(BufferedIterator[T]):
             self._requested_by = asyncio.get_running_loop()
             self._wakeups.put(None)
 
-    def serve(self, outcome: concurrent.futures.Future[Any]) -> None:
+    def serve(self, outcome: _Outcome[Any]) -> None:
         """Produce items in this thread on request, until `outcome` is done."""
-        outcome.add_done_callback(lambda _: self._wakeups.put(None))
-        while not outcome.done():
+        outcome.wakes = self._wakeups
+        while not outcome.is_done:
             with suppress(queue.Empty):
                 self._wakeups.get(timeout=_POLL_SECONDS)
             loop = self._requested_by

@@ -87,9 +87,15 @@ def finish(process: subprocess.Popen[str], *, status: int = 0) -> list[str]:
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """Return the next line that a script prints."""
+    """Return the next line that a script prints.
+
+    Raises:
+        AssertionError: The script has ended.
+    """
     assert process.stdout is not None
-    return process.stdout.readline().strip()
+    if not (text := process.stdout.readline()):
+        raise AssertionError(process.communicate(timeout=LIMIT_SECONDS)[1])
+    return text.strip()
 
 
 def tell(process: subprocess.Popen[str], words: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import gc
 import inspect
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -125,14 +127,16 @@ async def soon() -> int:
 
 
 def interrupted(call: Callable[[], object], at: int) -> bool:
-    """Make a call that Ctrl-C hits at event `at` of `_bridge.run`; return whether it had one."""
-    watched = {"run", "_result", "serve"}
+    """Make a call that Ctrl-C hits at event `at` of the crossing; return whether it had one."""
+    locking = {threading.__file__, concurrent.futures._base.__file__}
+    watched = {"run", "serve", "wait", "result"}
     seen = 0
 
     def trace(frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         nonlocal seen
         code = frame.f_code
-        if code.co_filename != _bridge.__file__ or code.co_name not in watched:
+        is_watched = code.co_filename == _bridge.__file__ and code.co_name in watched
+        if not (is_watched or code.co_filename in locking):
             return None
         seen += 1
         if seen == at:
@@ -151,6 +155,7 @@ def interrupted(call: Callable[[], object], at: int) -> bool:
 @pytest.mark.parametrize("feed", [None, lambda: _bridge.Feed([1], max_ahead=1)])
 def test_ctrl_c_at_any_line_of_a_call(feed: Callable[[], _bridge.Feed[int]] | None) -> None:
     """Even before the work is in line, it is over at once and nothing is left unawaited."""
+    assert _bridge.run(soon()) == 1
     unawaited = []
     hit, at = True, 0
     while hit:
@@ -169,6 +174,21 @@ def test_ctrl_c_at_any_line_of_a_call(feed: Callable[[], _bridge.Feed[int]] | No
     assert unawaited == list(range(1, len(unawaited) + 1))
     assert len(unawaited) < 10 < at
     assert _bridge.run(soon()) == 1
+
+
+def test_the_loop_frees_the_tasks_of_calls() -> None:
+    # The caller's thread would run Python code of asyncio for it, in which Ctrl-C is lost.
+    freed_by = []
+
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        weakref.finalize(task, lambda: freed_by.append(threading.current_thread().name))
+
+    for _ in range(50):
+        _bridge.run(work())
+    _bridge.run(soon())
+    assert set(freed_by) == {"aioflux-loop"}
 
 
 class Steps:

@@ -6,8 +6,10 @@ import asyncio
 import concurrent.futures
 import logging
 import math
+import queue
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ class SaveHandle:
         self._started = time.monotonic()
         self._outcome: concurrent.futures.Future[SaveResult] = concurrent.futures.Future()
         self._outcome.set_running_or_notify_cancel()
+        self._wakes: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._outcome.add_done_callback(self._wakes.put)
         self._cancel: Callable[[], object] | None = None
         self._num_sent = 0
         self._is_read = False
@@ -182,11 +186,13 @@ class SaveHandle:
         """Wait for the outcome up to `timeout` seconds, and leave it unread.
 
         The thread wakes at an interval: a signal that arrives just before the thread blocks would
-        otherwise not interrupt the wait.
+        otherwise not interrupt the wait. It waits for a queue, because a wait for a future may
+        replace the KeyboardInterrupt that interrupts it by a RuntimeError.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
         while not self.done() and (remaining := end - time.monotonic()) > 0:
-            concurrent.futures.wait([self._outcome], min(remaining, _SIGNAL_CHECK_SECONDS))
+            with suppress(queue.Empty):
+                self._wakes.put(self._wakes.get(timeout=min(remaining, _SIGNAL_CHECK_SECONDS)))
 
     def _wait_until_done(self, timeout: float | None) -> None:
         self.wait(timeout)

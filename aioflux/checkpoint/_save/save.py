@@ -40,6 +40,7 @@ from aioflux.checkpoint._store.objects import write_object
 from aioflux.checkpoint._store.retention import prune
 from aioflux.checkpoint._store.steps import (
     UnknownOutcomeError,
+    as_public,
     begin_save,
     commit_of,
     commit_save,
@@ -117,11 +118,8 @@ class Save:
             await self.undo(exc)
             if isinstance(exc, FailedElsewhereError) and _is_cancel_requested():
                 raise asyncio.CancelledError from exc
-            if isinstance(exc, FailedElsewhereError | UnknownOutcomeError):  # private classes
-                public = CheckpointError(str(exc))
-                for note in exc.__notes__:
-                    public.add_note(note)
-                raise public from exc.__cause__
+            if isinstance(exc, FailedElsewhereError | UnknownOutcomeError):
+                raise as_public(exc) from exc.__cause__
             raise
         return self._result()
 
@@ -219,7 +217,7 @@ class Save:
         seconds = self._settings.cleanup_seconds
         try:
             await run_to_end(asyncio.wait_for(self._roll_back(error), seconds))
-        except (TimeoutError, AiofluxError) as exc:
+        except (AiofluxError, OSError) as exc:  # a TimeoutError is an OSError
             problem = f" within {seconds:g} s" if isinstance(exc, TimeoutError) else f" ({exc})"
             error.add_note(
                 f"objects of the save could not be deleted{problem}; `aioflux clean` deletes them"

@@ -305,6 +305,14 @@ class UnknownOutcomeError(CheckpointError):
     """A save that may be committed, so that its objects must not be deleted."""
 
 
+def as_public(error: CheckpointError) -> CheckpointError:
+    """Return a CheckpointError with the message and the notes of an error of a private class."""
+    public = CheckpointError(str(error))
+    for note in getattr(error, "__notes__", ()):
+        public.add_note(note)
+    return public
+
+
 async def commit_save(
     store: Store,
     key: str,
@@ -362,7 +370,8 @@ async def _read_after(
 def _unknown_outcome(store: Store, prefix: str, error: Exception) -> UnknownOutcomeError:
     return UnknownOutcomeError(
         f"{uri_below(store, as_prefix(prefix))}: it is unknown whether this checkpoint was "
-        f"committed ({error}); load it to see"
+        f"committed ({error}); load it to see, and delete what is left of the other save with "
+        "`aioflux clean`"
     )
 
 

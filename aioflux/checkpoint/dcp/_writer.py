@@ -33,7 +33,7 @@ from aioflux.checkpoint._format.commit import (
     data_key,
     new_save_id,
 )
-from aioflux.checkpoint._store.steps import UnknownOutcomeError, begin_save
+from aioflux.checkpoint._store.steps import UnknownOutcomeError, as_public, begin_save
 from aioflux.checkpoint.dcp._object_plan import RankPlacement, plan_objects, plan_ranks
 from aioflux.checkpoint.dcp._reader import is_checkpoint_uri, require_checkpoint_uri
 from aioflux.checkpoint.dcp._safetensors import (
@@ -372,8 +372,8 @@ class StorageWriter(dcp_storage.StorageWriter):
             await finish_save(
                 context.store, key, data, commit, context.replaces, has_leftovers=has_leftovers
             )
-        except UnknownOutcomeError as exc:  # private: raise the public base class
-            raise CheckpointError(str(exc)) from exc.__cause__
+        except UnknownOutcomeError as exc:
+            raise as_public(exc) from exc.__cause__
         except AiofluxError:
             await delete_failed(self._unfinished_of(context))
             raise

@@ -16,7 +16,7 @@ import secrets
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import torch
 
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from aioflux.store import Store
 
 _log = logging.getLogger("aioflux")
-
-_POLL_SECONDS: Final = 0.5
-"""Interval at which a waiting main thread wakes up to handle signals."""
 
 
 class CommitInfo(Protocol):
@@ -176,7 +173,7 @@ class AiofluxCheckpointEngine:
             upload = _bridge.submit(write_part(self.store(current.uri), current.job, part))
             current.uploads.append(upload)
             if not self._is_decoupled:
-                _wait(upload)
+                _bridge.wait_for_result(upload)
         except BaseException as exc:
             current.failure = f"{name}: {type(exc).__name__}: {exc}"
             for upload in current.uploads:
@@ -282,7 +279,7 @@ class AiofluxCheckpointEngine:
         failure = current.failure
         for upload in current.uploads:
             try:
-                current.stored.append(_wait(upload))
+                current.stored.append(_bridge.wait_for_result(upload))
             except (AiofluxError, concurrent.futures.CancelledError) as exc:
                 failure = failure or str(exc) or "an upload was cancelled"
         # Keep only the memory of this checkpoint; the memory of the previous one is freed.
@@ -391,10 +388,3 @@ class AiofluxCheckpointEngine:
 
 def _open_store(options: StoreOptions, uri: str) -> Store:
     return _bridge.close_when_dropped(open_store(uri, **options))
-
-
-def _wait(upload: concurrent.futures.Future[StoredObject]) -> StoredObject:
-    """Wait for the upload of a part; a signal such as Ctrl-C interrupts the wait."""
-    while not upload.done():
-        concurrent.futures.wait([upload], _POLL_SECONDS)
-    return upload.result()

@@ -189,3 +189,15 @@ def test_what_cannot_be_pruned_does_not_fail_the_save(monkeypatch: pytest.Monkey
     with Checkpointer("memory://attempts/pruned", retry=FAST, keep_last=1) as checkpointer:
         checkpointer.save(1, state_of(1))
         assert checkpointer.verify(1, deep=True).is_valid
+
+
+def test_a_failed_roll_back_keeps_the_error_of_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr("aioflux.checkpoint._save.save.write_object", fail)
+    monkeypatch.setattr(Save, "_roll_back", fail)
+    with Checkpointer("memory://attempts/undone", retry=FAST) as checkpointer:
+        with pytest.raises(OSError, match="read-only") as caught:
+            checkpointer.save(1, state_of(1))
+        assert any("aioflux clean" in note for note in caught.value.__notes__)
