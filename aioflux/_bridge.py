@@ -113,30 +113,36 @@ calls_in_children: list[Callable[[], None]] = []
 """Functions that every forked child calls."""
 
 
-class _Outcome(Generic[T]):
-    """The result or the error of a coroutine on the loop, for which another thread waits.
+class _Call(Generic[T]):
+    """A coroutine on the loop, for whose result another thread waits.
 
     A `concurrent.futures.Future` has a lock that Python code acquires and releases. If Ctrl-C
     arrives there, the lock is kept, and the loop waits for it without end, or KeyboardInterrupt is
     replaced by RuntimeError.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self.is_done = self.is_cancelled = False
         self.wakes: queue.SimpleQueue[None] | None = None
         """Another queue that is woken when the coroutine is done."""
+        self._coroutine = coroutine
+        self._task: asyncio.Task[T] | None = None
         self._ready: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._result: T | None = None
         self._error: BaseException | None = None
 
-    def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Set the result or the error; called on the loop."""
-        self._result, self._error = result, error
-        self.is_cancelled = isinstance(error, asyncio.CancelledError)
-        self.is_done = True
-        self._ready.put(None)
-        if self.wakes is not None:
-            self.wakes.put(None)
+    def start(self) -> None:
+        """Start the coroutine; called on the loop."""
+        self._task = asyncio.get_running_loop().create_task(self._coroutine)
+        self._task.add_done_callback(self._finish_task)
+
+    def cancel(self) -> None:
+        """Cancel the coroutine; called on the loop."""
+        if self._task is not None:
+            self._task.cancel()
+        elif not self.is_done:  # Ctrl-C arrived before `start` was scheduled
+            self._coroutine.close()
+            self._finish(None, asyncio.CancelledError())
 
     def wait(self, timeout: float) -> bool:
         """Wait until the coroutine is done, and return whether it is."""
@@ -147,11 +153,35 @@ class _Outcome(Generic[T]):
         return self.is_done
 
     def result(self) -> T:
-        """Return the result, or raise the error; once, so that no error refers to itself."""
+        """Return the result, or raise the error, and forget both."""
+        result, self._result = self._result, None
         error, self._error = self._error, None
-        if error is not None:
+        if error is None:
+            return result  # type: ignore[return-value]
+        try:
             raise error
-        return self._result  # type: ignore[return-value]
+        finally:
+            del error  # or its traceback would refer to itself
+
+    def _finish_task(self, task: asyncio.Task[T]) -> None:
+        # asyncio runs Python code when a task is freed. The caller's thread must not free it,
+        # because a Ctrl-C that arrives in that code is lost.
+        self._task = None
+        if task.cancelled():
+            self._finish(None, asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            self._finish(None, error)
+        else:
+            self._finish(task.result(), None)
+
+    def _finish(self, result: T | None, error: BaseException | None) -> None:
+        self._result, self._error = result, error
+        self.is_cancelled = isinstance(error, asyncio.CancelledError)
+        self.is_done = True
+        _bridge.forget(self)
+        self._ready.put(None)
+        if self.wakes is not None:
+            self.wakes.put(None)
 
 
 class _LoopThread:
@@ -163,7 +193,8 @@ class _LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._cancelled: set[_Outcome[Any]] = set()
+        self._cancelled: set[_Call[Any]] = set()
+        self._closing: set[_Call[Any]] = set()
         self._started: set[concurrent.futures.Future[Any]] = set()
         self.shuts_down_with_worker = False
         self.limits_workers = False
@@ -212,10 +243,20 @@ class _LoopThread:
         task.add_done_callback(self._tasks.discard)
         return True
 
-    def track_cancelled(self, outcome: _Outcome[Any]) -> None:
-        """Remember a cancelled coroutine, whose caller may stop waiting before it is done."""
-        self._cancelled.add(outcome)
-        self._cancelled.difference_update([each for each in [*self._cancelled] if each.is_done])
+    def track_cancelled(self, call: _Call[Any]) -> None:
+        """Remember a cancelled call, for which the caller may stop to wait before it is done."""
+        self._cancelled.add(call)
+        if call.is_done:
+            self.forget(call)
+
+    def track_closing(self, call: _Call[Any]) -> None:
+        """Remember a call for which the process waits before it ends."""
+        self._closing.add(call)
+
+    def forget(self, call: _Call[Any]) -> None:
+        """Forget a call that is done."""
+        self._cancelled.discard(call)
+        self._closing.discard(call)
 
     def track_started(self, outcome: concurrent.futures.Future[Any]) -> None:
         """Remember a coroutine for which the process waits before it ends."""
@@ -223,14 +264,17 @@ class _LoopThread:
         outcome.add_done_callback(self._started.discard)
 
     def wait_for_started(self) -> None:
-        """Wait for all coroutines that `submit` has started."""
+        """Wait for all coroutines that `submit` has started, and for what is being closed."""
         concurrent.futures.wait(list(self._started))
+        for call in [*self._closing]:
+            while not call.wait(_POLL_SECONDS):
+                pass
 
     def wait_for_cancelled(self) -> None:
         """Wait for cancelled coroutines, up to `CleanupTimeouts.interrupted_seconds`."""
         until = time.monotonic() + longest_cleanup_of_all().interrupted_seconds
-        for outcome in [*self._cancelled]:
-            outcome.wait(until - time.monotonic())
+        for call in [*self._cancelled]:
+            call.wait(until - time.monotonic())
 
     def serves(self, sessions: Sessions) -> bool:
         """Return whether there is a session of a store on this loop."""
@@ -382,57 +426,32 @@ def run(coroutine: Coroutine[Any, Any, T], *, feed: object = None) -> T:
     Raises:
         RuntimeError: Called on the background loop's own thread.
     """
-    started: list[asyncio.Task[T]] = []
     loop: asyncio.AbstractEventLoop | None = None
-
-    def start() -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        started.append(task)
-        task.add_done_callback(finish)
-
-    def finish(task: asyncio.Task[T]) -> None:
-        # asyncio runs Python code when a task is freed. The caller's thread must not free it,
-        # because a Ctrl-C that arrives in that code is lost.
-        started.clear()
-        if task.cancelled():
-            outcome.finish(None, asyncio.CancelledError())
-        elif (error := task.exception()) is not None:
-            outcome.finish(None, error)
-        else:
-            outcome.finish(task.result(), None)
-
-    def cancel() -> None:
-        if started:
-            started[0].cancel()
-        elif not outcome.is_done:  # Ctrl-C arrived before `start` was scheduled
-            coroutine.close()
-            outcome.finish(None, asyncio.CancelledError())
-
     # From here on, Ctrl-C at any point closes or cancels the coroutine.
     try:
         if _current_bridge().is_exiting and threading.current_thread().daemon:
             coroutine.close()
             _block_forever()
-        outcome: _Outcome[T] = _Outcome()
+        call = _Call(coroutine)
         loop = _bridge.loop()
-        loop.call_soon_threadsafe(start)
+        loop.call_soon_threadsafe(call.start)
         canceller: CallCanceller | None = getattr(_of_thread, "canceller", None)
         if canceller is not None:
-            canceller.start_call(outcome, partial(loop.call_soon_threadsafe, cancel))
+            canceller.start_call(call, partial(loop.call_soon_threadsafe, call.cancel))
         if isinstance(feed, Feed):
-            feed.serve(outcome)
+            feed.serve(call)
         # A signal that arrives just before the thread blocks does not interrupt the wait, and
         # CPython runs its handler only when the thread wakes up.
-        while not outcome.wait(_POLL_SECONDS):
+        while not call.wait(_POLL_SECONDS):
             pass
-        return outcome.result()
+        return call.result()
     except BaseException:
         if loop is None:
             coroutine.close()
-        elif not outcome.is_done:
-            loop.call_soon_threadsafe(cancel)
-            _bridge.track_cancelled(outcome)  # another Ctrl-C may interrupt the wait below
-            outcome.wait(longest_cleanup_of_all().total_seconds)
+        elif not call.is_done:
+            loop.call_soon_threadsafe(call.cancel)
+            _bridge.track_cancelled(call)  # another Ctrl-C may interrupt the wait below
+            call.wait(longest_cleanup_of_all().total_seconds)
         if _bridge.is_exiting and threading.current_thread().daemon:
             _block_forever()
         raise
@@ -454,7 +473,7 @@ class CallCanceller:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._call: tuple[_Outcome[Any], Callable[[], object]] | None = None
+        self._call: tuple[_Call[Any], Callable[[], object]] | None = None
         self._is_pending = False
 
     def __enter__(self) -> None:
@@ -463,14 +482,14 @@ class CallCanceller:
     def __exit__(self, *_: object) -> None:
         _of_thread.canceller = None
 
-    def start_call(self, outcome: _Outcome[Any], cancel: Callable[[], object]) -> None:
-        """Register a call of this thread, until its outcome is done."""
+    def start_call(self, call: _Call[Any], cancel: Callable[[], object]) -> None:
+        """Register a call of this thread, until it is done."""
         with self._lock:
             is_pending, self._is_pending = self._is_pending, False
             if is_pending and self._call is not None and self._call[0].is_done:
                 # The cancel may have been too late for the previous call.
                 is_pending = not self._call[0].is_cancelled
-            self._call = outcome, cancel
+            self._call = call, cancel
         if is_pending:
             cancel()
 
@@ -612,9 +631,11 @@ def wait_for_result(future: concurrent.futures.Future[T]) -> T:
     done: queue.SimpleQueue[object] = queue.SimpleQueue()
     future.add_done_callback(done.put)
     while True:
-        with suppress(queue.Empty):
+        try:
             done.get(timeout=_POLL_SECONDS)
-            return future.result()
+        except queue.Empty:
+            continue
+        return future.result()
 
 
 async def _step(iterator: AsyncIterator[T]) -> tuple[bool, T | None]:
@@ -681,10 +702,10 @@ class Feed(BufferedIterator[T]):
             self._requested_by = asyncio.get_running_loop()
             self._wakeups.put(None)
 
-    def serve(self, outcome: _Outcome[Any]) -> None:
-        """Produce items in this thread on request, until `outcome` is done."""
-        outcome.wakes = self._wakeups
-        while not outcome.is_done:
+    def serve(self, call: _Call[Any]) -> None:
+        """Produce items in this thread on request, until `call` is done."""
+        call.wakes = self._wakeups
+        while not call.is_done:
             with suppress(queue.Empty):
                 self._wakeups.get(timeout=_POLL_SECONDS)
             loop = self._requested_by
@@ -783,13 +804,15 @@ def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], p
     elif _bridge.is_closed:
         return  # closed with the loop
     elif not _bridge.start_if_own(close):
-        outcome = submit(close())
+        loop = _current_bridge().loop()
+        call = _Call(close())
+        _bridge.track_closing(call)
+        loop.call_soon_threadsafe(call.start)
         # Wait with a limit: the garbage collector may run in a thread that holds a lock that the
         # loop needs, such as the lock of a future. The process waits for `close` before it ends.
         times = longest_cleanup_of_all()
-        seconds = max(times.interrupted_seconds, times.composite_wait_seconds)
-        if concurrent.futures.wait([outcome], timeout=seconds).done:
-            outcome.result()
+        if call.wait(max(times.interrupted_seconds, times.composite_wait_seconds)):
+            call.result()
 
 
 def close_when_dropped(store: Store) -> Store:
@@ -864,6 +887,8 @@ class OpenContext(Generic[T]):
             return False
         _ = self.value
         manager, self._manager = self._manager, None
+        # The weak reference is dropped now, because a Ctrl-C in its callback would be lost.
+        _open_contexts.discard(self)
         if manager is None:
             return False
         kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextvars
 import gc
 import inspect
+import queue
 import subprocess
 import sys
 import threading
@@ -189,6 +190,34 @@ def test_the_loop_frees_the_tasks_of_calls() -> None:
         _bridge.run(work())
     _bridge.run(soon())
     assert set(freed_by) == {"aioflux-loop"}
+
+
+def test_the_memory_of_a_failed_call_is_freed() -> None:
+    class Memory:
+        pass
+
+    kept: list[weakref.ref[Memory]] = []
+
+    async def fail() -> None:
+        memory = Memory()
+        kept.append(weakref.ref(memory))
+        raise LookupError
+
+    gc.disable()
+    try:
+        with suppress(LookupError):
+            _bridge.run(fail())
+        assert kept[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_every_error_of_an_executor_is_raised() -> None:
+    def fail() -> None:
+        raise queue.Empty
+
+    with ThreadPoolExecutor(1) as threads, pytest.raises(queue.Empty):
+        _bridge.wait_for_result(threads.submit(fail))
 
 
 class Steps:

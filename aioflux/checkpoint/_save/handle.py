@@ -44,8 +44,14 @@ class SaveHandle:
         self._started = time.monotonic()
         self._outcome: concurrent.futures.Future[SaveResult] = concurrent.futures.Future()
         self._outcome.set_running_or_notify_cancel()
+        # Waiting threads use these: Ctrl-C inside a method of the future could keep its lock, for
+        # which the uploader would wait without end.
         self._wakes: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._outcome.add_done_callback(self._wakes.put)
+        self._ends: list[None] = []
+        """Has an element when the save is complete."""
+        ends, wakes = self._ends, self._wakes  # the callback must not refer to the handle
+        self._outcome.add_done_callback(lambda _: ends.append(None))
+        self._outcome.add_done_callback(wakes.put)
         self._cancel: Callable[[], object] | None = None
         self._num_sent = 0
         self._is_read = False
@@ -85,7 +91,7 @@ class SaveHandle:
 
     def done(self) -> bool:
         """Return whether the save is committed or has failed."""
-        return self._outcome.done()
+        return bool(self._ends)
 
     def result(self, timeout: float | None = None) -> SaveResult:
         """Wait for the commit.
@@ -104,7 +110,7 @@ class SaveHandle:
         try:
             return self._outcome.result(0)
         finally:
-            self._is_read = self._is_read or self._outcome.done()
+            self._is_read = self._is_read or self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as `result` does, and return the error, or None if the save is committed."""
@@ -186,8 +192,7 @@ class SaveHandle:
         """Wait for the outcome up to `timeout` seconds, and leave it unread.
 
         The thread wakes at an interval: a signal that arrives just before the thread blocks would
-        otherwise not interrupt the wait. It waits for a queue, because a wait for a future may
-        replace the KeyboardInterrupt that interrupts it by a RuntimeError.
+        otherwise not interrupt the wait.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
         while not self.done() and (remaining := end - time.monotonic()) > 0:
@@ -217,7 +222,7 @@ class SaveHandle:
         )
 
     def _failure(self) -> BaseException | None:
-        return self._outcome.exception() if self._outcome.done() else None
+        return self._outcome.exception() if self.done() else None
 
 
 def wait_for_any(handles: Sequence[SaveHandle]) -> None:

@@ -47,7 +47,13 @@ from aioflux.checkpoint._store.steps import (
     read_commit,
     uri_below,
 )
-from aioflux.errors import AiofluxError, CheckpointError, NotFoundError, TransientError
+from aioflux.errors import (
+    AiofluxError,
+    CheckpointError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import StoredItem, StoredObject
@@ -146,15 +152,18 @@ class Save:
         facts = {**msgspec.structs.asdict(job.facts), "uri": self._uri, "created": time.time()}
         objects = tuple(stored for rank_objects in uploaded for stored in rank_objects)
         commit = Commit(**facts, objects=objects, extra=dict(job.global_plan.extra))
-        await commit_save(
-            self._store,
-            self._prefix + COMMIT_KEY,
-            encode_commit(self._encode_metadata(uploaded), commit),
-            commit,
-            replaces=replaces,
-            is_urgent=job.is_urgent,
-        )
-        self._may_be_committed = True  # whatever fails now: its objects stay
+        data = encode_commit(self._encode_metadata(uploaded), commit)
+        key, is_urgent = self._prefix + COMMIT_KEY, job.is_urgent
+        self._may_be_committed = True  # from now on its objects stay, whatever fails
+        try:
+            await commit_save(
+                self._store, key, data, commit, replaces=replaces, is_urgent=is_urgent
+            )
+        except UnknownOutcomeError:
+            raise
+        except (AiofluxError, OSError):
+            self._may_be_committed = False
+            raise
         await self._after_commit()
         await self._record("committed", num_bytes=commit.num_bytes)
 
@@ -360,12 +369,12 @@ class Save:
         """Write the manifest of this rank; return False if the response was lost."""
         try:
             await manifests.write(Manifest(rank=self._job.rank, objects=objects))
-        except TransientError as exc:
+        except StorageError as exc:
+            if not (isinstance(exc, TransientError) or exc.maybe_done):
+                self._is_reported = False
+                raise
             _log.warning("%s: it is unknown whether the manifest was written: %s", self._uri, exc)
             return False
-        except AiofluxError:
-            self._is_reported = False
-            raise
         return True
 
     async def _roll_back(self, error: BaseException) -> None:

@@ -45,6 +45,7 @@ from aioflux.errors import (
     ChecksumError,
     NotFoundError,
     PreconditionFailedError,
+    StorageError,
     TransientError,
 )
 
@@ -331,14 +332,14 @@ async def commit_save(
     Raises:
         UnknownOutcomeError: The save may be committed.
         CheckpointError: Another save of the checkpoint was committed meanwhile, and stays.
-        StorageError, OSError: The commit object could not be written.
+        StorageError, OSError: The commit object was not written.
     """
     started = time.monotonic()
     prefix, _, name = key.rpartition("/")
     while True:
         try:
             await write_commit(store, key, data, new, replaces=replaces)
-        except (AiofluxError, OSError) as exc:
+        except Exception as exc:  # also of a function that returns credentials
             names = COMMIT_KEYS if name in COMMIT_KEYS else (name,)
             current = await _read_after(exc, store, prefix, names)
             saves = [each.commit.save_id if each.commit else "" for each in current]
@@ -351,7 +352,9 @@ async def commit_save(
             if is_urgent and current and is_later:
                 replaces = current
                 continue
-            if isinstance(exc, TransientError) or any(each.problem for each in current):
+            is_open = isinstance(exc, TransientError) or getattr(exc, "maybe_done", False)
+            is_known = isinstance(exc, CheckpointError | StorageError | OSError) and not is_open
+            if not is_known or any(each.problem for each in current):
                 raise _unknown_outcome(store, prefix, exc) from exc
             raise
         return
@@ -363,7 +366,7 @@ async def _read_after(
     """Return the commit objects of a checkpoint after a commit that failed with `error`."""
     try:
         return await read_commits(store, prefix, names)
-    except AiofluxError:
+    except Exception:
         raise _unknown_outcome(store, prefix, error) from error
 
 

@@ -17,9 +17,11 @@ import torch
 import aioflux
 from aioflux.checkpoint._format.commit import SaveFacts, StoredItem, data_key, new_save_id
 from aioflux.checkpoint._save.job import GlobalSavePlan, Job, UploadSettings
+from aioflux.checkpoint._save.manifests import Manifests
 from aioflux.checkpoint._save.save import Save
+from aioflux.checkpoint._store import steps as _steps
 from aioflux.checkpoint._store.steps import read_commit
-from aioflux.errors import CheckpointError
+from aioflux.errors import CheckpointError, PermissionDeniedError
 from tests.checkpoint.manager.worker_process import (
     FAST,
     SLOW,
@@ -201,3 +203,91 @@ def test_a_failed_roll_back_keeps_the_error_of_the_save(monkeypatch: pytest.Monk
         with pytest.raises(OSError, match="read-only") as caught:
             checkpointer.save(1, state_of(1))
         assert any("aioflux clean" in note for note in caught.value.__notes__)
+
+
+def fail_commits(monkeypatch: pytest.MonkeyPatch, error: Exception, *, is_done: bool) -> None:
+    """Have writes of commit objects fail, after they were carried out if `is_done`."""
+    put = aioflux.Store.put
+
+    async def fail(self: aioflux.Store, key: str, *args: Any, **options: Any) -> Any:
+        is_commit = key.endswith(".metadata")
+        meta = await put(self, key, *args, **options) if is_done or not is_commit else None
+        if is_commit:
+            raise error
+        return meta
+
+    monkeypatch.setattr(aioflux.Store, "put", fail)
+
+
+def test_an_error_of_any_class_after_the_commit_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fail_commits(monkeypatch, LookupError("no token for another attempt"), is_done=True)
+    with Checkpointer("memory://attempts/token", retry=FAST) as checkpointer:
+        checkpointer.save(1, state_of(1))
+        assert checkpointer.verify(1, deep=True).is_valid
+
+
+def test_the_data_stays_if_the_commit_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no token")
+
+    uri = "memory://attempts/unread"
+    with Checkpointer(uri, retry=FAST) as checkpointer, pytest.MonkeyPatch.context() as patch:
+        fail_commits(patch, ConnectionError("no token"), is_done=True)
+        read = _steps.read_commits
+        answers = iter([read])
+        patch.setattr(_steps, "read_commits", lambda *args: next(answers, fail)(*args))
+        with pytest.raises(CheckpointError, match="unknown whether"):
+            checkpointer.save(1, state_of(1))
+    with Checkpointer(uri, retry=FAST) as checkpointer:
+        assert checkpointer.verify(1, deep=True).is_valid
+
+
+@pytest.mark.parametrize("maybe_done", [True, False])
+def test_a_refused_commit_that_may_be_done_keeps_the_data(
+    monkeypatch: pytest.MonkeyPatch, maybe_done: bool
+) -> None:
+    error = PermissionDeniedError("HTTP 403", maybe_done=maybe_done)
+    fail_commits(monkeypatch, error, is_done=False)
+    uri = f"memory://attempts/refused-{maybe_done}"
+    expected = CheckpointError if maybe_done else PermissionDeniedError
+    with Checkpointer(uri, retry=FAST) as checkpointer, pytest.raises(expected):
+        checkpointer.save(1, state_of(1))
+    with aioflux.sync.open_store(uri) as store:
+        assert any("distcp" in meta.key for meta in store.list()) == maybe_done
+
+
+@pytest.mark.parametrize("maybe_done", [True, False])
+def test_a_manifest_that_may_be_written_is_reported(
+    monkeypatch: pytest.MonkeyPatch, maybe_done: bool
+) -> None:
+    """The coordinator may commit what it lists, so this rank waits, and deletes nothing."""
+
+    async def refuse(*_: Any) -> None:
+        raise PermissionDeniedError("HTTP 403", maybe_done=maybe_done)
+
+    monkeypatch.setattr(Manifests, "write", refuse)
+
+    async def report() -> bool:
+        async with aioflux.open_store("memory://attempts/manifest") as store:
+            facts = SaveFacts(step=1, save_id=new_save_id(datetime.now(UTC), "1"), world_size=2)
+            job = Job(
+                facts=facts,
+                rank=1,
+                arena=1,
+                arena_bytes=8,
+                items=(StoredItem(0, 8),),
+                global_plan=None,
+                started=time.time(),
+                attempt=0,
+                staged_seconds=0.0,
+            )
+            save = Save(store, UploadSettings(), job, memoryview(b""), lambda _: None)
+            return await save._report(Manifests(store, UploadSettings(), job), ())
+
+    if maybe_done:
+        assert asyncio.run(report()) is False
+    else:
+        with pytest.raises(PermissionDeniedError):
+            asyncio.run(report())
