@@ -15,7 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -58,7 +58,7 @@ from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX
 from aioflux._transfer.write import ObjectWriter, ZeroCopyWriter
 from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
 from aioflux._values.uri import REMOTE_SCHEMES, Location, check_endpoint, parse_uri
-from aioflux.errors import StorageError
+from aioflux.errors import ChecksumError, NotFoundError, StorageError
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secret, is_asynchronous
 
 if TYPE_CHECKING:
@@ -316,6 +316,17 @@ class Store:
         meta = await session.head(source.key, source.generation)
         session.counters.add_call(session.clock() - started_at)
         return meta
+
+    async def exists(self, key: str | ObjectMeta) -> bool:
+        """Return whether an object has this key, by one request.
+
+        With metadata, return whether its generation is the current one.
+        """
+        try:
+            await self.head(key)
+        except NotFoundError:
+            return False
+        return True
 
     async def get(self, key: str | ObjectMeta) -> bytes:
         """Read a whole object, in parallel ranges if it is large, and verify its checksum.
@@ -607,7 +618,12 @@ class Store:
 
     @rejects_plain_for
     async def list(
-        self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
+        self,
+        prefix: str = "",
+        *,
+        delimiter: str = "",
+        match_glob: str = "",
+        limit: int | None = None,
     ) -> AsyncGenerator[ObjectMeta, None]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
 
@@ -630,11 +646,14 @@ class Store:
                 except "/", `**` matches any characters, `[a-z]` one character of a set, and
                 `{a,b}` one of several texts. The pattern must match the whole key: "*.jpg" matches
                 one level, "**.jpg" all levels.
+            limit: Most keys to list; with a delimiter, most keys and common prefixes. Pages are
+                requested one after another, and none after the limit.
 
         Raises:
-            ValueError: Both `delimiter` and `match_glob` are given, or the pattern is not valid.
+            ValueError: Both `delimiter` and `match_glob` are given, the pattern is not valid, or
+                `limit` is negative.
         """
-        pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob)
+        pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob, limit=limit)
         async with aclosing_inner(pages) as inner:
             async for page in inner:
                 for meta in page:
@@ -648,6 +667,7 @@ class Store:
         delimiter: str = "",
         match_glob: str = "",
         page_size: int | None = None,
+        limit: int | None = None,
         with_temporary: bool = False,
     ) -> AsyncGenerator[Listing, None]:
         """Yield the pages of `list`, as the service returns them.
@@ -658,12 +678,13 @@ class Store:
             match_glob: As in `list`.
             page_size: Most keys and prefixes in one page; by default the service's maximum. Pages
                 are not prefetched if this is given: use 1 to check whether any object exists.
+            limit: As in `list`.
             with_temporary: Include temporary objects.
 
         Raises:
             ValueError: As in `list`, or `page_size` is below 1.
         """
-        check_listing(delimiter, match_glob)
+        check_listing(delimiter, match_glob, limit)
         if page_size is not None and page_size < 1:
             raise ValueError(f"page_size must be 1 or more, not {page_size!r}")
         pages = _list.list_pages(
@@ -672,6 +693,7 @@ class Store:
             delimiter=delimiter,
             match_glob=match_glob,
             page_size=page_size,
+            limit=limit,
             with_temporary=with_temporary,
         )
         async with aclosing_inner(pages) as inner:
@@ -679,18 +701,24 @@ class Store:
                 yield page
 
     async def list_all(
-        self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
+        self,
+        prefix: str = "",
+        *,
+        delimiter: str = "",
+        match_glob: str = "",
+        limit: int | None = None,
     ) -> Listing:
         """Return the whole listing as one sequence: about 70 bytes and the key for each object.
 
         Arguments and errors as in `list`.
         """
-        check_listing(delimiter, match_glob)
+        check_listing(delimiter, match_glob, limit)
         return await _list.list_all(
             self._sessions.current(),
             parse_prefix(prefix),
             delimiter=delimiter,
             match_glob=match_glob,
+            limit=limit,
         )
 
     async def save_manifest(self, key: str, prefix: str = "") -> ObjectMeta:
@@ -919,6 +947,42 @@ class Store:
         return await session.timed(
             _compose.copy(session, _source(source), parse_key(key)[0], precondition=condition)
         )
+
+    async def move(
+        self, source: str | ObjectMeta, key: str, *, mode: WriteMode = "overwrite"
+    ) -> ObjectMeta:
+        """Rename an object within the store, on the service, and return its metadata.
+
+        The object is copied, the copy is compared by size and crc32c, and the generation that was
+        copied is deleted. If this fails or is cancelled, the source is kept unless the error has
+        `maybe_done`, the copy may exist, and the call can be repeated.
+
+        Args:
+            source: Name of the object to move, or its metadata, which pins its generation.
+            key: New name. An object of this name is replaced.
+            mode: As in `put`.
+
+        Raises:
+            NotFoundError: The source does not exist, or was replaced since it was listed.
+            AlreadyExistsError: `mode` is "create", and an object named `key` exists.
+            ChecksumError: The copy differs from the source, which is kept.
+            PreconditionFailedError: The source was replaced after it was copied. Both are kept.
+            ValueError: `key` is the name of the source.
+        """
+        if _source(source).key == parse_key(key)[0]:
+            raise ValueError(f"cannot move {key!r} to its own name; give another name")
+        meta = await self.head(source)
+        copied = await self.copy(meta, key, mode=mode)
+        checksums = {meta.crc32c, copied.crc32c} - {None}
+        if copied.size != meta.size or len(checksums) > 1:
+            raise ChecksumError(
+                f"{copied.uri} is not a copy of {meta.uri}, which is kept: {copied.size} and "
+                f"{meta.size} bytes, crc32c {copied.crc32c} and {meta.crc32c}",
+                uri=copied.uri,
+            )
+        with suppress(NotFoundError):  # deleted meanwhile, or by an attempt whose answer was lost
+            await self.delete(meta)
+        return copied
 
     async def delete(self, key: str | ObjectMeta) -> None:
         """Delete an object; with metadata, only the generation in the metadata.

@@ -157,6 +157,10 @@ class Store:
         """Read the metadata of an object."""
         return _bridge.run(self._store.head(key))
 
+    def exists(self, key: str | ObjectMeta) -> bool:
+        """Return whether an object has this key, or with metadata, this generation."""
+        return _bridge.run(self._store.exists(key))
+
     def get(self, key: str | ObjectMeta) -> bytes:
         """Read a whole object, and verify its crc32c."""
         return _bridge.run(self._store.get(key))
@@ -231,10 +235,15 @@ class Store:
         return _bridge.iterate(call(feed, **options), feed=feed)
 
     def list(
-        self, prefix: str = "", *, delimiter: str = "", match_glob: str = ""
+        self,
+        prefix: str = "",
+        *,
+        delimiter: str = "",
+        match_glob: str = "",
+        limit: int | None = None,
     ) -> Iterator[ObjectMeta]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key."""
-        pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob)
+        pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob, limit=limit)
         return _bridge.flatten(pages)
 
     def list_pages(
@@ -244,6 +253,7 @@ class Store:
         delimiter: str = "",
         match_glob: str = "",
         page_size: int | None = None,
+        limit: int | None = None,
         with_temporary: bool = False,
     ) -> Iterator[Listing]:
         """Yield the objects of `list`, one page at a time."""
@@ -253,13 +263,23 @@ class Store:
                 delimiter=delimiter,
                 match_glob=match_glob,
                 page_size=page_size,
+                limit=limit,
                 with_temporary=with_temporary,
             )
         )
 
-    def list_all(self, prefix: str = "", *, delimiter: str = "", match_glob: str = "") -> Listing:
+    def list_all(
+        self,
+        prefix: str = "",
+        *,
+        delimiter: str = "",
+        match_glob: str = "",
+        limit: int | None = None,
+    ) -> Listing:
         """Return the whole listing as one sequence."""
-        return _bridge.run(self._store.list_all(prefix, delimiter=delimiter, match_glob=match_glob))
+        return _bridge.run(
+            self._store.list_all(prefix, delimiter=delimiter, match_glob=match_glob, limit=limit)
+        )
 
     def save_manifest(self, key: str, prefix: str = "") -> ObjectMeta:
         """Store a listing as an object, a manifest, and return the metadata of the manifest."""
@@ -363,6 +383,12 @@ class Store:
     ) -> ObjectMeta:
         """Copy an object within the store, on the service."""
         return _bridge.run(self._store.copy(source, key, mode=mode))
+
+    def move(
+        self, source: str | ObjectMeta, key: str, *, mode: WriteMode = "overwrite"
+    ) -> ObjectMeta:
+        """Rename an object within the store, on the service."""
+        return _bridge.run(self._store.move(source, key, mode=mode))
 
     def delete(self, key: str | ObjectMeta) -> None:
         """Delete an object; with metadata, only the generation in the metadata."""

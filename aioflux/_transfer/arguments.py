@@ -68,13 +68,15 @@ def parse_prefix(prefix: str) -> str:
     return prefix
 
 
-def check_listing(delimiter: str, match_glob: str) -> None:
+def check_listing(delimiter: str, match_glob: str, limit: int | None = None) -> None:
     """Check the filters of a listing.
 
     Raises:
         TypeError: A filter is not a string.
-        ValueError: Both filters are given.
+        ValueError: Both filters are given, or the limit is negative.
     """
+    if limit is not None and limit < 0:
+        raise ValueError(f"limit must be 0 or more, not {limit}")
     for name, value in (("delimiter", delimiter), ("match_glob", match_glob)):
         if not isinstance(value, str):
             raise TypeError(f"{name} is a string, not {type(value).__name__}")

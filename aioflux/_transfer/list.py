@@ -32,6 +32,8 @@ _MAX_IN_FLIGHT = 32
 """Maximum number of requests of one listing in flight, even if the store allows more: parsing their
 pages keeps one process busy, and each badly placed range costs a request."""
 _WINDOW_PAGES = 64
+_MIN_PAGE_SIZE = 100
+"""Smallest page that is requested for a limit, because temporary objects in it are left out."""
 
 
 def visible(objects: Listing, prefix: str) -> Listing:
@@ -54,6 +56,7 @@ async def list_pages(
     delimiter: str = "",
     match_glob: str = "",
     page_size: int | None = None,
+    limit: int | None = None,
 ) -> AsyncGenerator[Listing, None]:
     """Yield pages of the objects whose keys begin with `prefix`, sorted by key.
 
@@ -70,20 +73,29 @@ async def list_pages(
             common prefixes, in `Listing.prefixes`.
         match_glob: Leave out keys that do not match this pattern.
         page_size: Maximum number of keys and prefixes in a page; None for that of the service.
+        limit: Maximum number of keys and prefixes in all pages; no page is requested after it.
 
     Raises:
         StorageError: A page does not continue the page before it, so that the listing could repeat
             keys or never end.
     """
+    prefetch = page_size is None and limit is None
+    if page_size is None and limit is not None:
+        filters_here = match_glob and not session.service.capabilities.match_glob
+        page_size = None if filters_here else max(limit, _MIN_PAGE_SIZE)
     request = ListRequest(prefix, delimiter=delimiter, match_glob=match_glob, page_size=page_size)
     # Pages of a given size are requested one after another: such a caller reads few pages.
-    fetcher = _PageFetcher(session, request, prefetch=page_size is None)
+    fetcher = _PageFetcher(session, request, prefetch=prefetch)
+    num_left = limit
     try:
-        while True:
+        while num_left is None or num_left > 0:
             page = await fetcher.next_page()
             if page is None:
                 return
             shown = page if with_temporary else visible(page, prefix)
+            if num_left is not None:
+                shown = _first(shown, num_left)
+                num_left -= len(shown) + len(shown.prefixes)
             if shown or shown.prefixes:
                 yield shown
     finally:
@@ -91,11 +103,16 @@ async def list_pages(
 
 
 async def list_all(
-    session: Session, prefix: str, *, delimiter: str = "", match_glob: str = ""
+    session: Session,
+    prefix: str,
+    *,
+    delimiter: str = "",
+    match_glob: str = "",
+    limit: int | None = None,
 ) -> Listing:
     """Return all objects of `list_pages`."""
     whole = Listing()
-    pages = list_pages(session, prefix, delimiter=delimiter, match_glob=match_glob)
+    pages = list_pages(session, prefix, delimiter=delimiter, match_glob=match_glob, limit=limit)
     async with aclosing_inner(pages) as inner:
         async for page in inner:
             whole.extend(page)
@@ -216,6 +233,16 @@ class _PageFetcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+
+
+def _first(page: Listing, count: int) -> Listing:
+    """Return the first keys and common prefixes of a page, in their common order."""
+    if len(page) + len(page.prefixes) <= count:
+        return page
+    last = sorted([*page.keys, *page.prefixes])[count - 1]
+    first = page[: bisect_right(page.keys, last)]
+    first.prefixes = page.prefixes[: bisect_right(page.prefixes, last)]
+    return first
 
 
 def _within(texts: Sequence[str], names: Sequence[str]) -> tuple[int, int]:

@@ -46,6 +46,16 @@ async def test_a_large_prefix_is_listed_by_ranges_within_the_bound(
     assert num_requests <= 1.2 * 15_000 / 5_000 + 2 * 32
 
 
+@pytest.mark.parametrize(("limit", "num_requests"), [(0, 0), (1, 1), (6_000, 2)])
+async def test_no_page_is_requested_after_the_limit(
+    server: GCSServer, bucket: str, limit: int, num_requests: int
+) -> None:
+    filled(server, bucket, [f"t/{at:06}" for at in range(12_000)])
+    async with aioflux.open_store(f"gs://{bucket}", endpoint_url=server.url) as store:
+        assert len([meta async for meta in store.list("t/", limit=limit)]) == limit
+        assert store.stats.num_requests == num_requests
+
+
 async def test_one_level_and_a_pattern_are_listed_by_ranges_within_the_bound(
     server: GCSServer, bucket: str
 ) -> None:

@@ -102,6 +102,23 @@ class ListContract(SuiteBase):
         with pytest.raises(ValueError, match="page_size must be 1 or more, not 0"):
             _ = [page async for page in store.list_pages(page_size=0)]
 
+    @pytest.mark.parametrize("limit", [0, 1, 5, 1000])
+    async def test_a_limit_is_the_most_keys(self, store: Store, limit: int) -> None:
+        """With a delimiter, it is the most keys and common prefixes, in their common order."""
+        keys = self._write_keys()
+        assert [meta.key async for meta in store.list(limit=limit)] == keys[:limit]
+        assert [meta.key for meta in await store.list_all("a", limit=limit)] == [
+            key for key in keys if key.startswith("a")
+        ][:limit]
+        globbed = await store.list_all(match_glob="**b*", limit=limit)
+        assert [meta.key for meta in globbed] == [key for key in keys if "b" in key][:limit]
+        level = await store.list_all(delimiter="/")
+        first = await store.list_all(delimiter="/", limit=limit)
+        names = sorted([*level.keys, *level.prefixes])
+        assert sorted([*first.keys, *first.prefixes]) == names[:limit]
+        with pytest.raises(ValueError, match="limit"):
+            await store.list_all(limit=-1)
+
     async def test_a_listing_may_end_early(self, store: Store) -> None:
         """A caller may stop iterating a listing and use the store afterwards."""
         self._write_keys()

@@ -72,6 +72,16 @@ class ReadContract(SuiteBase):
             with pytest.raises(NotFoundError):
                 await store.get_into(meta, bytearray(size))
 
+    async def test_exists(self, store: Store) -> None:
+        """`exists` is about a key, or about the generation in metadata."""
+        self.write_back_door("d/a", b"1")
+        meta = await store.head("d/a")
+        assert await store.exists("d/a")
+        assert await store.exists(meta)
+        assert not await store.exists("missing")
+        self.write_back_door("d/a", b"22")
+        assert not await store.exists(meta)
+
     async def test_missing_objects_are_not_found(self, store: Store) -> None:
         """Every read of a missing object raises NotFoundError with the full uri."""
         reads: list[Callable[[], Awaitable[object]]] = [

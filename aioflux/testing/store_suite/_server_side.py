@@ -1,4 +1,4 @@
-"""Tests of the operations of the server: `compose`, `copy`, `delete` and `delete_many`."""
+"""Tests of the operations of the server: `compose`, `copy`, `move`, `delete`, `delete_many`."""
 
 from __future__ import annotations
 
@@ -130,6 +130,33 @@ class ServerSideContract(SuiteBase):
         assert self.is_absent("c")
         await store.copy("a", "b")
         assert self.read_back_door("b") == b"2"
+
+    async def test_move_renames(self, store: Store) -> None:
+        """`move` leaves the object under its new key only, and may replace another object."""
+        data = pattern(1000)
+        self.write_all({"a": data, "d/b": b"old"})
+        meta = await store.move("a", "d/b")
+        assert (meta.key, meta.size) == ("d/b", 1000)
+        assert meta.generation == (await store.head("d/b")).generation
+        assert self.read_back_door("d/b") == data
+        assert self.is_absent("a")
+
+    async def test_a_rejected_move_changes_nothing(self, store: Store) -> None:
+        """`move` fails if the source is missing or was replaced, or the destination exists."""
+        self.write_all({"a": b"1", "b": b"old"})
+        meta = await store.head("a")
+        with pytest.raises(AlreadyExistsError, match=r"/b\b"):
+            await store.move("a", "b", mode="create")
+        with pytest.raises(NotFoundError, match="missing"):
+            await store.move("missing", "c")
+        with pytest.raises(ValueError, match="own name"):
+            await store.move("a", "a")
+        self.write_back_door("a", b"2")
+        with pytest.raises(NotFoundError):
+            await store.move(meta, "c")
+        assert self.is_absent("c")
+        assert self.read_back_door("a") == b"2"
+        assert self.read_back_door("b") == b"old"
 
     async def test_delete_removes_the_object(self, store: Store) -> None:
         """`delete` removes one object; deleting it again raises NotFoundError."""
