@@ -6,6 +6,7 @@ lines because every public operation is declared here: more than half are signat
 
 from __future__ import annotations
 
+import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -17,7 +18,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypeVar, cast
@@ -42,6 +43,7 @@ from aioflux._transfer.arguments import (
     check_policies,
     check_range,
     parse_data,
+    parse_expires,
     parse_key,
     parse_memory,
     parse_prefix,
@@ -53,6 +55,7 @@ from aioflux._transfer.get_many import fetch_many, try_all, try_many
 from aioflux._transfer.read_plan import MAX_GAP_BYTES
 from aioflux._transfer.read_range import Pin, read_into
 from aioflux._transfer.reader import ObjectReader
+from aioflux._transfer.retry import with_retry
 from aioflux._transfer.session import Sessions
 from aioflux._transfer.temp_keys import COMPOSITE_PREFIX, TEMPORARY_PREFIX
 from aioflux._transfer.write import ObjectWriter, ZeroCopyWriter
@@ -83,6 +86,7 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WriteMode: TypeAlias = Literal["overwrite", "create"]
+UrlMethod: TypeAlias = Literal["GET", "HEAD", "PUT", "DELETE"]
 # Defined outside of the class, inside which `list` is a method.
 RangesData: TypeAlias = list[bytes]
 DataBatch: TypeAlias = list[tuple[str, bytes]]
@@ -1049,6 +1053,49 @@ class Store:
             return []
         granted = await session.call("", session.service.granted_permissions, list(names))
         return [name for name in names if name not in granted]
+
+    async def sign(self, key: str, *, method: UrlMethod = "GET", expires: timedelta | float) -> str:
+        """Return a url with which anyone can send one kind of request for an object.
+
+        The url is a secret until it expires. Its request has the permissions of the store's
+        credentials; whether they suffice, and whether the object exists, is not checked. With
+        temporary keys of S3, the url expires with them at the latest. No request is sent for an
+        object; the first call on S3 may request the region of the bucket, and impersonated
+        credentials of Google sign with a request to the IAM API.
+
+        Args:
+            key: Name of the object, below the store's prefix.
+            method: "GET", "HEAD", "PUT" or "DELETE". On Azure, a GET url allows HEAD, too, and a
+                PUT needs the header `x-ms-blob-type: BlockBlob`.
+            expires: Time from now on for which the url is valid, as a timedelta or in seconds,
+                rounded up to whole seconds; at most 7 days on `gs://` and `s3://`.
+
+        Raises:
+            CredentialsError: There are no credentials, or on `gs://` and `s3://` they cannot sign:
+                an access token, credentials without a private key, or "anonymous".
+            UnsupportedError: The store is `memory://` or `file://`, or an `az://` store without an
+                account key.
+            TypeError: `expires` is neither a timedelta nor a number.
+            ValueError: `method` is another one, `expires` is out of range, or no object can be
+                stored with this key.
+        """
+        if isinstance(key, ObjectMeta):
+            raise TypeError("a url is not pinned to a generation; pass meta.key, not the metadata")
+        name, _ = parse_key(key)
+        if method not in {"GET", "HEAD", "PUT", "DELETE"}:
+            raise ValueError(f'method must be "GET", "HEAD", "PUT" or "DELETE", not {method!r}')
+        if method == "PUT":
+            write_request(name, Precondition())
+        # The dates of Azure have years of four digits.
+        max_days = 7 if self._config.location.scheme in {"gs", "s3"} else 36_500
+        seconds = parse_expires(expires, max_days=max_days)
+        session, now = self._sessions.current(), time.time()
+        return await with_retry(
+            lambda _: session.service.sign(name, method=method, seconds=seconds, now=now),
+            session.retry,
+            uri_of=lambda: session.service.uri(name),
+            clock=session.clock,
+        )
 
     async def check_conditions(self) -> Sequence[str]:
         """Return the conditions that the server ignores: "create", "replace" and "delete".

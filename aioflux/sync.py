@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from aioflux import _bridge
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
     from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
     from aioflux._values.stats import ProgressHook, StoreStats
     from aioflux.options import RetryPolicy, Timeouts, TransferOptions
-    from aioflux.store import Buffer, DataBatch, MetaBatch, RangesData, TriedBatch, WriteMode
+    from aioflux.store import (
+        Buffer,
+        DataBatch,
+        MetaBatch,
+        RangesData,
+        TriedBatch,
+        UrlMethod,
+        WriteMode,
+    )
 
 __all__ = ["ObjectReader", "ObjectWriter", "Store", "open_store"]
 
@@ -402,6 +411,10 @@ class Store:
     def missing_permissions(self, names: Sequence[str]) -> Sequence[str]:
         """Return the permissions in `names` that the credentials lack on the bucket, in order."""
         return _bridge.run(self._store.missing_permissions(names))
+
+    def sign(self, key: str, *, method: UrlMethod = "GET", expires: timedelta | float) -> str:
+        """Return a url with which anyone can send one kind of request for an object."""
+        return _bridge.run(self._store.sign(key, method=method, expires=expires))
 
     def check_conditions(self) -> Sequence[str]:
         """Return those of "create", "replace" and "delete" that the server ignores."""

@@ -456,6 +456,24 @@ class Service(ABC):
             uri=uri,
         )
 
+    async def sign(self, key: str, *, method: str, seconds: int, now: float) -> str:
+        """Return a url with which anyone can send one kind of request for an object.
+
+        Args:
+            key: Key of the object, which need not exist.
+            method: HTTP method that the url allows.
+            seconds: Time for which the url is valid, from `now` on.
+            now: Unix time, in seconds.
+
+        Raises:
+            CredentialsError: There are no credentials, or they cannot sign.
+            UnsupportedError: The service has no such urls, or none with these credentials.
+        """
+        uri = self.uri(key)
+        raise UnsupportedError(
+            f"could not sign a url of {uri}: only gs://, s3:// and az:// have signed urls", uri=uri
+        )
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close connections and sessions. The service cannot be used afterwards."""
@@ -501,6 +519,7 @@ class ServiceWrapper(Service):
     abort_upload = _forward(Service.abort_upload)
     list_uploads = _forward(Service.list_uploads)
     granted_permissions = _forward(Service.granted_permissions)
+    sign = _forward(Service.sign)
     has_conditional_delete = _forward(Service.has_conditional_delete)
     aclose = _forward(Service.aclose)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from aioflux._services.base import Precondition, WriteRequest
@@ -137,6 +139,21 @@ def check_offset(name: str, value: object) -> None:
     """Raise TypeError if an offset in an object is not an integer."""
     if not hasattr(value, "__index__"):
         raise TypeError(f"{name} is an integer, not {value!r}")
+
+
+def parse_expires(expires: timedelta | float, *, max_days: int) -> int:
+    """Return the time for which a signed url is valid, in whole seconds, rounded up.
+
+    Raises:
+        TypeError: The time is neither a timedelta nor a number of seconds.
+        ValueError: The time is not positive, or is longer than `max_days`.
+    """
+    if isinstance(expires, bool) or not isinstance(expires, timedelta | int | float):
+        raise TypeError(f"expires is a timedelta or a number of seconds, not {expires!r}")
+    seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
+    if not 0 < seconds <= max_days * 86_400:
+        raise ValueError(f"expires must be above 0 and at most {max_days} days, not {expires!r}")
+    return math.ceil(seconds)
 
 
 def check_range(start: int, end: int) -> None:

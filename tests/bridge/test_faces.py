@@ -42,6 +42,7 @@ METHODS = {
     "delete",
     "delete_many",
     "missing_permissions",
+    "sign",
     "check_conditions",
     "clean",
 }
