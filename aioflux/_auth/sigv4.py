@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, NoReturn
+from urllib.parse import quote
 
 EMPTY_HASH: Final = hashlib.sha256(b"").hexdigest().encode()
 """SHA-256 of an empty body, in hexadecimal digits."""
@@ -144,6 +145,31 @@ class Signer:
             (b"Authorization", authorization),
         ]
 
+    def presign(
+        self, method: bytes, path: bytes, query: bytes, *, seconds: int, now: float
+    ) -> bytes:
+        """Return the query of a presigned url: `query`, and the parameters of the signature.
+
+        Args:
+            method: HTTP method that the url allows.
+            path: Path, percent-encoded, as it is sent.
+            query: Query, percent-encoded; empty if the url has no other parameters.
+            seconds: Time for which the url is valid, from `now` on.
+            now: Unix time, in seconds.
+        """
+        self._update_time(now)
+        algorithm = b"AWS4-HMAC-SHA256"
+        added = presigned_query(
+            b"X-Amz", algorithm, b"%b/%b" % (self._id, self._scope), self._timestamp, seconds
+        )
+        query = b"%b&%b" % (query, added) if query else added
+        if self.keys.token:
+            query += b"&X-Amz-Security-Token=" + quote(self.keys.token, safe="").encode()
+        text = presigned_text(
+            algorithm, self._timestamp, self._scope, method, path, query, self._host
+        )
+        return b"%b&X-Amz-Signature=%b" % (query, self._key.sign(text).hexdigest().encode())
+
     def _new_template(self, names: tuple[bytes, ...]) -> tuple[Any, bytes, bytes]:
         """Create and cache a template of the canonical request for a sequence of header names.
 
@@ -212,3 +238,46 @@ def canonical_query(query: bytes) -> bytes:
         return query if b"=" in query or not query else query + b"="
     pairs: Any = sorted(pair.partition(b"=")[::2] for pair in query.split(b"&"))
     return b"&".join(b"%b=%b" % pair for pair in pairs)
+
+
+def presigned_query(
+    vendor: bytes, algorithm: bytes, credential: bytes, timestamp: bytes, seconds: int
+) -> bytes:
+    """Return the query of a presigned url, without the signature and without a session token.
+
+    Google Cloud Storage has the same parameters as S3, with other names
+    (cloud.google.com/storage/docs/authentication/canonical-requests).
+
+    Args:
+        vendor: First part of the names, `X-Amz` or `X-Goog`.
+        algorithm: Name of the algorithm.
+        credential: Access key id, or the email of a service account, and the scope.
+        timestamp: Time at which the url becomes valid.
+        seconds: Time for which it is valid, in seconds.
+    """
+    values = (algorithm, quote(credential, safe="").encode(), timestamp, b"%d" % seconds, b"host")
+    names = (b"Algorithm", b"Credential", b"Date", b"Expires", b"SignedHeaders")
+    return b"&".join(
+        b"%b-%b=%b" % (vendor, name, value) for name, value in zip(names, values, strict=True)
+    )
+
+
+def presigned_text(
+    algorithm: bytes,
+    timestamp: bytes,
+    scope: bytes,
+    method: bytes,
+    path: bytes,
+    query: bytes,
+    host: bytes,
+) -> bytes:
+    """Return the text that is signed for a presigned url; `query` is all but the signature."""
+    canonical = b"%b\n%b\n%b\nhost:%b\n\nhost\n%b" % (
+        method,
+        path,
+        canonical_query(query),
+        host,
+        UNSIGNED,
+    )
+    digest = hashlib.sha256(canonical).hexdigest().encode()
+    return b"%b\n%b\n%b\n%b" % (algorithm, timestamp, scope, digest)

@@ -15,7 +15,7 @@ from aioflux._auth.aws import NOT_READY, AWSSource, Settings
 from aioflux._auth.redaction import add_secret
 from aioflux._auth.sigv4 import EMPTY_HASH, UNSIGNED, Signer, canonical_query
 from aioflux._http import FixedHeaders, TransportError, default_context, open_pool
-from aioflux._services.responses import Failure, RequestKind
+from aioflux._services.responses import PLAIN, Failure, RequestKind
 from aioflux._services.s3.endpoint import (
     DEFAULT_REGION,
     endpoint_of,
@@ -39,7 +39,7 @@ from aioflux._services.sender import (
 )
 from aioflux._services.xml_reader import parse_fields
 from aioflux._values.uri import check_endpoint
-from aioflux.errors import TransientError
+from aioflux.errors import CredentialsError, TransientError
 
 if TYPE_CHECKING:
     import ssl
@@ -189,6 +189,23 @@ class S3Sender(Sender):
 
     def _service_error(self, failure: Failure) -> StorageError:
         return service_error(failure)
+
+    async def presign(
+        self, method: bytes, path: bytes, key: str, *, seconds: int, now: float
+    ) -> str:
+        """Return a presigned url; arguments as in `Signer.presign`, `path` below the bucket."""
+        action = "sign a url of"
+        *_, (endpoint, signer) = await self._authorize(method, path, (), None, action, key, PLAIN)
+        if signer is None:
+            raise CredentialsError(
+                f"could not {action} {self._uri(key)}: the store was opened with anonymous "
+                "credentials; pass credentials that have keys"
+            )
+        # S3 reads this header from the query of a presigned url.
+        query = b"%b=%b" % _REQUESTER_PAYS if self._access.requester_pays else b""
+        path = endpoint.root + path
+        query = signer.presign(method, path, query, seconds=seconds, now=now)
+        return f"{endpoint.origin.url}{path.decode()}?{query.decode()}"
 
     async def endpoint_url(self) -> str:
         """Return the url of the endpoint; empty for AWS. Sends no request."""

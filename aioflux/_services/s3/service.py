@@ -515,6 +515,10 @@ class S3Service(XMLService):
         checksum = self._checksum_from_fields(fields, key)
         return self._written_meta(request, fields["ETag"].strip('"'), size, checksum)
 
+    async def sign(self, key: str, *, method: str, seconds: int, now: float) -> str:
+        path = self._path(key)
+        return await self._sender.presign(method.encode(), path, key, seconds=seconds, now=now)
+
     def _path(self, key: str) -> bytes:
         return wire.quote_name(self._prefix + key)
 
