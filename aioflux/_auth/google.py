@@ -12,10 +12,11 @@ from datetime import UTC
 from typing import Any
 
 from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
+from aioflux._auth.sigv4 import presigned_query, presigned_text
 from aioflux.errors import CredentialsError, TransientError
 from aioflux.options import ANONYMOUS
 
-__all__ = ["AnonymousToken", "GoogleToken", "open_token"]
+__all__ = ["NO_PRIVATE_KEY", "AnonymousToken", "GoogleToken", "open_token"]
 
 SCOPES = ("https://www.googleapis.com/auth/devstorage.full_control",)
 
@@ -23,6 +24,11 @@ _OAUTH_CODE = re.compile(r"[a-z_]{1,40}")
 _HOW_TO_SIGN_IN = (
     "run 'gcloud auth application-default login', set GOOGLE_APPLICATION_CREDENTIALS to a key "
     f'file, or pass credentials=; for a public bucket pass credentials="{ANONYMOUS}"'
+)
+
+NO_PRIVATE_KEY = (
+    "has no private key to sign with: pass the key file of a service account as credentials=, or "
+    "google.auth.impersonated_credentials.Credentials, which sign with the IAM API"
 )
 
 
@@ -37,25 +43,69 @@ class GoogleToken(RenewedToken):
     async def _refresh(self) -> tuple[str, float]:
         return await asyncio.to_thread(self._refresh_blocking)
 
-    def _refresh_blocking(self) -> tuple[str, float]:
+    def _load(self) -> Any:
+        """Return the credentials; find Application Default Credentials if there are none yet."""
         import google.auth
+        from google.auth import exceptions
+
+        if self._credentials is None:
+            try:
+                self._credentials, _ = google.auth.default(scopes=SCOPES)
+            except exceptions.DefaultCredentialsError as exc:
+                raise CredentialsError(
+                    f"no Google credentials were found ({_first_sentence(exc)}): {_HOW_TO_SIGN_IN}"
+                ) from exc
+        return self._credentials
+
+    async def presign(
+        self, method: bytes, path: bytes, host: bytes, *, seconds: int, now: float
+    ) -> bytes:
+        """Return the query of a signed url (V4); arguments as in `Signer.presign` of `sigv4`.
+
+        Raises:
+            CredentialsError: No credentials were found, or they cannot sign.
+        """
+        return await asyncio.to_thread(self._presign_blocking, method, path, host, seconds, now)
+
+    def _presign_blocking(
+        self, method: bytes, path: bytes, host: bytes, seconds: int, now: float
+    ) -> bytes:
+        from google.auth.credentials import Signing
+
+        algorithm = b"GOOG4-RSA-SHA256"
+        timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now)).encode()
+        scope = timestamp[:8] + b"/auto/storage/goog4_request"
+        credentials = self._load()
+        if not isinstance(credentials, Signing):
+            raise CredentialsError(f"{type(credentials).__name__} {NO_PRIVATE_KEY}")
+        try:
+            credential = b"%b/%b" % (credentials.signer_email.encode(), scope)
+            query = presigned_query(b"X-Goog", algorithm, credential, timestamp, seconds)
+            text = presigned_text(algorithm, timestamp, scope, method, path, query, host)
+            signature: bytes = credentials.sign_bytes(text)  # type: ignore[no-untyped-call]
+        except Exception as exc:  # of google-auth, or of requests
+            kind = type(exc).__name__
+        else:
+            return b"%b&X-Goog-Signature=%b" % (query, signature.hex().encode())
+        # Not raised in the `except` block, as in `_refresh_blocking`.
+        raise CredentialsError(
+            f"the Google credentials could not sign ({kind}); impersonated credentials need the "
+            "role 'Service Account Token Creator' on the service account"
+        )
+
+    def _refresh_blocking(self) -> tuple[str, float]:
         from google.auth import exceptions
         from google.auth.transport.requests import Request
 
         error: CredentialsError | TransientError | None = None
         try:
-            if self._credentials is None:
-                self._credentials, _ = google.auth.default(scopes=SCOPES)
+            self._load()
             # The token in the caller's credentials is used first. One without an expiry is used
             # until the service rejects it: such credentials may be unable to refresh it.
             is_first_or_endless = self._token is None or self._credentials.expiry is None
             is_usable = is_first_or_endless and not self._is_rejected
             if not (is_usable and self._credentials.valid):
                 self._credentials.refresh(Request())
-        except exceptions.DefaultCredentialsError as exc:
-            raise CredentialsError(
-                f"no Google credentials were found ({_first_sentence(exc)}): {_HOW_TO_SIGN_IN}"
-            ) from exc
         except exceptions.GoogleAuthError as exc:
             error = _refresh_error(exc)
         if error is not None:

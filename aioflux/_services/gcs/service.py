@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
-from aioflux._auth.google import open_token
+from aioflux._auth.google import NO_PRIVATE_KEY, GoogleToken, open_token
 from aioflux._auth.redaction import add_secret, redact, redact_error
 from aioflux._http import FixedHeaders, Origin, open_pool
 from aioflux._services import xml_multipart as multipart
@@ -38,10 +38,11 @@ from aioflux._services.sender import (
     USER_AGENT,
     ErrorResponse,
     TokenSender,
+    resolve_credentials,
 )
 from aioflux._services.xml_multipart import XMLService
 from aioflux._services.xml_reader import parse_error, parse_fields
-from aioflux.errors import StorageError, TransientError
+from aioflux.errors import CredentialsError, StorageError, TransientError
 
 if TYPE_CHECKING:
     from aioflux._http import Response
@@ -74,6 +75,17 @@ class GCSSender(TokenSender):
             add_secret(token)
             headers.append((b"Authorization", b"Bearer " + token.encode()))
         return FixedHeaders(headers), FixedHeaders([*headers, _STORED_BYTES])
+
+    async def presign(
+        self, method: bytes, path: bytes, key: str, *, seconds: int, now: float
+    ) -> str:
+        """Return a signed url; arguments as in `Signer.presign` of `sigv4`."""
+        action, uri, origin = "sign a url of", self._uri(key), self._origin
+        if not isinstance(self._token, GoogleToken):
+            raise CredentialsError(f"could not {action} {uri}: an access token {NO_PRIVATE_KEY}")
+        signing = self._token.presign(method, path, origin.authority, seconds=seconds, now=now)
+        query = await resolve_credentials(signing, action, uri)
+        return f"{origin.url}{path.decode()}?{query.decode()}"
 
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
         return wire.generation_of(headers)
@@ -328,6 +340,10 @@ class GCSService(XMLService):
             response.discard_connection()
             why = f"the response is not a list of permissions ({redact_error(exc)})"
             raise malformed_response(action, self.uri(), why, maybe_done=False) from exc
+
+    async def sign(self, key: str, *, method: str, seconds: int, now: float) -> str:
+        path = self._path(key)
+        return await self._sender.presign(method.encode(), path, key, seconds=seconds, now=now)
 
     def _path(self, key: str) -> bytes:
         name = self._prefix + key
