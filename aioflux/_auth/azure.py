@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any, NoReturn, TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
 from aioflux._auth.redaction import redact
@@ -155,6 +155,29 @@ class SharedKey:
         )
         signature = binascii.b2a_base64(self._key.sign(text).digest(), newline=False)
         return [dated, (b"Authorization", self._prefix + signature)]
+
+    def sas(
+        self, name: str, permissions: str, *, version: str, expires_at: float, is_https: bool
+    ) -> str:
+        """Return a SAS token for one blob (a service SAS).
+
+        Source: learn.microsoft.com/rest/api/storageservices/create-service-sas.
+
+        Args:
+            name: Name of the blob, behind its container and a slash.
+            permissions: Letters of the permissions, in the order of the service: `rcwd`.
+            version: Version of the API, 2020-12-06 or later.
+            expires_at: Unix time at which the token expires, in seconds.
+            is_https: Whether the service rejects the token in requests without TLS.
+        """
+        expiry = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_at))
+        protocol = "https" if is_https else ""
+        resource = f"/blob/{self._account}/{name}"
+        fields = [permissions, "", expiry, resource, "", "", protocol, version, "b", *[""] * 7]
+        signature = self._key.sign("\n".join(fields).encode()).digest()
+        query = {"se": expiry, "sp": permissions, "spr": protocol, "sv": version, "sr": "b"}
+        query["sig"] = binascii.b2a_base64(signature, newline=False).decode()
+        return "&".join(f"{name}={quote(value)}" for name, value in query.items() if value)
 
     def __repr__(self) -> str:
         return f"<SharedKey of {self._account}>"

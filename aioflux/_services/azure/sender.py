@@ -15,6 +15,7 @@ from aioflux.errors import (
     NotFoundError,
     PreconditionFailedError,
     StorageError,
+    UnsupportedError,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +121,28 @@ class AzureSender(TokenSender):
         if self._access.key is not None:
             return [*headers, *self._access.key.sign(method, path, {}, headers)]
         return [*headers, *(item for item in self._headers.items if item[0] == b"Authorization")]
+
+    def presign(self, path: bytes, name: str, key: str, permissions: str, expires_at: float) -> str:
+        """Return the url of a blob with a SAS token; arguments as in `SharedKey.sas`.
+
+        Raises:
+            UnsupportedError: The credentials are not an account key.
+        """
+        uri = self._uri(key)
+        if self._access.key is None:
+            raise UnsupportedError(
+                f"could not sign a url of {uri}: it needs an account key; pass one, or a "
+                "connection string with one, as credentials=",
+                uri=uri,
+            )
+        sas = self._access.key.sas(
+            name,
+            permissions,
+            version=wire.VERSION.decode(),
+            expires_at=expires_at,
+            is_https=self._origin.scheme == "https",
+        )
+        return f"{self.url(path).decode()}?{sas}"
 
     def url(self, path: bytes) -> bytes:
         """Return the url of a path."""

@@ -71,6 +71,8 @@ _PLAIN_NAME: Final = re.compile(
 )
 """Names that need no percent-encoding. `check_name` accepts them if they have at most 1024
 characters."""
+_SAS_PERMISSIONS: Final = {"GET": "r", "HEAD": "r", "PUT": "cw", "DELETE": "d"}
+"""Permissions of a SAS token by HTTP method: read, create, write, delete."""
 
 
 class AzureService(HTTPService):
@@ -107,6 +109,7 @@ class AzureService(HTTPService):
         access = open_access(account, config.credentials, is_http=is_http, environ=os.environ)
         url = url or access.endpoint_url or f"https://{account}.blob.core.windows.net"
         origin = Origin.from_url(url)
+        self._container = container
         self._container_path = (
             f"{wire.root_path(url, account)}/{quote(container, safe='')}".encode()
         )
@@ -502,6 +505,11 @@ class AzureService(HTTPService):
             if not marker:
                 return sorted(uploads, key=lambda upload: (upload.key, upload.upload_id))
             empty_pages.count(len(page.blobs))
+
+    async def sign(self, key: str, *, method: str, seconds: int, now: float) -> str:
+        name = f"{self._container}/{self._prefix}{key}"
+        permissions = _SAS_PERMISSIONS[method]
+        return self._sender.presign(self._path(key), name, key, permissions, now + seconds)
 
     def _path(self, key: str) -> bytes:
         name = self._prefix + key
