@@ -258,7 +258,7 @@ class Sender(ABC):
         if isinstance(exc, ProtocolError):
             # The whole response may be wrong, also the bytes of the body received so far.
             return TransientError(message, uri=uri, maybe_done=exc.request_sent, is_malformed=True)
-        return TransientError(
+        error = TransientError(
             message,
             uri=uri,
             num_bytes_received=exc.num_bytes_received,
@@ -266,6 +266,8 @@ class Sender(ABC):
             maybe_done=exc.request_sent,
             unconnected=exc.unconnected,
         )
+        error.__cause__ = exc  # also for callers that do not raise it
+        return error
 
     def response_error(
         self, response: ErrorResponse, action: str, key: str, kind: RequestKind = PLAIN

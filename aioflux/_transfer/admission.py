@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._concurrency.fork_safe_lock import ForkSafeLock
+from aioflux._http import ConnectionLostError, StalledError
 from aioflux._values.stats import LATENCY_BOUNDS_SECONDS, LatencyHistogram, StoreStats
 from aioflux.errors import TransientError
 
@@ -395,6 +396,8 @@ class Counters:
     """Sum of the durations of successful attempts."""
     call_seconds: float = 0.0
     """Sum of the durations of successful calls."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """Numbers of transient failures by cause; see `StoreStats.failures`."""
     latency: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)
     """Numbers of successful attempts by duration; see `LatencyHistogram.counts`."""
     call_latency: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)
@@ -412,18 +415,22 @@ class Counters:
         for name in ("latency", "call_latency"):
             bins = zip(getattr(self, name), getattr(other, name), strict=True)
             setattr(self, name, list(map(sum, bins)))
+        for cause, count in dict(other.failures).items():
+            self.failures[cause] = self.failures.get(cause, 0) + count
 
-    def stats(self, *, max_in_flight: int) -> StoreStats:
+    def stats(self, *, max_in_flight: int, seconds: float) -> StoreStats:
         """Return the sums; `max_in_flight` is the current limit of requests in flight."""
         return StoreStats(
             **{name: getattr(self, name) for name in _SUMS},
             max_in_flight=max_in_flight,
+            seconds=seconds,
+            failures=self.failures,
             latency=LatencyHistogram(tuple(self.latency), self.total_seconds),
             call_latency=LatencyHistogram(tuple(self.call_latency), self.call_seconds),
         )
 
 
-_SUMS = tuple(counter.name for counter in fields(Counters))[:-4]
+_SUMS = tuple(counter.name for counter in fields(Counters))[:-5]
 """Fields that `StoreStats` has under the same names."""
 
 
@@ -431,6 +438,7 @@ class StoreCounters:
     """Counters of one store. Each event loop writes to a set of its own, without a lock."""
 
     def __init__(self) -> None:
+        self._opened_at = time.monotonic()
         self._closed_loops = Counters()
         self._lock = ForkSafeLock()
         self._loops: list[tuple[weakref.ref[AbstractEventLoop], Counters, AdaptiveLimit]] = []
@@ -465,7 +473,24 @@ class StoreCounters:
         for _, counters, _ in entries:
             total.add(counters)
         limits = [limit.limit for loop, _, limit in entries if _is_open(loop)]
-        return total.stats(max_in_flight=sum(limits) if limits else max_in_flight)
+        return total.stats(
+            max_in_flight=sum(limits) if limits else max_in_flight,
+            seconds=time.monotonic() - self._opened_at,
+        )
+
+
+def _cause(error: TransientError) -> str:
+    """Return the cause of a failure, as `StoreStats.failures` names it."""
+    if error.status is not None:
+        return f"HTTP {error.status}"
+    if error.unconnected:
+        return error.unconnected
+    if error.is_damaged or error.is_malformed:
+        return "wrong bytes" if error.is_damaged else "malformed"
+    transport = error.__cause__
+    if isinstance(transport, StalledError):
+        return "stalled"
+    return "lost connection" if isinstance(transport, ConnectionLostError) else "other"
 
 
 def _is_open(reference: weakref.ref[AbstractEventLoop]) -> bool:
@@ -591,7 +616,10 @@ class Admission:
         counters = self.counters
         counters.num_in_flight -= 1
         counters.num_failures += 1
-        if isinstance(error, TransientError) and error.status in THROTTLED:
-            counters.num_throttled += 1
-            self.slots.on_throttled(num_cuts)
+        if isinstance(error, TransientError):
+            cause = _cause(error)
+            counters.failures[cause] = counters.failures.get(cause, 0) + 1
+            if error.status in THROTTLED:
+                counters.num_throttled += 1
+                self.slots.on_throttled(num_cuts)
         self.slots.release()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from math import ceil, inf, ldexp
 from typing import Literal, Protocol
@@ -13,6 +14,9 @@ LATENCY_BOUNDS_SECONDS = tuple(
 )
 """Upper bounds of the bins of the histogram, except the last bin, in seconds: 61 us to 896 s. Each
 octave (factor 2) has four bounds, so that a quantile is at most a quarter too high."""
+
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,10 @@ class StoreStats:
     """Number of attempts that failed or were cancelled."""
     num_throttled: int = 0
     """Number of attempts that the service throttled (HTTP 429 or 503)."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of failed attempts after which another one may follow, by cause: the HTTP status
+    ("HTTP 503"), "lost connection", "stalled", "unreachable", "unknown host", "malformed",
+    "wrong bytes" or "other"."""
     num_checksum_mismatches: int = 0
     """Number of reads whose bytes did not match their checksum, or their second copy, each logged
     as a warning. The bytes are read again, up to a limit."""
@@ -87,12 +95,75 @@ class StoreStats:
     max_in_flight: int = 0
     """Maximum number of requests in flight now: `TransferOptions.max_in_flight`, or fewer after the
     service throttled requests."""
+    seconds: float = 0.0
+    """Time since the store was opened, in seconds."""
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     """Durations of successful attempts, from the request to the end of the response."""
     call_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     """Durations of successful calls as their callers saw them, with all attempts, pauses, stalls
     and repeated reads: of `head`, `get`, `get_into`, `get_range`, `get_ranges`, `put`, `compose`,
     `copy` and `delete`, and of each object of `get_many`, `put_many` and their batches."""
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the numbers as a flat dict, for loggers of metrics.
+
+        Failures have the names `failures/<cause>`; a histogram of latencies has its count, mean,
+        median and 99 % quantile, in seconds.
+        """
+        numbers: dict[str, float] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, LatencyHistogram):
+                numbers[f"{each.name}_count"] = value.count
+                numbers[f"{each.name}_mean_seconds"] = value.mean_seconds
+                numbers[f"{each.name}_p50_seconds"] = value.quantile(0.5)
+                numbers[f"{each.name}_p99_seconds"] = value.quantile(0.99)
+            elif each.name == "failures":
+                numbers |= {f"failures/{cause}": count for cause, count in value.items()}
+            else:
+                numbers[each.name] = value
+        return numbers
+
+    def __str__(self) -> str:
+        """Return the numbers in ten lines, for people."""
+        causes = sorted(self.failures.items(), key=lambda item: (-item[1], item[0]))
+        reasons = ", ".join(f"{count:,} x {cause}" for cause, count in causes)
+        rows = {
+            "open for": f"{self.seconds:.1f} s",
+            "requests": f"{self.num_requests:,}, {self.num_failures:,} of them failed",
+            "in flight": f"{self.num_in_flight} of at most {self.max_in_flight}",
+            "received": self._volume(self.bytes_received),
+            "sent": self._volume(self.bytes_sent),
+            "retries": f"{self.num_retries:,}" + (f" (failures: {reasons})" if reasons else ""),
+            "throttled": f"{self.num_throttled:,}",
+            "wrong bytes": f"{self.num_checksum_mismatches:,} reads repeated, "
+            f"{format_size(self.bytes_unverified)} not verified",
+            "calls": _describe(self.call_latency),
+            "attempts": _describe(self.latency),
+        }
+        return "\n".join(f"{name:<12}{text}" for name, text in rows.items())
+
+    def _volume(self, num_bytes: int) -> str:
+        rate = f", {format_size(num_bytes / self.seconds)}/s" if self.seconds else ""
+        return f"{format_size(num_bytes)}{rate}"
+
+
+def format_size(num_bytes: float) -> str:
+    """Format a number of bytes in units of 1024: `40.0 MiB`."""
+    power = 0
+    while num_bytes >= 1023.95 and power < len(_UNITS) - 1:
+        num_bytes /= 1024
+        power += 1
+    return f"{num_bytes:.1f} {_UNITS[power]}" if power else f"{num_bytes:.0f} B"
+
+
+def _describe(latency: LatencyHistogram) -> str:
+    """Describe a histogram of successful calls or attempts."""
+    if not latency.count:
+        return "none succeeded"
+    times = (latency.quantile(0.5), latency.quantile(0.99), latency.mean_seconds)
+    median, p99, mean = (f"{1000 * seconds:.3g} ms" for seconds in times)
+    return f"{latency.count:,} succeeded; median {median}, p99 {p99}, mean {mean}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aioflux._values.stats import format_size
 from aioflux._values.uri import join_uri
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines, print_notice
 from aioflux.cli._text import (
     format_count,
-    format_size,
     format_time,
     json_line,
     meta_row,

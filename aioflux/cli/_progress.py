@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from aioflux.cli._text import format_count, format_seconds, format_size
+from aioflux._values.stats import format_size
+from aioflux.cli._text import format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

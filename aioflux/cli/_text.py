@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from aioflux._values.stats import format_size
 from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ _OPTIONS = {
     "credentials=aioflux.S3Access(anonymous=True)": "--anonymous",
 }
 """Python arguments that messages of the store name, and the command's options for them."""
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -50,15 +50,6 @@ def describe(error: BaseException) -> str:
         for name, option in _OPTIONS.items():
             text = text.replace(name, option)
     return one_line("; ".join([text, *getattr(error, "__notes__", ())]).replace("\n", " "))
-
-
-def format_size(num_bytes: float) -> str:
-    """Format a number of bytes in units of 1024: `40.0 MiB`."""
-    power = 0
-    while num_bytes >= 1023.95 and power < len(_UNITS) - 1:
-        num_bytes /= 1024
-        power += 1
-    return f"{num_bytes:.1f} {_UNITS[power]}" if power else f"{num_bytes:.0f} B"
 
 
 def format_count(count: int, noun: str) -> str:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioflux import CredentialsError, NotFoundError, StorageError
+from aioflux._values.stats import format_size
 from aioflux.cli._text import (
     describe,
     format_count,
     format_seconds,
-    format_size,
     format_time,
     one_line,
     paragraph,

@@ -52,3 +52,37 @@ def test_a_share_is_from_zero_to_one(share: float) -> None:
 def test_stats_pickle() -> None:
     stats = StoreStats(num_requests=3, latency=histogram([0.1, 0.2, 0.3]))
     assert pickle.loads(pickle.dumps(stats)) == stats
+
+
+def test_stats_are_printed_in_ten_lines() -> None:
+    stats = StoreStats(
+        num_requests=1234,
+        num_retries=12,
+        num_failures=12,
+        failures={"stalled": 3, "HTTP 503": 9},
+        bytes_received=1_096_000_000,
+        seconds=10.0,
+        max_in_flight=64,
+        latency=histogram([0.01] * 98 + [0.5] * 2),
+    )
+    lines = str(stats).splitlines()
+    assert len(lines) == 10
+    assert "retries     12 (failures: 9 x HTTP 503, 3 x stalled)" in lines
+    assert "received    1.0 GiB, 104.5 MiB/s" in lines
+    assert "sent        0 B, 0 B/s" in lines
+    assert "calls       none succeeded" in lines
+    [attempts] = [line for line in lines if line.startswith("attempts")]
+    assert attempts.startswith("attempts    100 succeeded; median 11.7 ms, p99 ")
+    assert attempts.endswith("mean 19.8 ms")
+    assert len(str(StoreStats()).splitlines()) == 10
+    assert "TiB" in str(StoreStats(bytes_sent=10**15))
+
+
+def test_stats_as_a_dict_are_flat_numbers() -> None:
+    stats = StoreStats(num_requests=3, failures={"stalled": 3}, latency=histogram([0.5]))
+    numbers = stats.as_dict()
+    assert numbers["num_requests"] == numbers["failures/stalled"] == 3
+    assert numbers["latency_count"] == 1
+    assert numbers["latency_mean_seconds"] == numbers["latency_p50_seconds"] == 0.5
+    assert numbers["call_latency_p99_seconds"] == 0
+    assert all(isinstance(value, int | float) for value in numbers.values())

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aioflux._values.stats import format_size
 from aioflux.cli._ckpt.root import Steps  # noqa: TC001  typer reads it
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._progress import CommandProgress
-from aioflux.cli._text import format_count, format_size, one_line
+from aioflux.cli._text import format_count, one_line
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
 
 if TYPE_CHECKING:

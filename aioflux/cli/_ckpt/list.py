@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aioflux._values.stats import format_size
 from aioflux.cli._ckpt.root import Root, checkpoint_row, open_checkpoints
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._text import (
     format_count,
     format_metrics,
-    format_size,
     format_timestamp,
     json_line,
     table,

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aioflux._values.stats import format_size
 from aioflux.cli._ckpt.root import Root, Steps, open_checkpoints
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._progress import CommandProgress
-from aioflux.cli._text import format_count, format_size, json_line, one_line
+from aioflux.cli._text import format_count, json_line, one_line
 from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
 
 if TYPE_CHECKING:
