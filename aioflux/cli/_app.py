@@ -28,6 +28,8 @@ _COMMANDS = {
     "cp": "_cp.command",
     "rm": "_rm",
     "stat": "_stat",
+    "du": "_du",
+    "sign": "_sign",
     "clean": "_clean",
     "serve": "_serve",
     "ckpt": "_ckpt",
