@@ -244,14 +244,16 @@ class _LoopThread:
         return True
 
     def track_cancelled(self, call: _Call[Any]) -> None:
-        """Remember a cancelled call, for which the caller may stop to wait before it is done."""
+        """Remember a cancelled call, whose caller may stop waiting before it is done."""
         self._cancelled.add(call)
         if call.is_done:
             self.forget(call)
 
     def track_closing(self, call: _Call[Any]) -> None:
-        """Remember a call for which the process waits before it ends."""
+        """Remember a started call, for which the process waits before it ends."""
         self._closing.add(call)
+        if call.is_done:
+            self.forget(call)
 
     def forget(self, call: _Call[Any]) -> None:
         """Forget a call that is done."""
@@ -806,8 +808,8 @@ def _close_dropped(target: Any, close: Callable[[], Coroutine[Any, Any, Any]], p
     elif not _bridge.start_if_own(close):
         loop = _current_bridge().loop()
         call = _Call(close())
-        _bridge.track_closing(call)
         loop.call_soon_threadsafe(call.start)
+        _bridge.track_closing(call)  # after the start: Ctrl-C in between leaves nothing to wait for
         # Wait with a limit: the garbage collector may run in a thread that holds a lock that the
         # loop needs, such as the lock of a future. The process waits for `close` before it ends.
         times = longest_cleanup_of_all()
