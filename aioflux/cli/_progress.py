@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Task
 
+_STEADY_SECONDS = 2.0
+
 
 class CommandProgress:
     """Bytes and objects of one command.
@@ -151,10 +153,14 @@ def amount(progress: CommandProgress) -> str:
 
 
 def _rate(task: Task) -> str:
-    """Return the bytes per second; rich averages the last 30 seconds."""
-    speed = task.finished_speed or task.speed
+    """Return the bytes per second; rich averages the last 30 seconds.
+
+    In the first seconds its average is of two or three moments, and can be far too high.
+    """
+    elapsed = task.elapsed or 0.0
+    speed = (task.finished_speed or task.speed) if elapsed >= _STEADY_SECONDS else None
     if speed is None:
-        speed = task.completed / max(task.elapsed or 0.0, 0.1)
+        speed = task.completed / max(elapsed, 0.1)
     return f"{format_size(speed)}/s"
 
 
