@@ -37,7 +37,7 @@ PURE := $(addprefix aioflux/,\
 	_transfer/admission.py \
 	_transfer/arguments.py \
 	_transfer/composite_plan.py \
-	_transfer/glob.py \
+	_values/glob.py \
 	_transfer/list_plan.py \
 	_transfer/read_plan.py \
 	_transfer/retry.py \

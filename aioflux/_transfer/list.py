@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from aioflux._concurrency.async_iteration import aclosing_inner
 from aioflux._services.base import ListRequest
-from aioflux._transfer.glob import compile_glob, literal_prefix
 from aioflux._transfer.list_plan import ListingPlan
 from aioflux._transfer.temp_keys import TEMPORARY_PREFIXES, is_temporary
+from aioflux._values.glob import compile_glob, literal_prefix
 from aioflux._values.listing import Listing
 from aioflux.errors import StorageError
 

@@ -12,13 +12,13 @@ import typer
 
 from aioflux import __version__
 from aioflux.cli._event_loop import EndedBySignal
-from aioflux.cli._output import CONNECT_DEADLINE, DEBUG, UNENCODABLE, print_error
+from aioflux.cli._output import UNENCODABLE, print_error
+from aioflux.cli._settings import settings, with_common_options
 
 app = typer.Typer(
     name="aioflux",
     help="Object storage at the speed of the network.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -26,6 +26,8 @@ _COMMANDS = {
     "ls": "_ls",
     "cat": "_cat",
     "cp": "_cp.command",
+    "mv": "_cp.command",
+    "sync": "_cp.sync",
     "rm": "_rm",
     "stat": "_stat",
     "du": "_du",
@@ -48,17 +50,9 @@ def _show_version(is_given: bool) -> None:
 
 
 @app.callback()
+@with_common_options
 def _group(
     *,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    connect_deadline: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            envvar=CONNECT_DEADLINE,
-            help="How long to try to connect to a server that is away.",
-        ),
-    ] = 3.0,
     _version: Annotated[
         bool,
         typer.Option(
@@ -67,9 +61,6 @@ def _group(
     ] = False,
 ) -> None:
     """Arguments are uris (gs://bucket/key, file:///dir/name) or local paths."""
-    if debug:
-        os.environ[DEBUG] = "1"
-    os.environ[CONNECT_DEADLINE] = str(connect_deadline)
 
 
 def run_app() -> int:
@@ -80,8 +71,9 @@ def run_app() -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=UNENCODABLE)
-    _add_commands(sys.argv[1:])
     try:
+        settings.reset()
+        _add_commands(sys.argv[1:])
         status = app(prog_name="aioflux", standalone_mode=False)
     except EndedBySignal as exc:
         if exc.number == signal.SIGPIPE:
@@ -111,7 +103,7 @@ def _add_commands(arguments: list[str]) -> None:
             if isinstance(command, typer.Typer):
                 app.add_typer(command)
             else:
-                app.command()(command)
+                app.command()(command if each == "serve" else with_common_options(command))
 
 
 def _print_usage_error(exc: BaseException) -> None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import re
+import zlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux.cli._event_loop import run
-from aioflux.cli._output import Report, write_stdout
-from aioflux.cli._uri_or_path import LIST_BELOW, Anonymous, Endpoint, parse_arguments
+from aioflux.cli._output import write_stdout
+from aioflux.cli._patterns import run_for_each
+from aioflux.cli._uri_or_path import LIST_BELOW, Objects
 
 if TYPE_CHECKING:
+    from aioflux._values.meta import ObjectMeta
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
 _PIECE_BYTES = 4 * 1024 * 1024
+_GZIP = zlib.MAX_WBITS | 16
 
 
 def cat(
-    uris: Annotated[list[str], typer.Argument(metavar="URI...", help="Objects.")],
+    uris: Objects,
     *,
     range_: Annotated[
         str,
@@ -30,29 +35,30 @@ def cat(
             "the end of the object.",
         ),
     ] = "",
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
+    decompress: Annotated[
+        bool, typer.Option("--decompress", help="Uncompress gzip; other objects are an error.")
+    ] = False,
 ) -> int:
     """Write objects to standard output, one after the other, as stored.
 
     If an object cannot be read, an error is printed and the next object is written. An object
     that is read whole is verified with its crc32c before its last bytes are written.
-    """
-    arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
-    start, end = _parse_range(range_)
 
-    async def work() -> int:
-        report = Report()
-        await report.for_each(arguments, write)
-        return report.finish()
+    Example: aioflux cat --decompress "gs://bucket/logs/*.gz" | grep ERROR
+    """
+    start, end = _parse_range(range_)
+    if decompress and range_:
+        raise typer.BadParameter("--decompress reads whole objects; leave out --range")
 
     async def write(argument: UriOrPath) -> None:
-        if not argument.may_be_object():
-            raise ValueError(f"{argument.text} is a bucket or directory; cat takes objects")
+        argument.require_object("cat")
         async with argument.open_object(LIST_BELOW, follow=True) as (store, key):
-            await _write(store, key, start, end)
+            pieces = _pieces(store, key, start, end)
+            async with aclosing(_gunzip(pieces) if decompress else pieces) as data:
+                async for piece in data:
+                    await write_stdout(piece)
 
-    return run(work)
+    return run_for_each(uris, write)
 
 
 def _parse_range(text: str) -> tuple[int, int | None]:
@@ -67,7 +73,9 @@ def _parse_range(text: str) -> tuple[int, int | None]:
     return int(found[1]), end
 
 
-async def _write(store: Store, key: str, start: int, end: int | None) -> None:
+async def _pieces(
+    store: Store, key: str | ObjectMeta, start: int, end: int | None
+) -> AsyncGenerator[bytes, None]:
     async with store.open_reader(key) as reader:
         size = reader.meta.size
         if start and start >= size:
@@ -79,4 +87,25 @@ async def _write(store: Store, key: str, start: int, end: int | None) -> None:
         stop = size if end is None else min(end, size)
         reader.seek(start)
         while (remaining := stop - reader.tell()) > 0:
-            await write_stdout(await reader.read(min(remaining, _PIECE_BYTES)))
+            yield await reader.read(min(remaining, _PIECE_BYTES))
+
+
+async def _gunzip(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the uncompressed bytes of one or several gzip members.
+
+    Raises:
+        ValueError: The bytes are not gzip, or end within a member.
+    """
+    decoder = zlib.decompressobj(wbits=_GZIP)
+    async with aclosing(pieces):
+        async for data in pieces:
+            while data:
+                if decoder.eof:  # another member follows
+                    decoder = zlib.decompressobj(wbits=_GZIP)
+                try:
+                    yield decoder.decompress(data, _PIECE_BYTES)
+                except zlib.error as exc:
+                    raise ValueError(f"--decompress: the object is not gzip: {exc}") from None
+                data = decoder.unconsumed_tail or decoder.unused_data
+    if not decoder.eof:
+        raise ValueError("--decompress: the object is not gzip, or its end is missing")

@@ -11,8 +11,6 @@ from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._text import format_count, format_time, json_line, one_line, parse_age
 from aioflux.cli._uri_or_path import (
-    Anonymous,
-    Endpoint,
     Json,
     as_prefix,
     parse_root_argument,
@@ -34,8 +32,6 @@ def clean(
         bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")
     ] = False,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """Abort open multipart uploads, and delete temporary objects of dead processes.
 
@@ -51,8 +47,10 @@ def clean(
 
     --json: type ("upload" or "object"), uri; for uploads also upload_id and initiated (RFC 3339).
     Uploads come first, each kind by key.
+
+    Example: aioflux clean --dry-run --older-than 2d gs://bucket/runs
     """
-    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri)
     try:
         seconds = parse_age(older_than)
     except ValueError as exc:
@@ -61,10 +59,10 @@ def clean(
     from aioflux.checkpoint._store.orphans import clean_store
 
     async def work() -> int:
-        async with argument.open() as (store, key):
-            result = await clean_store(
-                store, as_prefix(key), older_than_seconds=seconds, dry_run=dry_run
-            )
+        store, key = argument.open()
+        result = await clean_store(
+            store, as_prefix(key), older_than_seconds=seconds, dry_run=dry_run
+        )
         rows = _rows(result, store)
         await print_lines(
             "\n".join(json_line(row) if as_json else _line(row, dry_run=dry_run) for row in rows)

@@ -10,11 +10,10 @@ import typer
 
 from aioflux._values.stats import format_size
 from aioflux._values.uri import join_uri
-from aioflux.cli._event_loop import run
-from aioflux.cli._ls import find
-from aioflux.cli._output import Report, print_lines
+from aioflux.cli._output import print_lines
+from aioflux.cli._patterns import run_for_each
 from aioflux.cli._text import json_line, one_line
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, as_prefix, parse_arguments
+from aioflux.cli._uri_or_path import Human, Json, Prefixes, as_prefix, find
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -22,13 +21,9 @@ if TYPE_CHECKING:
 
 
 def du(
-    uris: Annotated[
-        list[str], typer.Argument(metavar="URI...", help="Prefix, bucket, object or directory.")
-    ],
+    uris: Prefixes,
     *,
-    human: Annotated[
-        bool, typer.Option("-h", "--human-readable", help="Sizes such as 1.5 GiB.")
-    ] = False,
+    human: Human = False,
     depth: Annotated[
         int,
         typer.Option(
@@ -36,8 +31,6 @@ def du(
         ),
     ] = 0,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """Show the bytes and the number of objects below each URI, as `ls -r` lists them.
 
@@ -47,12 +40,6 @@ def du(
 
     Example: aioflux du -h --depth 1 gs://bucket/train
     """
-    arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
-
-    async def work() -> int:
-        report = Report()
-        await report.for_each(arguments, show)
-        return report.finish()
 
     async def show(argument: UriOrPath) -> None:
         lines = []
@@ -63,7 +50,7 @@ def du(
             lines.append(json_line(row) if as_json else text)
         await print_lines("\n".join(lines))
 
-    return run(work)
+    return run_for_each(uris, show, prefixes=True)
 
 
 async def _sums(argument: UriOrPath, depth: int) -> list[tuple[str, tuple[int, int]]]:
@@ -73,26 +60,26 @@ async def _sums(argument: UriOrPath, depth: int) -> list[tuple[str, tuple[int, i
         NotFoundError: Nothing has this name.
     """
     sums: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    async with argument.open(follow=True) as (store, key):
-        prefix = as_prefix(key)
+    store, key = argument.open(follow=True)
+    prefix = as_prefix(key)
 
-        def add(name: str, size: int) -> None:
-            *levels, _ = name.removeprefix(prefix).split("/")
-            for number in range(min(depth, len(levels)) + 1):
-                below = prefix + "".join(f"{level}/" for level in levels[:number])
-                num_objects, num_bytes = sums[below]
-                sums[below] = (num_objects + 1, num_bytes + size)
+    def add(name: str, size: int) -> None:
+        *levels, _ = name.removeprefix(prefix).split("/")
+        for number in range(min(depth, len(levels)) + 1):
+            below = prefix + "".join(f"{level}/" for level in levels[:number])
+            num_objects, num_bytes = sums[below]
+            sums[below] = (num_objects + 1, num_bytes + size)
 
-        if prefix != key and (meta := await find(store, key)):
-            sums[prefix] = (1, meta.size)
-        pages = store.list_pages(prefix)
-        async with aclosing(pages):
-            async for page in pages:
-                for name, size in zip(page.keys, page.sizes, strict=True):
-                    add(name, size)
-        if not sums and (key or argument.is_missing()):
-            uri = str(argument.location)
-            raise NotFoundError(f"there is no object or prefix {uri}; {argument.hint()}", uri=uri)
-        total = sums.pop(prefix, (0, 0))
-        rows = [(join_uri(store.uri, name), sums[name]) for name in sorted(sums)]
-        return [*rows, (str(argument.location), total)]
+    if meta := argument.meta or (prefix != key and await find(store, key)):
+        sums[prefix] = (1, meta.size)
+    pages = store.list_pages(prefix)
+    async with aclosing(pages):
+        async for page in pages:
+            for name, size in zip(page.keys, page.sizes, strict=True):
+                add(name, size)
+    if not sums and (key or argument.is_missing()):
+        uri = str(argument.location)
+        raise NotFoundError(f"there is no object or prefix {uri}; {argument.hint()}", uri=uri)
+    total = sums.pop(prefix, (0, 0))
+    rows = [(join_uri(store.uri, name), sums[name]) for name in sorted(sums)]
+    return [*rows, (str(argument.location), total)]

@@ -13,13 +13,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AsyncExitStack, contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from aioflux.cli._output import is_debug, print_notice
+from aioflux.cli._output import print_notice
+from aioflux.cli._settings import settings
 from aioflux.cli._text import one_line
+
+if TYPE_CHECKING:
+    from aioflux.store import Store
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MAX_SIGNALS = 3
@@ -41,6 +46,22 @@ class EndedBySignal(Exception):  # noqa: N818  shown to the user as an exit stat
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by signal {number}")
         self.number = number
+
+
+class Resources(AsyncExitStack):
+    """Stores, which are closed at the end of the command.
+
+    Attributes:
+        stores: Open stores by uri.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stores: dict[str, Store] = {}
+
+
+resources: ContextVar[Resources] = ContextVar("resources")
+"""The resources of the running command."""
 
 
 def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -76,30 +97,46 @@ class _RetryNotice(logging.Handler):
             print_notice(f"Still retrying: {one_line(record.getMessage())}")
 
 
+class _LogPrinter(logging.Handler):
+    """Log handler that prints each record in one line, above the progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_notice(f"{record.levelname} {record.name}: {one_line(record.getMessage())}")
+
+
 @contextmanager
 def _logs() -> Iterator[None]:
-    """Attach a `_RetryNotice` to the logger of retries, and drop the logs of foreign libraries.
+    """Attach a handler to the loggers of the package, and drop the logs of foreign libraries.
 
     Their messages are also in the errors: azure-identity writes 12 lines without a login.
     """
-    if not is_debug():
+    if not settings.debug:
         for name in _FOREIGN_LOGGERS:
             logging.getLogger(name).addHandler(_DROPPED)
-    logger, notice = logging.getLogger("aioflux.retry"), _RetryNotice()
+    handler: logging.Handler = _RetryNotice()
+    logger = logging.getLogger("aioflux.retry")
+    if settings.log_level:
+        handler, logger = _LogPrinter(settings.log_level), logging.getLogger("aioflux")
     level = logger.level
-    logger.addHandler(notice)
-    if not logger.isEnabledFor(logging.INFO):
-        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    if not logger.isEnabledFor(handler.level):
+        logger.setLevel(handler.level)
     try:
         yield
     finally:
-        logger.removeHandler(notice)
+        logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+async def _run_and_close(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    async with Resources() as opened:
+        resources.set(opened)
+        return await work()
 
 
 async def _run_until_signal(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     loop = asyncio.get_running_loop()
-    task = loop.create_task(work())
+    task = loop.create_task(_run_and_close(work))
     received: list[int] = []
 
     def stop(number: int) -> None:

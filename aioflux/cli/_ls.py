@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC, datetime, timedelta
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aioflux._values.stats import format_size
 from aioflux._values.uri import join_uri
 from aioflux.cli._event_loop import run
-from aioflux.cli._output import Report, print_lines, print_notice
+from aioflux.cli._output import print_lines, print_notice
+from aioflux.cli._patterns import run_for_each
 from aioflux.cli._text import (
     format_count,
     format_time,
     json_line,
     meta_row,
     one_line,
+    parse_age,
     prefix_row,
 )
-from aioflux.cli._uri_or_path import (
-    Anonymous,
-    Endpoint,
-    Json,
-    as_prefix,
-    parse_arguments,
-)
+from aioflux.cli._uri_or_path import Human, Json, Prefixes, as_prefix, find, parse_arguments
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
+    from aioflux.cli._output import Report
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
+_SORT_KEYS: dict[str, Callable[[ObjectMeta], Any]] = {
+    "key": attrgetter("uri"),
+    "time": lambda meta: -meta.updated.timestamp() if meta.updated else 0.0,
+    "size": lambda meta: -meta.size,
+}
+"""Sort key of each value of `--sort`."""
+
 
 def ls(
-    uris: Annotated[
-        list[str], typer.Argument(metavar="URI...", help="Prefix, bucket, object or directory.")
-    ],
+    uris: Prefixes,
     *,
     long: Annotated[
         bool, typer.Option("-l", "--long", help="Show size, modification time and generation.")
@@ -48,7 +53,18 @@ def ls(
     recursive: Annotated[
         bool, typer.Option("-r", "--recursive", help="List all objects below, not only one level.")
     ] = False,
+    human: Human = False,
     as_json: Json = False,
+    sort: Annotated[
+        str, typer.Option(metavar="BY", help="key, time (newest first) or size (largest first).")
+    ] = "key",
+    limit: Annotated[
+        int | None, typer.Option(metavar="NUMBER", min=0, help="Show at most so many.")
+    ] = None,
+    newer: Annotated[
+        str,
+        typer.Option(metavar="AGE", help="Only objects changed since: 90s, 30m, 12h, 1d, 2w."),
+    ] = "",
     show_all: Annotated[
         bool, typer.Option("--all", help="List the temporary objects of writes, too.")
     ] = False,
@@ -56,8 +72,6 @@ def ls(
         str,
         typer.Option(metavar="URI", help="Save the listing to this object; with one URI only."),
     ] = "",
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """List objects and prefixes by key, one whole uri per line.
 
@@ -70,20 +84,31 @@ def ls(
 
     --manifest: writes the listing to one object (or file), from which `from_manifest` of the
     datasets reads it instead of listing again; prints the number of objects.
+
+    Examples: aioflux ls -r --sort time --limit 5 gs://bucket/runs;
+    aioflux ls -lh "gs://bucket/train/*.tar"
     """
+    if sort not in _SORT_KEYS:
+        raise typer.BadParameter(f"--sort {sort}: use {', '.join(_SORT_KEYS)}")
     if manifest:
         if len(uris) > 1 or long or as_json or show_all:
             raise typer.BadParameter("--manifest takes one URI, and no --long, --json or --all")
-        source, target = parse_arguments([*uris, manifest], endpoint_url, anonymous=anonymous)
+        source, target = parse_arguments([*uris, manifest])
         return run(lambda: _save_manifest(source, target))
-    arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
-    printer = _Printer(long=long, as_json=as_json)
+    printer = _Printer(
+        long=long or human,
+        as_json=as_json,
+        human=human,
+        sort=sort,
+        limit=math.inf if limit is None else limit,
+        since=datetime.now(UTC) - timedelta(seconds=parse_age(newer)) if newer else None,
+    )
 
-    async def work() -> int:
-        report = Report()
-        await report.for_each(arguments, show)
-        if not report.num_failed:
-            await printer.print_total()
+    async def show(argument: UriOrPath) -> None:
+        await _list(argument, printer, "" if recursive else "/", show_all)
+
+    async def finish(report: Report) -> int:
+        await printer.finish(is_complete=not report.num_failed)
         if manifests := printer.manifests:
             print_notice(
                 f"{one_line(manifests[0])} is the manifest of a dataset: from_manifest of "
@@ -91,10 +116,7 @@ def ls(
             )
         return report.finish()
 
-    async def show(argument: UriOrPath) -> None:
-        await _list(argument, printer, "" if recursive else "/", show_all)
-
-    return run(work)
+    return run_for_each(uris, show, prefixes=True, finish=finish)
 
 
 @dataclass(slots=True)
@@ -103,39 +125,69 @@ class _Printer:
 
     long: bool
     as_json: bool
+    human: bool
+    sort: str
+    limit: float
+    """Most objects and prefixes to print."""
+    since: datetime | None
+    """Time of the oldest objects to print; None for all objects, and prefixes."""
+    num_printed: int = 0
     num_objects: int = 0
     num_bytes: int = 0
     manifests: list[str] = field(default_factory=list)
     """Uris of the printed manifests."""
+    _sorted: list[ObjectMeta] = field(default_factory=list)
+    """What `finish` sorts and prints; unused if the order is that of the keys."""
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether nothing more is printed, whatever follows."""
+        return self.sort == "key" and self.num_printed >= self.limit
 
     async def print_object(self, meta: ObjectMeta) -> None:
-        self.num_objects += 1
-        self.num_bytes += meta.size
-        await print_lines(self._line(meta))
+        await self._print([meta], [])
 
     async def print_page(self, store: Store, page: Listing) -> None:
         """Print a page: objects and prefixes, sorted by key."""
-        rows = [(meta.key, self._line(meta)) for meta in page]
-        prefixes = [(prefix, self._prefix(join_uri(store.uri, prefix))) for prefix in page.prefixes]
-        self.num_objects += len(rows)
-        self.num_bytes += sum(page.sizes)
         self.manifests += (join_uri(store.uri, key) for key in page.without_manifests()[1])
-        lines = sorted(rows + prefixes, key=itemgetter(0))
-        await print_lines("\n".join(line for _, line in lines))
+        await self._print(page, [(each, join_uri(store.uri, each)) for each in page.prefixes])
 
-    async def print_total(self) -> None:
-        """Print the total of a long listing; call it if nothing is missing."""
-        if self.long and not self.as_json:
+    async def _print(self, metas: Iterable[ObjectMeta], prefixes: list[tuple[str, str]]) -> None:
+        """Print objects, and prefixes with their uris."""
+        if self.since is not None:
+            metas = [each for each in metas if each.updated and each.updated >= self.since]
+            prefixes = []
+        if self.sort != "key":
+            self._sorted += metas
+            metas = []
+        rows: list[tuple[str, ObjectMeta | str]] = [(meta.key, meta) for meta in metas]
+        rows += prefixes
+        rows.sort(key=itemgetter(0))
+        shown = rows if self.limit == math.inf else rows[: int(self.limit) - self.num_printed]
+        self.num_printed += len(shown)
+        await print_lines("\n".join(self._line(each) for _, each in shown))
+
+    async def finish(self, *, is_complete: bool) -> None:
+        """Print what is left, and the total of a long listing if nothing is missing."""
+        found = sorted(self._sorted, key=_SORT_KEYS[self.sort])
+        shown = found if self.limit == math.inf else found[: int(self.limit)]
+        await print_lines("\n".join(map(self._line, shown)))
+        if is_complete and self.long and not self.as_json:
             count = format_count(self.num_objects, "object")
             await print_lines(f"{count}, {self.num_bytes:,} bytes ({format_size(self.num_bytes)})")
 
-    def _line(self, meta: ObjectMeta) -> str:
+    def _line(self, each: ObjectMeta | str) -> str:
+        if isinstance(each, str):
+            return self._prefix(each)
+        self.num_objects += 1
+        self.num_bytes += each.size
         if self.as_json:
-            return json_line(meta_row(meta))
+            return json_line(meta_row(each))
         if not self.long:
-            return one_line(meta.uri)
-        updated = format_time(meta.updated) or "-"
-        return f"{meta.size:>14}  {updated:<24}  {meta.generation or '-'}  {one_line(meta.uri)}"
+            return one_line(each.uri)
+        updated = format_time(each.updated) or "-"
+        size = format_size(each.size) if self.human else str(each.size)
+        return f"{size:>14}  {updated:<24}  {each.generation or '-'}  {one_line(each.uri)}"
 
     def _prefix(self, uri: str) -> str:
         if self.as_json:
@@ -144,18 +196,23 @@ class _Printer:
 
 
 async def _list(argument: UriOrPath, printer: _Printer, delimiter: str, show_all: bool) -> None:
-    async with argument.open(follow=True) as (store, key):
-        prefix = as_prefix(key)
-        found = False
-        if prefix != key and (meta := await find(store, key)):
-            uri = str(argument.location) if argument.is_link() else meta.uri
-            await printer.print_object(replace(meta, uri=uri))
+    if argument.meta is not None:
+        await printer.print_object(argument.meta)
+        return
+    store, key = argument.open(follow=True)
+    prefix = as_prefix(key)
+    found = False
+    if prefix != key and (meta := await find(store, key)):
+        uri = str(argument.location) if argument.is_link() else meta.uri
+        await printer.print_object(replace(meta, uri=uri))
+        found = True
+    pages = store.list_pages(prefix, delimiter=delimiter, with_temporary=show_all)
+    async with aclosing(pages):
+        async for page in pages:
+            await printer.print_page(store, page)
             found = True
-        pages = store.list_pages(prefix, delimiter=delimiter, with_temporary=show_all)
-        async with aclosing(pages):
-            async for page in pages:
-                await printer.print_page(store, page)
-                found = True
+            if printer.is_full:
+                break
     if not found and (key or argument.is_missing()):
         uri = str(argument.location)
         raise NotFoundError(f"there is no object or prefix {uri}; {argument.hint()}", uri=uri)
@@ -165,28 +222,20 @@ async def _save_manifest(source_uri: UriOrPath, target: UriOrPath) -> int:
     """Write the listing of everything below a uri to one object."""
     if not target.split()[1]:
         raise typer.BadParameter(f"--manifest {target.text}: a manifest is an object; add a name")
-    async with source_uri.open_root(str(source_uri.location)) as source:
-        listing, _ = (await source.list_all()).without_manifests()
-        if not listing:
-            raise NotFoundError(
-                f"there is no object below {source.uri}; check the spelling", uri=source.uri
-            )
-    async with target.open() as (store, key):
-        uri = join_uri(store.uri, key)
-        # The manifest does not list an older version of itself.
-        others = [index for index, at in enumerate(listing.keys) if join_uri(source.uri, at) != uri]
-        if len(others) < len(listing):
-            listing = listing.pick(others)
-        await store.put(key, listing.to_bytes())
+    source = source_uri.open_root(str(source_uri.location))
+    listing, _ = (await source.list_all()).without_manifests()
+    if not listing:
+        raise NotFoundError(
+            f"there is no object below {source.uri}; check the spelling", uri=source.uri
+        )
+    store, key = target.open()
+    uri = join_uri(store.uri, key)
+    # The manifest does not list an older version of itself.
+    others = [index for index, at in enumerate(listing.keys) if join_uri(source.uri, at) != uri]
+    if len(others) < len(listing):
+        listing = listing.pick(others)
+    await store.put(key, listing.to_bytes())
     num_bytes = sum(listing.sizes)
     count = format_count(len(listing), "object")
     await print_lines(f"{one_line(uri)}: {count}, {num_bytes:,} bytes ({format_size(num_bytes)})")
     return 0
-
-
-async def find(store: Store, key: str) -> ObjectMeta | None:
-    """Return the metadata of an object, or None if it does not exist."""
-    try:
-        return await store.head(key)
-    except NotFoundError:
-        return None

@@ -14,25 +14,22 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from aioflux.cli._settings import DEBUG, settings
 from aioflux.cli._text import describe
 from aioflux.errors import AiofluxError
 
 T = TypeVar("T")
 
-DEBUG = "AIOFLUX_DEBUG"
-"""Environment variable that turns tracebacks on."""
-
-CONNECT_DEADLINE = "AIOFLUX_CONNECT_DEADLINE"
-"""Environment variable with the seconds for which commands try to connect."""
-
 UNENCODABLE = "aioflux.unencodable"
 """Name of an error handler for encodings. It writes bytes that are not valid text (PEP 383)
 unchanged. It replaces a character that the encoding lacks by an escape sequence."""
 
-_MAX_LINES = 10
+MAX_LINES = 10
+"""Most lines of one kind that a command prints to stderr."""
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -47,21 +44,21 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error(UNENCODABLE, _replace)
 
 
-def is_debug() -> bool:
-    """Return whether tracebacks are shown."""
-    return os.environ.get(DEBUG, "0") not in {"", "0"}
-
-
 def print_notice(message: str) -> None:
     """Write one line to stderr."""
     print(message, file=sys.stderr, flush=True)  # noqa: T201
 
 
+def print_question(text: str) -> None:
+    """Write a question to stderr, without the end of the line."""
+    print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
 def print_error(error: Exception | str) -> None:
-    """Write an error to stderr: in one line, or as a traceback if AIOFLUX_DEBUG is set."""
+    """Write an error to stderr: in one line, or as a traceback with `--debug`."""
     if isinstance(error, str):
         print_notice(f"Error: {error}")
-    elif is_debug():
+    elif settings.debug:
         traceback.print_exception(error)
     elif isinstance(error, (AiofluxError, OSError, ValueError)):
         print_error(describe(error))
@@ -71,7 +68,7 @@ def print_error(error: Exception | str) -> None:
 
 
 class Report:
-    """Failures of one command: `fail` prints only the first ten, `for_each` prints all."""
+    """Failures of one command: `fail` prints only the first ten, `printing` prints all."""
 
     def __init__(self) -> None:
         self.num_failed = 0
@@ -80,25 +77,25 @@ class Report:
     def fail(self, error: Exception | str) -> None:
         """Count a failure, and print it if it is one of the first ten."""
         self.num_failed += 1
-        if self.num_failed <= _MAX_LINES:
+        if self.num_failed <= MAX_LINES:
             print_error(error)
         else:
             self._num_hidden += 1
 
-    async def for_each(self, arguments: Iterable[T], act: Callable[[T], Awaitable[None]]) -> None:
-        """Call `act` with each argument; print every failure, and continue with the next one."""
-        for argument in arguments:
-            try:
-                await act(argument)
-            except (AiofluxError, ValueError) as exc:
-                self.num_failed += 1
-                print_error(exc)
+    @asynccontextmanager
+    async def printing(self) -> AsyncIterator[None]:
+        """Count and print the error of the body, and go on after it."""
+        try:
+            yield
+        except (AiofluxError, ValueError) as exc:
+            self.num_failed += 1
+            print_error(exc)
 
     def finish(self, summary: str = "") -> int:
         """Print the number of failures not printed and the summary; return the exit status."""
         if self._num_hidden:
             print_notice(f"and {self._num_hidden:,} more failures")
-        if summary:
+        if summary and not settings.quiet:
             failed = f"; {self.num_failed:,} failed" if self.num_failed else ""
             print_notice(f"{summary}{failed}")
         return 1 if self.num_failed else 0

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from aioflux._values.stats import format_size
+from aioflux.cli._settings import settings
 from aioflux.cli._text import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class CommandProgress:
         num_objects: Objects that are done.
         num_bytes: Bytes that are done.
         num_skipped: Objects that were not copied because the target exists.
+        num_different: Those of them whose target is known to differ.
         planned_objects: Objects that are done or planned.
         planned_bytes: Size of the objects that are done or planned.
         num_listings: Listings in progress, which can plan more objects.
@@ -41,6 +43,7 @@ class CommandProgress:
         self.num_objects = 0
         self.num_bytes = 0
         self.num_skipped = 0
+        self.num_different = 0
         self.planned_objects = 0
         self.planned_bytes = 0
         self.num_listings = num_listings
@@ -92,7 +95,9 @@ class CommandProgress:
         if is_timed:
             seconds = max(time.monotonic() - self._started, 1e-3)
             text += f" in {format_seconds(seconds)} ({format_size(self.num_bytes / seconds)}/s)"
-        return text + (f", {self.num_skipped:,} skipped" if self.num_skipped else "")
+        if self.num_skipped:
+            text += f", {self.num_skipped:,} skipped"
+        return text + (f", {self.num_different:,} of them different" if self.num_different else "")
 
     @contextmanager
     def show(self, *, is_wanted: bool = True) -> Iterator[None]:
@@ -100,7 +105,8 @@ class CommandProgress:
 
         Errors that are printed to stderr appear above the bar.
         """
-        if not is_wanted or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        is_shown = is_wanted and not settings.quiet and sys.stderr.isatty()
+        if not is_shown or os.environ.get("TERM") == "dumb":
             yield
             return
         from rich import progress as _rich

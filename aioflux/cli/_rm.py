@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import aclosing
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aioflux._values.uri import join_uri
 from aioflux.cli._event_loop import run
-from aioflux.cli._ls import find
-from aioflux.cli._output import Report, print_lines
+from aioflux.cli._output import Report, call_in_daemon_thread, print_lines, print_question
+from aioflux.cli._patterns import Exclude, Include, NameFilter, expand
 from aioflux.cli._text import format_count, one_line
-from aioflux.cli._uri_or_path import (
-    Anonymous,
-    Endpoint,
-    as_prefix,
-    parse_arguments,
-)
-from aioflux.errors import NotFoundError, StorageError
+from aioflux.cli._uri_or_path import Prefixes, as_prefix, find, parse_arguments
+from aioflux.errors import AiofluxError, NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
+_MAX_UNASKED = 1000
+"""Most objects that are deleted without a question."""
+_PAGE = 1000
+
 
 def rm(
-    uris: Annotated[list[str], typer.Argument(metavar="URI...", help="Objects, or prefixes.")],
+    uris: Prefixes,
     *,
     recursive: Annotated[
         bool, typer.Option("-r", "--recursive", help="Delete all objects below the prefixes.")
@@ -37,8 +37,11 @@ def rm(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
     ] = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
+    include: Include = None,
+    exclude: Exclude = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask, however many objects are deleted.")
+    ] = False,
 ) -> int:
     """Delete objects. If one cannot be deleted, an error is printed; the others are deleted.
 
@@ -47,17 +50,26 @@ def rm(
 
     With -r, "gs://b/p" means everything below "p/", or the object "p" if nothing is below "p/".
     Temporary objects of writes in progress are deleted, too, so that these writes fail.
-    With -r, an object is deleted only if it still has the generation that was listed: an object
-    that is overwritten in the meantime is kept, and an error is printed.
+    With -r or a pattern, an object is deleted only if it still has the generation that was listed:
+    an object that is overwritten in the meantime is kept, and an error is printed. The command asks
+    before it deletes more than 1,000 objects; without a terminal it fails, unless --yes is given.
+
+    Examples: aioflux rm -r --dry-run gs://bucket/runs/7; aioflux rm "gs://bucket/tmp/*.part"
     """
-    arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
+    if (include or exclude) and not recursive:
+        raise typer.BadParameter("--include and --exclude are for -r")
+    arguments = parse_arguments(uris)
     report = Report()
-    remover = _Remover(report, dry_run=dry_run)
+    remover = _Remover(
+        report, dry_run=dry_run, recursive=recursive, names=NameFilter.parse(include, exclude)
+    )
 
     async def work() -> int:
-        await report.for_each(
-            arguments, lambda argument: remover.remove(argument, recursive=recursive)
-        )
+        if not (yes or dry_run):
+            await remover.confirm(arguments)
+        for argument in arguments:
+            async with report.printing():
+                await remover.remove_each(argument)
         done = "would delete" if dry_run else "deleted"
         return report.finish(f"{done} {format_count(remover.num_deleted, 'object')}")
 
@@ -89,26 +101,90 @@ def _reject_dangerous(argument: UriOrPath) -> None:
 
 
 class _Remover:
-    def __init__(self, report: Report, *, dry_run: bool) -> None:
+    def __init__(
+        self, report: Report, *, dry_run: bool, recursive: bool, names: NameFilter
+    ) -> None:
         self.num_deleted = 0
         self._report = report
         self._dry_run = dry_run
+        self._recursive = recursive
+        self._names = names
 
-    async def remove(self, argument: UriOrPath, *, recursive: bool) -> None:
+    async def confirm(self, arguments: Sequence[UriOrPath]) -> None:
+        """Ask if there is more to delete than `_MAX_UNASKED` objects.
+
+        Raises:
+            Abort: The answer is no.
+            ValueError: There is no terminal to ask.
+        """
+        num_found = 0
+        for argument in arguments:
+            # What is not there is an error of `remove_each`.
+            with suppress(AiofluxError, ValueError):
+                async with aclosing(expand(argument, prefixes=self._recursive)) as found:
+                    async for each in found:
+                        num_found += await self._count(each, _MAX_UNASKED + 1 - num_found)
+                        if num_found > _MAX_UNASKED:
+                            break
+        if num_found <= _MAX_UNASKED:
+            return
+        what = f"more than {_MAX_UNASKED:,} objects"
+        if not sys.stdin.isatty():
+            raise ValueError(f"this deletes {what}; add --yes if that is meant, or try --dry-run")
+        print_question(f"Delete {what}? [y/N] ")
+        answer = await call_in_daemon_thread(sys.stdin.readline)
+        if answer.strip().lower() not in {"y", "yes"}:
+            raise typer.Abort
+
+    async def _count(self, argument: UriOrPath, limit: int) -> int:
+        """Return the number of objects to delete for an argument, at most `limit`."""
+        if not self._recursive or argument.meta is not None or argument.is_link():
+            return 1
+        _reject_dangerous(argument)
+        store, key = argument.open()
+        prefix, num_found = as_prefix(key), 0
+        async with aclosing(store.list_pages(prefix, with_temporary=True)) as pages:
+            async for page in pages:
+                num_found += len(self._admitted(page, prefix))
+                if num_found >= limit:
+                    break
+        return min(num_found, limit)
+
+    def _admitted(self, metas: Iterable[ObjectMeta], prefix: str) -> list[ObjectMeta]:
+        return [meta for meta in metas if self._names.admits(meta.key[len(prefix) :])]
+
+    async def remove_each(self, argument: UriOrPath) -> None:
+        """Delete what an argument names, or each match of its pattern."""
+        matched: list[ObjectMeta] = []
+        async with aclosing(expand(argument, prefixes=self._recursive)) as found:
+            async for each in found:
+                if each.meta is None:
+                    async with self._report.printing():
+                        await self._remove(each)
+                elif self._names.admits(each.meta.key.rpartition("/")[2]):
+                    matched.append(each.meta)
+                if len(matched) >= _PAGE:
+                    await self._delete(argument.open()[0], matched)
+                    matched = []
+        if matched:
+            await self._delete(argument.open()[0], matched)
+
+    async def _remove(self, argument: UriOrPath) -> None:
         """Delete the object or the prefix of one argument.
 
         Raises:
             ValueError: The argument is a prefix but -r is missing, or `_reject_dangerous` raises.
         """
-        if recursive:
+        if self._recursive:
             _reject_dangerous(argument)
         if argument.is_link():
             await self._unlink(argument)
             return
-        if not recursive and not argument.may_be_object():
+        if not self._recursive and not argument.may_be_object():
             raise ValueError(f"{argument.text} is a bucket, prefix or directory; use -r")
-        async with argument.open_object("use -r to delete them") as (store, key):
-            if recursive:
+        async with argument.open_object("use -r to delete them") as (store, _):
+            key = argument.split()[1]
+            if self._recursive:
                 await self._delete_below(argument, store, key)
             else:
                 await self._delete(store, [key])
@@ -126,11 +202,12 @@ class _Remover:
         self.num_deleted += 1
 
     async def _delete_below(self, argument: UriOrPath, store: Store, key: str) -> None:
-        found = False
-        pages = store.list_pages(as_prefix(key), with_temporary=True)
+        found, prefix = False, as_prefix(key)
+        pages = store.list_pages(prefix, with_temporary=True)
         async with aclosing(pages):
             async for page in pages:
-                await self._delete(store, page)
+                if admitted := self._admitted(page, prefix):
+                    await self._delete(store, admitted)
                 found = True
         if not found and key and not key.endswith("/") and (meta := await find(store, key)):
             await self._delete(store, [meta])

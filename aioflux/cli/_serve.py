@@ -73,7 +73,10 @@ def serve(
     md5: Md5 = True,
     until_stdin_closes: UntilStdinCloses = False,
 ) -> int:
-    """Serve the API of Google Cloud Storage on this machine, for tests."""
+    """Serve the API of Google Cloud Storage on this machine, for tests.
+
+    Example: aioflux serve --bucket test --root data/
+    """
     import msgspec
 
     from aioflux.testing._process import serve as run

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from aioflux.cli._event_loop import run
-from aioflux.cli._output import Report, print_lines
+from aioflux.cli._output import print_lines
+from aioflux.cli._patterns import run_for_each
 from aioflux.cli._text import json_line, parse_age
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_arguments
+from aioflux.cli._uri_or_path import Json, Objects  # noqa: TC001  typer reads them
 
 if TYPE_CHECKING:
     from aioflux.cli._uri_or_path import UriOrPath
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def sign(
-    uris: Annotated[list[str], typer.Argument(metavar="URI...", help="Objects.")],
+    uris: Objects,
     *,
     expires: Annotated[
         str,
@@ -27,8 +27,6 @@ def sign(
         str, typer.Option(metavar="METHOD", help="GET, HEAD, PUT or DELETE: what the url allows.")
     ] = "GET",
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """Print a signed url for each object. Who has the url needs no credentials: keep it secret.
 
@@ -40,20 +38,13 @@ def sign(
     Example: curl "$(aioflux sign --expires 15m gs://bucket/a.bin)" -o a.bin
     """
     seconds = parse_age(expires)
-    arguments = parse_arguments(uris, endpoint_url, anonymous=anonymous)
-
-    async def work() -> int:
-        report = Report()
-        await report.for_each(arguments, show)
-        return report.finish()
 
     async def show(argument: UriOrPath) -> None:
-        if not argument.may_be_object():
-            raise ValueError(f"{argument.text} is a bucket or directory; sign takes objects")
-        async with argument.open() as (store, key):
-            allowed = cast("UrlMethod", method.upper())  # `Store.sign` checks it
-            url = await store.sign(key, method=allowed, expires=seconds)
+        argument.require_object("sign")
+        store, key = argument.open()
+        allowed = cast("UrlMethod", method.upper())  # `Store.sign` checks it
+        url = await store.sign(key, method=allowed, expires=seconds)
         row = {"uri": str(argument.location), "url": url}
         await print_lines(json_line(row) if as_json else url)
 
-    return run(work)
+    return run_for_each(uris, show)

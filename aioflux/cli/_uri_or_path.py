@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aioflux._values.uri import Location, join_uri, parse_uri, split_at_bucket, suggest_uri
-from aioflux.cli._output import CONNECT_DEADLINE
+from aioflux.cli._event_loop import resources
+from aioflux.cli._settings import ENDPOINT_URL, settings
 from aioflux.cli._text import format_count, one_line
 from aioflux.errors import NotFoundError, StorageError
-from aioflux.options import ANONYMOUS, RetryPolicy
+from aioflux.options import ANONYMOUS, RetryPolicy, TransferOptions
 
 if TYPE_CHECKING:
+    from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store
 
-Endpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--endpoint-url",
-        metavar="URL",
-        help="Another endpoint for gs://, s3:// or az://, such as an emulator. Default: the "
-        "environment variables STORAGE_EMULATOR_HOST and AWS_ENDPOINT_URL_S3.",
-    ),
+Objects = Annotated[
+    list[str], typer.Argument(metavar="URI...", help="Objects, or patterns such as gs://b/*.txt.")
 ]
-Anonymous = Annotated[
-    bool,
-    typer.Option(
-        "--anonymous", help="Use gs://, s3:// or az:// without credentials (public buckets)."
-    ),
+Prefixes = Annotated[
+    list[str], typer.Argument(metavar="URI...", help="Prefix, bucket, object, directory, pattern.")
 ]
+Human = Annotated[bool, typer.Option("-h", "--human-readable", help="Sizes such as 1.5 GiB.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per line; its fields are above.")
 ]
@@ -63,10 +56,8 @@ class UriOrPath:
     """The argument as given."""
     location: Location
     """The parsed uri. For a path, the scheme is `file` and the key is the absolute path."""
-    endpoint_url: str | None = None
-    """Endpoint of the service; None for the environment's, or else the service's default."""
-    anonymous: bool = False
-    """Whether to send requests without credentials."""
+    meta: ObjectMeta | None = None
+    """Metadata of the object, if a pattern found it."""
 
     @property
     def is_local(self) -> bool:
@@ -95,6 +86,15 @@ class UriOrPath:
         """Return whether an object can have this name; the key of an object may end in `/`."""
         return not self.is_directory() if self.is_local else bool(self.location.key)
 
+    def require_object(self, command: str) -> None:
+        """Check that an object can have this name.
+
+        Raises:
+            ValueError: The argument is a bucket or a directory.
+        """
+        if not self.may_be_object():
+            raise ValueError(f"{self.text} is a bucket or directory; {command} takes objects")
+
     def is_missing(self) -> bool:
         """Return whether the argument names a local directory that does not exist."""
         return self.is_local and self.is_directory() and not os.path.isdir(self.path)
@@ -103,14 +103,7 @@ class UriOrPath:
         """Return what was probably meant if nothing has this name; `default` if that is unknown."""
         if "://" not in self.text and (meant := suggest_uri(self.text)).startswith("gs:"):
             return f"did you mean {one_line(meant)}?"
-        literal, *rest = re.split(r"[*?[]", self.text, maxsplit=1)
-        if not rest:
-            return default
-        prefix = literal[: literal.rfind("/") + 1] or "."
-        return (
-            "aioflux does not expand the patterns *, ? and []: list the names with aioflux ls "
-            f"{one_line(prefix)}"
-        )
+        return default
 
     async def explain_missing(self, store: Store, key: str, advice: str) -> str:
         """Return why no object has this name; empty if that is unknown. Requests a listing.
@@ -160,38 +153,49 @@ class UriOrPath:
         parent, name = os.path.split(path)
         return str(Location("file", "", parent)), name
 
-    @asynccontextmanager
-    async def open(self, *, follow: bool = False) -> AsyncIterator[tuple[Store, str]]:
-        """Open the store that `split` returns, and yield the store and the key or prefix."""
+    def open(self, *, follow: bool = False) -> tuple[Store, str]:
+        """Open the store that `split` returns, and return the store and the key or prefix."""
         root, key = self.split(follow=follow)
-        async with self.open_root(root) as store:
-            yield store, key
+        return self.open_root(root), key
 
     @asynccontextmanager
     async def open_object(
         self, advice: str, *, follow: bool = False
-    ) -> AsyncIterator[tuple[Store, str]]:
-        """Open as `open`; explain a NotFoundError of the body (see `explain_missing`)."""
-        async with self.open(follow=follow) as (store, key):
-            try:
-                yield store, key
-            except NotFoundError as exc:
-                if text := await self.explain_missing(store, key, advice):
-                    raise NotFoundError(text, uri=exc.uri) from exc
-                raise
+    ) -> AsyncIterator[tuple[Store, str | ObjectMeta]]:
+        """Open as `open`, with the metadata instead of the key if a pattern found the object.
+
+        A NotFoundError of the body is explained; see `explain_missing`.
+        """
+        store, key = self.open(follow=follow)
+        try:
+            yield store, self.meta or key
+        except NotFoundError as exc:
+            if text := await self.explain_missing(store, key, advice):
+                raise NotFoundError(text, uri=exc.uri) from exc
+            raise
 
     def open_root(self, root: str) -> Store:
-        """Open the store `root` with the endpoint and credentials of this argument."""
+        """Return the store `root`, which is opened once, and closed at the end of the command."""
         from aioflux.store import open_store
 
-        if self.location.scheme not in _SERVICES:
-            return open_store(root)
-        return open_store(
-            root,
-            retry=RetryPolicy(connect_deadline_seconds=float(os.environ[CONNECT_DEADLINE])),
-            endpoint_url=self.endpoint_url,
-            credentials=ANONYMOUS if self.anonymous else None,
-        )
+        opened = resources.get()
+        if (store := opened.stores.get(root)) is None:
+            options: dict[str, Any] = {}
+            if self.location.scheme in _SERVICES:
+                options = {
+                    "retry": RetryPolicy(connect_deadline_seconds=settings.connect_deadline),
+                    "endpoint_url": _endpoint_url() or None,
+                    "credentials": ANONYMOUS if settings.anonymous else None,
+                }
+            if settings.max_in_flight:
+                options["transfer"] = TransferOptions(max_in_flight=settings.max_in_flight)
+            store = opened.stores[root] = open_store(root, **options)
+            opened.push_async_exit(store)
+        return store
+
+
+def _endpoint_url() -> str:
+    return settings.endpoint_url or os.environ.get(ENDPOINT_URL, "")
 
 
 def _parse_location(text: str) -> Location:
@@ -203,9 +207,7 @@ def _parse_location(text: str) -> Location:
     return Location("file", "", os.path.join(os.getcwd(), text))
 
 
-def parse_arguments(
-    texts: Iterable[str], endpoint_url: str | None, *, anonymous: bool
-) -> list[UriOrPath]:
+def parse_arguments(texts: Iterable[str]) -> list[UriOrPath]:
     """Parse arguments, and import the modules of the services that they name.
 
     An argument that contains `://` is a uri, any other is a path. The imports take most of the
@@ -215,17 +217,18 @@ def parse_arguments(
     Raises:
         ValueError: An argument is not valid, or an option has no effect on any of the arguments.
     """
-    arguments = [UriOrPath(text, _parse_location(text), endpoint_url, anonymous) for text in texts]
+    arguments = [UriOrPath(text, _parse_location(text)) for text in texts]
     schemes = {argument.location.scheme for argument in arguments} & set(_SERVICES)
     for name, is_given in (
-        ("--endpoint-url", endpoint_url is not None),
-        ("--anonymous", anonymous),
+        ("--endpoint-url", settings.endpoint_url),
+        ("--anonymous", settings.anonymous),
     ):
         if is_given and not schemes:
             raise ValueError(f"{name} needs a gs://, s3:// or az:// uri")
-    if endpoint_url is not None and len(schemes) > 1:
+    if _endpoint_url() and len(schemes) > 1:
+        name = "--endpoint-url" if settings.endpoint_url else ENDPOINT_URL
         raise ValueError(
-            "--endpoint-url is for uris of one service; for several, set STORAGE_EMULATOR_HOST or "
+            f"{name} is for uris of one service; for several, set STORAGE_EMULATOR_HOST or "
             "AWS_ENDPOINT_URL_S3"
         )
     import_module("aioflux.store")
@@ -234,14 +237,14 @@ def parse_arguments(
     return arguments
 
 
-def parse_root_argument(text: str, endpoint_url: str | None, *, anonymous: bool) -> UriOrPath:
+def parse_root_argument(text: str) -> UriOrPath:
     """Parse one argument that names a bucket, a prefix or an existing local directory.
 
     Raises:
         NotFoundError: The local directory does not exist.
         ValueError: The argument is not valid.
     """
-    [root] = parse_arguments([text], endpoint_url, anonymous=anonymous)
+    [root] = parse_arguments([text])
     if root.is_local and not os.path.isdir(root.path):
         text = f"there is no directory {root.text}; {root.hint()}"
         raise NotFoundError(text, uri=str(root.location))
@@ -251,3 +254,11 @@ def parse_root_argument(text: str, endpoint_url: str | None, *, anonymous: bool)
 def as_prefix(key: str) -> str:
     """Return the prefix of all keys below `key`: it ends in `/`, or is empty for a bucket."""
     return key if not key or key.endswith("/") else f"{key}/"
+
+
+async def find(store: Store, key: str) -> ObjectMeta | None:
+    """Return the metadata of an object, or None if it does not exist."""
+    try:
+        return await store.head(key)
+    except NotFoundError:
+        return None

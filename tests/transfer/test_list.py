@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aioflux import StorageError
 from aioflux._services.base import MAX_EMPTY_PAGES, ListRequest, Page
-from aioflux._transfer.glob import compile_glob, literal_prefix
+from aioflux._values.glob import compile_glob, literal_prefix
 from tests.transfer.scripted_service import LOSE, REFUSE, refused_for_good
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from aioflux.cli._ckpt.list import list_command
 from aioflux.cli._ckpt.prune import prune_command
 from aioflux.cli._ckpt.show import show
 from aioflux.cli._ckpt.verify import verify_command
+from aioflux.cli._settings import with_common_options
 
 ckpt = typer.Typer(
     name="ckpt",
@@ -25,4 +26,4 @@ for _name, _command in (
     ("history", history),
     ("copy", copy_command),
 ):
-    ckpt.command(_name)(_command)
+    ckpt.command(_name)(with_common_options(_command))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,13 +12,12 @@ from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._progress import CommandProgress
 from aioflux.cli._text import format_count, one_line
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
+from aioflux.cli._uri_or_path import parse_arguments
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._store.copy import CheckpointLocation, Copied
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.errors import AiofluxError
-    from aioflux.store import Store
 
 
 def copy_command(
@@ -32,8 +30,6 @@ def copy_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Overwrite different checkpoints at TARGET.")
     ] = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """Copy checkpoints: first the objects, verified, then the commit object.
 
@@ -43,23 +39,23 @@ def copy_command(
 
     "aioflux cp -r" copies the same bytes, but an interrupted copy can be visible and incomplete,
     and the copy is not verified with the commit object.
+
+    Example: aioflux ckpt copy --step 1000 gs://bucket/runs/7 s3://archive/7
     """
     from aioflux.checkpoint._store.copy import copy_checkpoint, copy_root
     from aioflux.checkpoint._store.steps import read_commits
 
-    arguments = parse_arguments([source, target], endpoint_url, anonymous=anonymous)
+    arguments = parse_arguments([source, target])
     report = Report()
 
     async def work() -> int:
         errors: dict[str, AiofluxError] = {}
         progress = CommandProgress()
-        async with AsyncExitStack() as stack:
-            stores: dict[str, Store] = {}
-            locations = [await _locate(each, stores, stack) for each in arguments]
-            is_one = bool(await read_commits(locations[0].store, locations[0].prefix))
-            if is_one and step:
-                raise ValueError(f"{source} is one checkpoint; --step needs the run's root")
-            stack.enter_context(progress.show())
+        locations = [_locate(each) for each in arguments]
+        is_one = bool(await read_commits(locations[0].store, locations[0].prefix))
+        if is_one and step:
+            raise ValueError(f"{source} is one checkpoint; --step needs the run's root")
+        with progress.show():
             count = progress.advance
             if is_one:
                 copied = [await copy_checkpoint(*locations, overwrite=overwrite, progress=count)]
@@ -79,20 +75,14 @@ def copy_command(
     return run(work)
 
 
-async def _locate(
-    argument: UriOrPath, stores: dict[str, Store], stack: AsyncExitStack
-) -> CheckpointLocation:
+def _locate(argument: UriOrPath) -> CheckpointLocation:
     """Return store and prefix of an argument.
 
     Source and target in one bucket get the same store, so that the service copies the bytes.
     """
     from aioflux.checkpoint._store.copy import CheckpointLocation
 
-    root, prefix = argument.split()
-    if root not in stores:
-        store = argument.open_root(root)
-        stores[root] = await stack.enter_async_context(store)
-    return CheckpointLocation(stores[root], prefix)
+    return CheckpointLocation(*argument.open())
 
 
 def _line(copied: Copied) -> str:

@@ -25,7 +25,7 @@ from aioflux.cli._text import (
     one_line,
     table,
 )
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
+from aioflux.cli._uri_or_path import Json, parse_root_argument
 from aioflux.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ def history(
         str,
         typer.Option(metavar="PATH", help="Also plot all saves to this .png, .svg or .pdf."),
     ] = "",
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """Show every save below URI and its outcome, oldest first. A step can be saved repeatedly.
 
@@ -60,17 +58,19 @@ def history(
 
     --json, --csv: time (RFC 3339), step, outcome ("committed", "failed" or "cancelled"), num_bytes,
     staged_seconds, upload_seconds, bytes_per_second, num_retries, world_size, error and record_id.
+
+    Example: aioflux ckpt history --plot gs://bucket/runs/7
     """
     if as_json + as_csv + as_plot > 1:
         raise typer.BadParameter("--json, --csv and --plot cannot be combined")
     from aioflux.checkpoint._store.history import plot, read_history, to_csv, to_json
 
-    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri)
 
     async def work() -> int:
-        async with open_checkpoints(argument) as root:
-            records = await read_history(root.store)
-            title = root.store.uri
+        root = await open_checkpoints(argument)
+        records = await read_history(root.store)
+        title = root.store.uri
         if not records:
             raise CheckpointNotFoundError(
                 f"there is no history below {title}: a Checkpointer writes it when it saves"

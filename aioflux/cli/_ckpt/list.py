@@ -15,7 +15,7 @@ from aioflux.cli._text import (
     json_line,
     table,
 )
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
+from aioflux.cli._uri_or_path import Json, parse_root_argument
 from aioflux.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ def list_command(
     uri: Root,
     *,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """List the committed steps below URI, without verifying them (see "ckpt verify").
 
@@ -36,21 +34,23 @@ def list_command(
     --json: type ("checkpoint"), uri, step, created (RFC 3339), size (bytes), num_objects,
     world_size, layout ("dcp" or "safetensors"), save_id, metrics and problem; unknown values are
     null or empty.
+
+    Example: aioflux ckpt list gs://bucket/runs/7
     """
     from aioflux.checkpoint._store.steps import describe_steps
 
-    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri)
     report = Report()
 
     async def work() -> int:
-        async with open_checkpoints(argument) as root:
-            if not root.is_root:
-                raise ValueError(f"{root.store.uri} is one checkpoint; use `aioflux ckpt show`")
-            found = await describe_steps(root.store)
-            if not found:
-                raise CheckpointNotFoundError(
-                    f"there is no checkpoint below {root.store.uri}; check the spelling"
-                )
+        root = await open_checkpoints(argument)
+        if not root.is_root:
+            raise ValueError(f"{root.store.uri} is one checkpoint; use `aioflux ckpt show`")
+        found = await describe_steps(root.store)
+        if not found:
+            raise CheckpointNotFoundError(
+                f"there is no checkpoint below {root.store.uri}; check the spelling"
+            )
         if as_json:
             await print_lines("\n".join(json_line(_row(each)) for each in found))
         else:

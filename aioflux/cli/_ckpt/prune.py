@@ -11,7 +11,7 @@ from aioflux.cli._ckpt.root import Root, open_checkpoints
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._text import format_count, json_line, one_line, parse_age
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
+from aioflux.cli._uri_or_path import Json, parse_root_argument
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._store.retention_rules import Retention
@@ -50,8 +50,6 @@ def prune_command(
     protect: Protect = None,
     dry_run: DryRun = False,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """Delete the steps below URI that no rule keeps; at least one rule is needed.
 
@@ -60,29 +58,31 @@ def prune_command(
     the remaining objects of the step.
 
     --json: type ("checkpoint"), uri and step of each deleted step.
+
+    Example: aioflux ckpt prune --keep-last 3 --keep-best loss:min --dry-run gs://bucket/runs/7
     """
     from aioflux.checkpoint._format.commit import step_prefix
     from aioflux.checkpoint._store.retention import prune
 
     retention = _parse_rules(keep_last, keep_every, keep_best, ttl)
-    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri)
     report = Report()
 
     async def work() -> int:
-        async with open_checkpoints(argument) as root:
-            if not root.is_root:
-                raise ValueError(f"{root.store.uri} is one checkpoint; use `aioflux rm -r`")
-            done = await prune(
-                root.store,
-                retention,
-                now=time.time(),
-                protected=frozenset(protect or ()),
-                dry_run=dry_run,
-            )
-            rows: list[dict[str, Any]] = [
-                {"type": "checkpoint", "uri": root.uri(step_prefix(step)), "step": step}
-                for step in done.removed
-            ]
+        root = await open_checkpoints(argument)
+        if not root.is_root:
+            raise ValueError(f"{root.store.uri} is one checkpoint; use `aioflux rm -r`")
+        done = await prune(
+            root.store,
+            retention,
+            now=time.time(),
+            protected=frozenset(protect or ()),
+            dry_run=dry_run,
+        )
+        rows: list[dict[str, Any]] = [
+            {"type": "checkpoint", "uri": root.uri(step_prefix(step)), "step": step}
+            for step in done.removed
+        ]
         verb = "would delete" if dry_run else "deleted"
         await print_lines(
             "\n".join(

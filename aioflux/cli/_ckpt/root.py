@@ -6,8 +6,7 @@ other commands do not wait for these imports.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,14 +69,12 @@ class CheckpointRoot:
         return uri_below(self.store, prefix)
 
 
-@asynccontextmanager
-async def open_checkpoints(argument: UriOrPath) -> AsyncIterator[CheckpointRoot]:
+async def open_checkpoints(argument: UriOrPath) -> CheckpointRoot:
     """Open the root of a run, or one checkpoint: a prefix that has a commit object."""
     from aioflux.checkpoint._store.steps import read_commits
 
-    root = str(argument.location)
-    async with argument.open_root(root) as store:
-        yield CheckpointRoot(store, not await read_commits(store, ""))
+    store = argument.open_root(str(argument.location))
+    return CheckpointRoot(store, not await read_commits(store, ""))
 
 
 def checkpoint_row(uri: str, saved: Commit | StepInfo, num_objects: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from aioflux.cli._ckpt.root import Root, checkpoint_row, open_checkpoints
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import print_lines
 from aioflux.cli._text import json_line, paragraph, table
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
+from aioflux.cli._uri_or_path import Json, parse_root_argument
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
@@ -26,28 +26,28 @@ def show(
         typer.Option(metavar="STEP", min=0, help="Show this step. Default: the newest valid one."),
     ] = None,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """Show one checkpoint and its objects.
 
     --json: one line with type ("checkpoint"), uri, step, created, size, num_objects, world_size,
     layout, save_id and metrics, then one for each object with type ("object"), uri, size, crc32c
     (8 hexadecimal digits), generation, rank and num_items.
+
+    Example: aioflux ckpt show --step 1000 gs://bucket/runs/7
     """
     from aioflux.checkpoint._store.steps import read_commit
 
-    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri)
 
     async def work() -> int:
-        async with open_checkpoints(argument) as root:
-            prefix = await _choose(root, step)
-            commit = (await read_commit(root.store, prefix)).commit
-            if commit is None:
-                raise CheckpointCorruptError(
-                    f"{root.uri(prefix)} has no commit of aioflux: another program wrote it"
-                )
-            rows = _rows(root, prefix, commit)
+        root = await open_checkpoints(argument)
+        prefix = await _choose(root, step)
+        commit = (await read_commit(root.store, prefix)).commit
+        if commit is None:
+            raise CheckpointCorruptError(
+                f"{root.uri(prefix)} has no commit of aioflux: another program wrote it"
+            )
+        rows = _rows(root, prefix, commit)
         await print_lines("\n".join(map(json_line, rows)) if as_json else _describe(rows))
         return 0
 

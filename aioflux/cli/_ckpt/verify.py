@@ -12,7 +12,7 @@ from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._progress import CommandProgress
 from aioflux.cli._text import format_count, json_line, one_line
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, parse_root_argument
+from aioflux.cli._uri_or_path import Json, parse_root_argument
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._store.verify import Verification
@@ -27,8 +27,6 @@ def verify_command(
         typer.Option("--deep", help="Read all bytes, and verify the crc32c of every block."),
     ] = False,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """Verify the steps below URI, or one checkpoint, against their commit objects.
 
@@ -39,24 +37,26 @@ def verify_command(
     --json: type ("checkpoint"), uri, step, is_valid, num_objects, size (bytes) and problems, a list
     of kind ("no_commit", "commit", "foreign", "missing", "size", "generation", "crc32c" or
     "bytes"), uri and message.
+
+    Example: aioflux ckpt verify --deep gs://bucket/runs/7
     """
     from aioflux.checkpoint._store.verify import verify
 
-    argument = parse_root_argument(uri, endpoint_url, anonymous=anonymous)
+    argument = parse_root_argument(uri)
     report = Report()
 
     async def work() -> int:
         num_valid = num_bytes = 0
-        async with open_checkpoints(argument) as root:
-            for prefix in await root.prefixes(step):
-                progress = CommandProgress()
-                with progress.show(is_wanted=deep):
-                    found = await verify(root.store, prefix, deep=deep, progress=progress.advance)
-                await print_lines(json_line(_row(found)) if as_json else _line(found))
-                num_valid += found.is_valid
-                num_bytes += found.num_bytes
-                for problem in found.problems:
-                    report.fail(one_line(problem.message))
+        root = await open_checkpoints(argument)
+        for prefix in await root.prefixes(step):
+            progress = CommandProgress()
+            with progress.show(is_wanted=deep):
+                found = await verify(root.store, prefix, deep=deep, progress=progress.advance)
+            await print_lines(json_line(_row(found)) if as_json else _line(found))
+            num_valid += found.is_valid
+            num_bytes += found.num_bytes
+            for problem in found.problems:
+                report.fail(one_line(problem.message))
         what = "read and verified" if deep else "verified"
         count = format_count(num_valid, "checkpoint")
         return report.finish(f"{what} {count}, {format_size(num_bytes)}")

@@ -1,10 +1,11 @@
-"""`aioflux cp`: options, and one run of the command."""
+"""`aioflux cp` and `aioflux mv`: options, and one run of a command."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -12,22 +13,23 @@ import typer
 
 from aioflux._concurrency.fan_out import bounded_batches
 from aioflux.cli._cp.copier import Copier
-from aioflux.cli._cp.local_files import FileThreads, LocalFiles
+from aioflux.cli._cp.local_files import FileThreads, LocalFiles, remove_empty_tree
 from aioflux.cli._cp.objects import StandardStreams, StoreObjects
-from aioflux.cli._cp.plan import CopyJob, Problem
+from aioflux.cli._cp.plan import CopyJob, Entry, Problem
 from aioflux.cli._cp.sources import (
     Destination,
-    list_directory,
+    TreeJobs,
     list_files,
     list_objects,
-    list_prefix,
     reject_copy_into_itself,
 )
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines, print_notice
+from aioflux.cli._patterns import Exclude, Include, NameFilter, expand
 from aioflux.cli._progress import CommandProgress
 from aioflux.cli._text import one_line
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, parse_arguments
+from aioflux.cli._uri_or_path import parse_arguments
+from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from aioflux.cli._cp.objects import CopySource, CopyTarget
     from aioflux.cli._cp.plan import JobOrProblem
     from aioflux.cli._uri_or_path import UriOrPath
-    from aioflux.store import Store
 
 _MAX_LOOKUPS = 64
 
@@ -68,14 +69,14 @@ def cp(
     recursive: Recursive = False,
     no_clobber: NoClobber = False,
     dry_run: DryRun = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
+    include: Include = None,
+    exclude: Exclude = None,
 ) -> int:
     """Copy objects and files; names follow "aws s3 cp".
 
     TARGET is a directory if it ends in "/", is a bucket, or is an existing local directory: each
     copy keeps the last segment of its name. Otherwise TARGET is the new name. Several SOURCEs can
-    be written to standard output, one after the other.
+    be written to standard output, one after the other. SOURCE may be a pattern.
 
     With -r, everything below SOURCE is copied below TARGET with the same relative names, whether
     or not either ends in "/": "cp -r dir gs://b/p" creates "gs://b/p/..." from "dir/...". An empty
@@ -86,22 +87,64 @@ def cp(
     keys whose path would be outside a local TARGET ("..", "/...", through a link); keys that need
     a directory with the name of another file; copies that would be written below SOURCE itself.
 
-    Existing objects and files are overwritten. Copies appear whole or not at all; a local file
-    that is overwritten keeps its mode. The bytes of objects are verified with crc32c when they are
-    read and when they are written. Copies within a bucket keep all metadata. Copies to another
-    bucket keep content type and custom metadata, but not cache control, content disposition,
-    content language and storage class.
-    """
-    if not (sources and target):
-        # Not by typer, which takes one argument for the TARGET.
-        what = "the TARGET is missing" if sources or target else "SOURCE and TARGET are missing"
-        raise typer.BadParameter(f"{what}; write SOURCE... TARGET")
-    origins, destination = _parse(
-        sources, target, endpoint_url, anonymous=anonymous, recursive=recursive
-    )
+    Existing objects and files are overwritten; with -n they are skipped, and a line names those
+    that are known to differ. Copies appear whole or not at all; a local file that is overwritten
+    keeps its mode, and a copy of an object has its time. The bytes of objects are verified with
+    crc32c when they are read and when they are written. Copies within a bucket keep all metadata.
+    Copies to another bucket keep content type and custom metadata, but not cache control, content
+    disposition, content language and storage class.
 
+    Examples: aioflux cp "gs://bucket/train/*.tar" data/;
+    aioflux cp -r --exclude .git . gs://bucket/code
+    """
+    names = _filter(include, exclude, recursive=recursive)
+    origins, destination = _parse(sources, target, recursive=recursive)
+    settings = CopyOptions(no_clobber=no_clobber, dry_run=dry_run, names=names)
+    return _run(origins, destination, settings, recursive=recursive)
+
+
+def mv(
+    sources: Sources = (),  # type: ignore[assignment]  # typer passes a list
+    target: Target = "",
+    *,
+    recursive: Recursive = False,
+    no_clobber: NoClobber = False,
+    dry_run: DryRun = False,
+    include: Include = None,
+    exclude: Exclude = None,
+) -> int:
+    """Move objects and files: copy as "cp" does, then delete each source that was copied.
+
+    Within a bucket, the service copies the bytes. A source is deleted after its copy was verified,
+    and only in the generation that was copied: if it was overwritten meanwhile, it is kept, and an
+    error is printed. What could not be copied is kept.
+
+    Examples: aioflux mv gs://bucket/a.bin gs://bucket/b.bin;
+    aioflux mv "gs://bucket/in/*.json" gs://bucket/done/
+    """
+    names = _filter(include, exclude, recursive=recursive)
+    origins, destination = _parse(sources, target, recursive=recursive)
+    if None in origins or destination.argument is None:
+        raise typer.BadParameter("mv does not move standard input or output; use cp")
+    settings = CopyOptions(no_clobber=no_clobber, dry_run=dry_run, names=names, moves=True)
+    return _run(origins, destination, settings, recursive=recursive)
+
+
+def _filter(include: list[str] | None, exclude: list[str] | None, *, recursive: bool) -> NameFilter:
+    if (include or exclude) and not recursive:
+        raise typer.BadParameter("--include and --exclude are for -r")
+    return NameFilter.parse(include, exclude)
+
+
+def _run(
+    origins: list[UriOrPath | None],
+    destination: Destination,
+    options: CopyOptions,
+    *,
+    recursive: bool,
+) -> int:
     async def work() -> int:
-        async with CopyRun(destination, no_clobber=no_clobber, dry_run=dry_run) as copy:
+        async with CopyRun(destination, options) as copy:
             if recursive:
                 assert origins[0] is not None
                 await copy.copy_below(origins[0])
@@ -113,17 +156,16 @@ def cp(
 
 
 def _parse(
-    sources: list[str],
-    target: str,
-    endpoint_url: str | None,
-    *,
-    anonymous: bool,
-    recursive: bool,
+    sources: list[str], target: str, *, recursive: bool
 ) -> tuple[list[UriOrPath | None], Destination]:
     """Parse the arguments, and reject combinations without a meaning.
 
     The source is None for standard input.
     """
+    if not (sources and target):
+        # Not by typer, which takes one argument for the TARGET.
+        what = "the TARGET is missing" if sources or target else "SOURCE and TARGET are missing"
+        raise typer.BadParameter(f"{what}; write SOURCE... TARGET")
     if recursive and (len(sources) > 1 or sources == ["-"]):
         raise typer.BadParameter("-r takes one SOURCE, which is not standard input")
     if recursive and target == "-":
@@ -131,7 +173,7 @@ def _parse(
     if sources.count("-") > 1:
         raise typer.BadParameter("standard input can be read only once")
     named = [text for text in [*sources, target] if text != "-"]
-    parsed = iter(parse_arguments(named, endpoint_url, anonymous=anonymous))
+    parsed = iter(parse_arguments(named))
     *origins, goal = [None if text == "-" else next(parsed) for text in [*sources, target]]
     is_directory = goal is not None and (recursive or goal.is_directory())
     if len(sources) > 1 and goal is not None and not is_directory:
@@ -143,26 +185,50 @@ def _parse(
     return origins, Destination(goal, is_directory)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyOptions:
+    """Options of one run of `cp`, `mv` or `sync`."""
+
+    no_clobber: bool = False
+    """Do not overwrite existing files or objects."""
+    dry_run: bool = False
+    """Print what would be done, and do nothing."""
+    moves: bool = False
+    """Delete each source that was copied."""
+    keeps_times: bool = False
+    """Give local copies of files the time of their source, as copies of objects have it."""
+    names: NameFilter = field(default_factory=NameFilter)
+    """Names to copy from below a source."""
+
+
 class CopyRun:
     """One run of the command: open stores, copies, and counts for the summary."""
 
-    def __init__(self, target: Destination, *, no_clobber: bool, dry_run: bool) -> None:
+    def __init__(self, target: Destination, options: CopyOptions) -> None:
         self._target = target
-        self._no_clobber = no_clobber
-        self._dry_run = dry_run
+        self._options = options
+        self._verb = "moved" if options.moves else "copied"
         self._progress = CommandProgress(num_listings=1)
         self._report = Report()
         self._threads = FileThreads()
         goal = target.argument
         root = goal.path if goal is not None and goal.is_local and target.is_directory else None
-        self._files = LocalFiles(self._threads, no_clobber=no_clobber, root=root)
-        self._stores: dict[str, Store] = {}
+        self._files = LocalFiles(
+            self._threads,
+            no_clobber=options.no_clobber,
+            root=root,
+            keeps_times=options.keeps_times,
+        )
         self._stack = AsyncExitStack()
+
+    @property
+    def _would(self) -> str:
+        return "would move" if self._options.moves else "would copy"
 
     async def __aenter__(self) -> Self:
         # If the data is printed on the terminal, a progress bar would be mixed with it.
         is_data_shown = self._target.argument is None and sys.stdout.isatty()
-        shown = self._progress.show(is_wanted=not (self._dry_run or is_data_shown))
+        shown = self._progress.show(is_wanted=not (self._options.dry_run or is_data_shown))
         self._stack.enter_context(shown)
         return self
 
@@ -174,16 +240,16 @@ class CopyRun:
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
         self._files.remove_empty_directories()
-        if error is not None and self._progress.num_objects and not self._dry_run:
-            print_notice(self._progress.summary("Stopped; copied at least"))
+        if error is not None and self._progress.num_objects and not self._options.dry_run:
+            print_notice(self._progress.summary(f"Stopped; {self._verb} at least"))
 
     def finish(self) -> int:
         """Print the summary, and return the exit status."""
-        if self._dry_run:
-            return self._report.finish(self._progress.summary("would copy", is_timed=False))
+        if self._options.dry_run:
+            return self._report.finish(self._progress.summary(self._would, is_timed=False))
         if self._target.argument is None and not self._report.num_failed:
             return 0
-        return self._report.finish(self._progress.summary("copied"))
+        return self._report.finish(self._progress.summary(self._verb))
 
     async def copy_below(self, source: UriOrPath) -> None:
         """Copy everything below a directory or prefix, or the one file or object of this name."""
@@ -191,57 +257,73 @@ class CopyRun:
         goal = self._target.argument
         if goal is not None and goal.is_file():
             raise ValueError(f"{goal.text} is a file; -r needs a directory")
+        jobs = TreeJobs(source, self._target, self._options.names)
         if not source.is_local:
-            store = await self._store(source)
-            await self._run(StoreObjects(store), list_prefix(store, source, self._target))
+            store = source.open()[0]
+            await self._run(StoreObjects(store), jobs.list_prefix(store))
         elif source.is_directory():
-            await self._run(self._files, list_directory(self._threads, source, self._target))
+            await self._run(self._files, jobs.list_directory(self._threads))
+            if self._options.moves and not self._options.dry_run:
+                await self._threads.run(remove_empty_tree, source.path)
         else:
             await self.copy_each([source])
 
     async def copy_each(self, sources: Sequence[UriOrPath | None]) -> None:
         """Copy single files and objects, in the given order; None is standard input."""
         used: dict[str, str] = {}
-        groups = [(root, list(group)) for root, group in groupby(sources, key=_root)]
+        expanded = [each for source in sources async for each in self._expand(source)]
+        goal = self._target
+        if len(expanded) > 1 and goal.argument is not None and not goal.is_directory:
+            raise ValueError(
+                f"the pattern matches {len(expanded):,} names, and TARGET is one: end it in '/'"
+            )
+        groups = [(root, list(group)) for root, group in groupby(expanded, key=_root)]
         self._progress.num_listings = len(groups)
         for root, group in groups:
             named = [source for source in group if source is not None]
             if not named:
                 await self._run(StandardStreams(), self._stdin())
             elif root:
-                store = await self._store(named[0])
+                store = named[0].open()[0]
                 jobs = list_objects(store, named, self._target, used)
                 await self._run(StoreObjects(store), jobs)
             else:
                 await self._run(self._files, list_files(named, self._target, used))
 
+    async def _expand(self, source: UriOrPath | None) -> AsyncGenerator[UriOrPath | None, None]:
+        """Yield the matches of a pattern, or the source."""
+        if source is None:
+            yield None
+            return
+        try:
+            async with aclosing(expand(source)) as found:
+                async for each in found:
+                    yield each
+        except (AiofluxError, ValueError) as exc:
+            self._report.fail(exc)
+
     async def _stdin(self) -> AsyncGenerator[JobOrProblem, None]:
-        yield self._target.job("standard input", "", -1, "")
+        yield self._target.job("standard input", Entry("", -1, 0), "")
 
-    async def _store(self, argument: UriOrPath) -> Store:
-        root, _ = argument.split()
-        if root not in self._stores:
-            self._stores[root] = await self._stack.enter_async_context(argument.open_root(root))
-        return self._stores[root]
-
-    async def _copy_target(self) -> CopyTarget:
+    def _copy_target(self) -> CopyTarget:
         goal = self._target.argument
         if goal is None:
             return StandardStreams()
         if goal.is_local:
             return self._files
-        return StoreObjects(await self._store(goal), no_clobber=self._no_clobber)
+        return StoreObjects(goal.open()[0], no_clobber=self._options.no_clobber)
 
     async def _run(self, source: CopySource, jobs: AsyncGenerator[JobOrProblem, None]) -> None:
-        if self._dry_run:
+        if self._options.dry_run:
             await self._print_plan(jobs)
             return
-        target = await self._copy_target()
-        await Copier(source, target, self._progress, self._report).run(jobs)
+        target = self._copy_target()
+        copier = Copier(source, target, self._progress, self._report, moves=self._options.moves)
+        await copier.run(jobs)
 
     async def _print_plan(self, jobs: AsyncGenerator[JobOrProblem, None]) -> None:
         """Print a line for each object that would be copied."""
-        target = await self._copy_target() if self._no_clobber else None
+        target = self._copy_target() if self._options.no_clobber else None
 
         async def look_up(job: JobOrProblem) -> tuple[JobOrProblem, bool]:
             is_kept = target is not None and isinstance(job, CopyJob) and await target.keeps(job)
@@ -263,7 +345,7 @@ class CopyRun:
             self._progress.num_skipped += 1
             return ""
         self._progress.finish(job.size)
-        return f"would copy {one_line(job.source)} to {one_line(job.target)}"
+        return f"{self._would} {one_line(job.source)} to {one_line(job.target)}"
 
 
 def _root(argument: UriOrPath | None) -> str:

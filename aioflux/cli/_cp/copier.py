@@ -14,15 +14,17 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import bounded_map
+from aioflux.cli._cp.local_files import file_crc32c
 from aioflux.cli._cp.objects import StandardStreams, StoreObjects
 from aioflux.cli._cp.plan import Batcher, Problem
+from aioflux.cli._output import MAX_LINES, print_notice
 from aioflux.cli._text import describe, one_line
 from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:
     from aioflux.cli._cp.local_files import Outcome
     from aioflux.cli._cp.objects import CopySource, CopyTarget
-    from aioflux.cli._cp.plan import CopyJob, JobOrProblem
+    from aioflux.cli._cp.plan import CopyJob, Entry, JobOrProblem
     from aioflux.cli._output import Report
     from aioflux.cli._progress import CommandProgress
 
@@ -33,11 +35,26 @@ _MAX_READS = 3
 
 
 class Copier:
-    """Copier of objects from one source to one target; counts copies and reports failures."""
+    """Copier of objects from one source to one target; counts copies and reports failures.
+
+    Args:
+        source: Reader of the objects.
+        target: Writer of the copies.
+        progress: Counts of objects and bytes.
+        report: Failures.
+        moves: Delete each source after its copy was made and verified.
+    """
 
     def __init__(
-        self, source: CopySource, target: CopyTarget, progress: CommandProgress, report: Report
+        self,
+        source: CopySource,
+        target: CopyTarget,
+        progress: CommandProgress,
+        report: Report,
+        *,
+        moves: bool = False,
     ) -> None:
+        self._moves = moves
         self._source = source
         self._target = target
         self._progress = progress
@@ -81,13 +98,25 @@ class Copier:
         if self._within is None and batch[0].is_large:
             await self._stream(batch[0])
             return
-        if self._within is not None:
-            outcomes = await self._within.copy_many(batch)
+        within = self._within
+        if within is not None:
+            act = within.move_many if self._moves else within.copy_many
+            outcomes = await act(batch)
         else:
             bodies = await self._source.read_many(batch)
             outcomes = await self._target.write_many(batch, bodies)
-        for job, outcome in zip(batch, outcomes, strict=True):
-            self._finish(job, outcome)
+            outcomes = await self._remove_copied(batch, outcomes)
+        await asyncio.gather(*map(self._finish, batch, outcomes))
+
+    async def _remove_copied(
+        self, batch: Sequence[CopyJob], outcomes: list[Outcome]
+    ) -> list[Outcome]:
+        """Delete the sources that were copied, if they are moved; return the outcomes."""
+        copied = [job for job, outcome in zip(batch, outcomes, strict=True) if outcome is None]
+        if not self._moves or not copied:
+            return outcomes
+        removed = iter(await self._source.remove_many(copied))
+        return [next(removed) if outcome is None else outcome for outcome in outcomes]
 
     async def _stream(self, job: CopyJob) -> None:
         # A standard stream cannot be rewound for another attempt.
@@ -99,7 +128,8 @@ class Copier:
                 if attempt == max_reads - 1 or not isinstance(outcome, ChecksumError):
                     break
                 self._progress.advance(-num_bytes)
-        self._finish(job, outcome, counted=num_bytes)
+        [outcome] = await self._remove_copied([job], [outcome])
+        await self._finish(job, outcome, counted=num_bytes)
 
     async def _stream_once(self, job: CopyJob) -> tuple[Outcome, int]:
         """Copy a large object; return its outcome and the bytes that the progress has counted."""
@@ -119,15 +149,39 @@ class Copier:
             return exc, num_bytes
         return None, num_bytes
 
-    def _finish(self, job: CopyJob, outcome: Outcome, *, counted: int = 0) -> None:
+    async def _finish(self, job: CopyJob, outcome: Outcome, *, counted: int = 0) -> None:
         if outcome is None:
             self._progress.finish(job.size, counted=counted)
             return
         self._progress.drop(job.size, counted=counted)
         if isinstance(outcome, FileExistsError):  # AlreadyExistsError, too
             self._progress.num_skipped += 1
+            await self._compare(job)
         else:
             self._report.fail(_message(job, outcome))
+
+    async def _compare(self, job: CopyJob) -> None:
+        """Print a line if a target that was skipped is known to differ from its source."""
+        kept = await self._target.find(job)
+        if kept is None or not await _is_other(job, kept):
+            return
+        self._progress.num_different += 1
+        if self._progress.num_different <= MAX_LINES:
+            print_notice(f"skipped {one_line(job.source)}: {one_line(job.target)} differs from it")
+
+
+async def _is_other(job: CopyJob, kept: Entry) -> bool:
+    """Return whether the target of a job has other bytes than its source, as far as is known."""
+    if kept.size != job.size:
+        return True
+    sides = (job.read_from, kept.item)
+    if any(not isinstance(side, str) and side.crc32c is None for side in sides):
+        return False
+    first, second = [
+        await asyncio.to_thread(file_crc32c, side) if isinstance(side, str) else side.crc32c
+        for side in sides
+    ]
+    return first != second
 
 
 def _message(job: CopyJob, error: Exception) -> str:

@@ -14,13 +14,14 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from aioflux._concurrency.run_to_completion import wait_until_done
-from aioflux.cli._cp.plan import LARGE_BYTES, TEMPORARY
+from aioflux._values.checksums import crc32c
+from aioflux.cli._cp.plan import LARGE_BYTES, TEMPORARY, Entry
 from aioflux.cli._output import write_all
 from aioflux.cli._text import one_line
 
@@ -34,6 +35,7 @@ Outcome: TypeAlias = "Exception | None"
 not be overwritten, or another error."""
 
 _PIECE_BYTES = LARGE_BYTES
+_CRC_BYTES = 1024 * 1024
 _MAX_THREADS = 4
 
 
@@ -70,10 +72,19 @@ class LocalFiles:
         no_clobber: Do not overwrite existing files.
         root: Directory for copies whose names are keys of objects. No copy is written outside it,
             neither by `..` nor through a link in it. None if the user gave the names.
+        keeps_times: Give copies of local files, too, the modification time of their source.
     """
 
-    def __init__(self, threads: FileThreads, *, no_clobber: bool, root: str | None = None) -> None:
+    def __init__(
+        self,
+        threads: FileThreads,
+        *,
+        no_clobber: bool = False,
+        root: str | None = None,
+        keeps_times: bool = False,
+    ) -> None:
         self._threads = threads
+        self._keeps_times = keeps_times
         self._no_clobber = no_clobber
         self._root = None if root is None else root.rstrip("/")
         self._known: set[str] = set()
@@ -110,13 +121,14 @@ class LocalFiles:
                 outcomes.append(body)
                 continue
             try:
-                self._write(job.write_to, body)
+                self._write(job, body)
                 outcomes.append(None)
             except (OSError, ValueError) as exc:
                 outcomes.append(exc)
         return outcomes
 
-    def _write(self, path: str, body: Buffer) -> None:
+    def _write(self, job: CopyJob, body: Buffer) -> None:
+        path = job.write_to
         if path.endswith("/"):
             self._write_marker(path, body)
             return
@@ -126,6 +138,7 @@ class LocalFiles:
         try:
             try:
                 write_all(descriptor, body)
+                self._set_time(descriptor, job)
             finally:
                 os.close(descriptor)
             self._publish(temporary, path)
@@ -133,11 +146,33 @@ class LocalFiles:
             _unlink(temporary)
             raise
 
+    def _set_time(self, descriptor: int, job: CopyJob) -> None:
+        if job.mtime_ns and (self._keeps_times or not isinstance(job.read_from, str)):
+            os.utime(descriptor, ns=(job.mtime_ns, job.mtime_ns))
+
     async def keeps(self, job: CopyJob) -> bool:
         return not job.write_to.endswith("/") and self._keeps(job.write_to)
 
     def _keeps(self, path: str) -> bool:
         return self._no_clobber and os.path.lexists(path)
+
+    async def find(self, job: CopyJob) -> Entry | None:
+        """Return the file that is at the target of a job."""
+        with suppress(OSError):
+            return file_entry(job.write_to, os.stat(job.write_to))
+        return None
+
+    async def remove_many(self, jobs: Sequence[CopyJob]) -> list[Outcome]:
+        """Delete the sources of jobs that were copied, if they were not changed since."""
+        return await self._threads.run(
+            lambda: [_remove(str(job.read_from), job.size, job.mtime_ns) for job in jobs]
+        )
+
+    async def remove_entries(self, entries: Sequence[Entry]) -> list[Outcome]:
+        """Delete files that were not changed since they were listed."""
+        return await self._threads.run(
+            lambda: [_remove(str(each.item), each.size, each.mtime_ns) for each in entries]
+        )
 
     def _write_marker(self, path: str, body: Buffer) -> None:
         """Create the directory that an empty object with a `/` at the end of its key represents."""
@@ -180,6 +215,7 @@ class LocalFiles:
         try:
             try:
                 yield FileWriter(self._threads, descriptor)
+                self._set_time(descriptor, job)
             finally:
                 os.close(descriptor)
             await self._threads.run(self._publish, temporary, path)
@@ -255,6 +291,19 @@ class LocalFiles:
                 self._created.append(each)
         self._known.add(path)
 
+    def remove_empty_parents(self, root: str, paths: Iterable[str]) -> None:
+        """Remove the directories below `root` in which files were, if they are empty now."""
+        root = root.rstrip("/")
+        for path in paths:
+            at = os.path.dirname(path)
+            while at.startswith(f"{root}/") and at not in self._markers:
+                try:
+                    os.rmdir(at)
+                except OSError:
+                    break
+                self._known.discard(at)
+                at = os.path.dirname(at)
+
     def remove_empty_directories(self) -> None:
         """Remove the directories that were created and are empty."""
         for path in sorted(set(self._created) - self._markers, reverse=True):
@@ -272,6 +321,51 @@ class FileWriter:
 
     async def write(self, piece: Buffer) -> None:
         await self._threads.run(write_all, self._descriptor, piece)
+
+
+def file_entry(path: str, status: os.stat_result) -> Entry:
+    """Return the entry of a file."""
+    return Entry(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def file_crc32c(path: str) -> int:
+    """Return the CRC32C of a file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file changed while it was read.
+    """
+    checksum = 0
+    descriptor = _open_regular(path)
+    try:
+        before = os.fstat(descriptor)
+        buffer, done = memoryview(bytearray(_CRC_BYTES)), 0
+        while num_read := _fill(descriptor, buffer):
+            checksum = crc32c(buffer[:num_read], checksum)
+            done += num_read
+        _reject_changed(path, before, os.fstat(descriptor), done)
+    finally:
+        os.close(descriptor)
+    return checksum
+
+
+def _remove(path: str, size: int, mtime_ns: int) -> Outcome:
+    """Delete a file that still has this size and time; return the error if that fails."""
+    try:
+        status = os.stat(path)
+        if (status.st_size, status.st_mtime_ns) == (size, mtime_ns):
+            os.unlink(path)
+            return None
+    except OSError as exc:
+        return exc
+    return ValueError(f"did not delete {one_line(path)}: it changed after it was listed")
+
+
+def remove_empty_tree(root: str) -> None:
+    """Remove a directory and those below it, except those in which something is."""
+    for directory, _, _ in os.walk(root, topdown=False):
+        with suppress(OSError):
+            os.rmdir(directory)
 
 
 def _unlink(path: str) -> None:

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux._values.meta import ObjectMeta
-from aioflux.cli._ls import find
+from aioflux.cli._cp.plan import Entry, object_entry
 from aioflux.cli._output import call_in_daemon_thread, write_stdout
+from aioflux.cli._uri_or_path import find
 from aioflux.errors import StorageError
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class CopySource(Protocol):
     def pieces(self, job: CopyJob) -> AsyncGenerator[Buffer, None]:
         """Yield the bytes of a large object."""
 
+    async def remove_many(self, jobs: Sequence[CopyJob]) -> list[Outcome]:
+        """Delete the sources of jobs that were copied, unless they changed since."""
+
 
 class CopyTarget(Protocol):
     """Writer of the objects of a copy."""
@@ -61,6 +65,12 @@ class CopyTarget(Protocol):
 
     async def keeps(self, job: CopyJob) -> bool:
         """Return whether the target exists and must not be overwritten (`--no-clobber`)."""
+
+    async def find(self, job: CopyJob) -> Entry | None:
+        """Return what is at the target of a job."""
+
+    async def remove_entries(self, entries: Sequence[Entry]) -> list[Outcome]:
+        """Delete objects, unless they changed since they were listed."""
 
 
 async def _gather(calls: Sequence[Awaitable[Any]]) -> list[Any]:
@@ -108,6 +118,30 @@ class StoreObjects:
 
     async def _copy(self, job: CopyJob) -> None:
         await self.store.copy(job.read_from, job.write_to, mode=self._mode)
+
+    async def move_many(self, jobs: Sequence[CopyJob]) -> list[Outcome]:
+        """Rename objects within the bucket; the service copies the bytes."""
+        return await _gather([self._move(job) for job in jobs])
+
+    async def _move(self, job: CopyJob) -> None:
+        await self.store.move(job.read_from, job.write_to, mode=self._mode)
+
+    async def remove_many(self, jobs: Sequence[CopyJob]) -> list[Outcome]:
+        return await self.remove_metas([job.read_from for job in jobs])
+
+    async def remove_entries(self, entries: Sequence[Entry]) -> list[Outcome]:
+        """Delete objects that were not overwritten since they were listed."""
+        return await self.remove_metas([each.item for each in entries])
+
+    async def remove_metas(self, metas: Sequence[ObjectMeta | str]) -> list[Outcome]:
+        """Delete objects, each only in the generation of its metadata."""
+        errors = (await self.store.delete_many(metas)).errors
+        keys = (meta if isinstance(meta, str) else meta.key for meta in metas)
+        return [errors.get(key) for key in keys]
+
+    async def find(self, job: CopyJob) -> Entry | None:
+        meta = await find(self.store, job.write_to)
+        return None if meta is None else object_entry(meta)
 
     @asynccontextmanager
     async def open_writer(self, job: CopyJob) -> AsyncIterator[ObjectWriter]:
@@ -158,6 +192,19 @@ class StandardStreams:
         del job
         while piece := await call_in_daemon_thread(_read_stdin):
             yield piece
+
+    async def remove_many(self, jobs: Sequence[CopyJob]) -> list[Outcome]:
+        """Not called: what a stream yielded is not in it any more."""
+        raise NotImplementedError(jobs)
+
+    async def remove_entries(self, entries: Sequence[Entry]) -> list[Outcome]:
+        """Not called: see `remove_many`."""
+        raise NotImplementedError(entries)
+
+    async def find(self, job: CopyJob) -> Entry | None:
+        """Return None: a stream has no other contents."""
+        del job
+        return None
 
     async def write_many(
         self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]

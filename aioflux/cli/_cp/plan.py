@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
 
 MIB = 1024 * 1024
+MS = 1_000_000
+"""Nanoseconds of a millisecond."""
 LARGE_BYTES = 16 * MIB
 """An object up to this size is read by one request, as part of a batch. Larger objects are
 streamed."""
@@ -37,6 +39,8 @@ class CopyJob:
     """Key or local path."""
     size: int
     """Size in bytes; -1 for a standard stream, whose size is unknown."""
+    mtime_ns: int = 0
+    """Time of the last change of the source, in ns since 1970; 0 if unknown."""
 
     @property
     def is_large(self) -> bool:
@@ -49,9 +53,63 @@ class Problem:
     """An object that cannot be copied."""
 
     message: str
+    hides_names: bool = False
+    """Whether a directory could not be listed."""
 
 
 JobOrProblem: TypeAlias = "CopyJob | Problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An object or a file on one side of a copy."""
+
+    item: ObjectMeta | str
+    """Metadata of the object, or the local path."""
+    size: int
+    """Size in bytes."""
+    mtime_ns: int
+    """Time of the last change of the bytes, in ns since 1970; of an object, of its last write."""
+    ctime_ns: int = 0
+    """Time of the last change of the file, its attributes included; 0 for an object."""
+
+    @property
+    def crc32c(self) -> int | None:
+        """The CRC32C, if it is known without reading the bytes."""
+        return None if isinstance(self.item, str) else self.item.crc32c
+
+
+def object_entry(meta: ObjectMeta) -> Entry:
+    """Return the entry of an object."""
+    return Entry(
+        meta, meta.size, round(meta.updated.timestamp() * 1000) * MS if meta.updated else 0
+    )
+
+
+def differs(source: Entry, target: Entry) -> bool:
+    """Return whether a copy is needed, as far as sizes, times and known checksums show.
+
+    A local copy has the time of its source. An object is a copy of a file that was not changed
+    after the object was written; `ctime_ns` shows files that were replaced by older ones.
+    """
+    if source.size != target.size:
+        return True
+    if source.crc32c is not None and target.crc32c is not None:
+        return source.crc32c != target.crc32c
+    if not source.mtime_ns or not target.mtime_ns:
+        return True
+    if _is_same_time(source.mtime_ns, target.mtime_ns):
+        return False
+    is_local = isinstance(target.item, str)
+    return is_local or max(source.mtime_ns, source.ctime_ns) > target.mtime_ns
+
+
+def _is_same_time(first_ns: int, second_ns: int) -> bool:
+    """Return whether two times are equal; in seconds if a file system has stored whole seconds."""
+    second = 1000 * MS
+    if first_ns % second and second_ns % second:
+        return first_ns == second_ns
+    return first_ns // second == second_ns // second
 
 
 def base_name(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
@@ -12,25 +12,27 @@ from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux._values.uri import join_uri
+from aioflux.cli._cp.local_files import file_entry
 from aioflux.cli._cp.plan import (
     CopyJob,
+    Entry,
     NameClashes,
     Problem,
     base_name,
     is_temporary,
     local_problem,
+    object_entry,
 )
-from aioflux.cli._ls import find
 from aioflux.cli._text import describe, one_line
-from aioflux.cli._uri_or_path import as_prefix
+from aioflux.cli._uri_or_path import as_prefix, find
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     import threading
 
-    from aioflux._values.meta import ObjectMeta
     from aioflux.cli._cp.local_files import FileThreads
     from aioflux.cli._cp.plan import JobOrProblem
+    from aioflux.cli._patterns import NameFilter
     from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
@@ -47,10 +49,9 @@ class Destination:
     is_directory: bool
     """True: copies get names below TARGET. False: TARGET is the name of the only copy."""
 
-    def job(
-        self, source: str, read_from: ObjectMeta | str, size: int, relative: str
-    ) -> JobOrProblem:
+    def job(self, source: str, entry: Entry, relative: str) -> JobOrProblem:
         """Return the job of one source; `relative` is its name if TARGET is a directory."""
+        read_from, size, mtime_ns = entry.item, entry.size, entry.mtime_ns
         if self.argument is None:
             return CopyJob(source, "standard output", read_from, "", size)
         if self.argument.is_local:
@@ -59,11 +60,11 @@ class Destination:
                 if problem := local_problem(relative):
                     return Problem(f"cannot copy {one_line(source)} to local disk: {problem}")
                 path = f"{path.rstrip('/')}/{relative}"
-            return CopyJob(source, path, read_from, path, size)
+            return CopyJob(source, path, read_from, path, size, mtime_ns)
         location = self.argument.location
         key = as_prefix(location.key) + relative if self.is_directory else location.key
         uri = f"{location.scheme}://{location.bucket}/{key}"
-        return CopyJob(source, uri, read_from, key, size)
+        return CopyJob(source, uri, read_from, key, size, mtime_ns)
 
 
 def reject_copy_into_itself(source: UriOrPath, target: Destination) -> None:
@@ -88,9 +89,7 @@ def _common_prefix(argument: UriOrPath | None) -> str | None:
     return f"{location.scheme}://{location.bucket}/{as_prefix(location.key)}"
 
 
-def _job_below(
-    source: UriOrPath, target: Destination
-) -> Callable[[str, ObjectMeta | str, int, str], JobOrProblem]:
+def _job_below(source: UriOrPath, target: Destination) -> Callable[[str, Entry, str], JobOrProblem]:
     """Return `target.job`, with a `Problem` for jobs that would overwrite the source itself.
 
     Example: the source is `q/ov` and the target `q`. The copy of `q/ov/ov/x` would be `q/ov/x`,
@@ -100,8 +99,8 @@ def _job_below(
     assert inner is not None
     own = inner[len(outer) :] if outer is not None and inner.startswith(outer) else None
 
-    def job(name: str, read_from: ObjectMeta | str, size: int, relative: str) -> JobOrProblem:
-        found = target.job(name, read_from, size, relative)
+    def job(name: str, entry: Entry, relative: str) -> JobOrProblem:
+        found = target.job(name, entry, relative)
         if own is None or isinstance(found, Problem) or not relative.startswith(own):
             return found
         return Problem(
@@ -112,99 +111,129 @@ def _job_below(
     return job
 
 
-async def list_prefix(
-    store: Store, source: UriOrPath, target: Destination
-) -> AsyncGenerator[JobOrProblem, None]:
-    """Yield a job for every object below a prefix, or for the object of this name if none is below.
+class TreeJobs:
+    """The jobs of everything below one source, with the rules for names that cannot be copied.
 
-    Raises:
-        NotFoundError: Neither the object nor an object below it exists.
+    Args:
+        source: The directory or prefix.
+        target: The directory or prefix of the copies.
+        names: The names to copy.
+        is_wanted: Whether an entry with this name must be copied.
     """
-    key = source.location.key
-    prefix = as_prefix(key)
-    clashes = NameClashes()
-    is_local = target.argument is not None and target.argument.is_local
-    job_of = _job_below(source, target)
-    found = False
-    pages = store.list_pages(prefix)
-    async with aclosing(pages):
-        async for page in pages:
-            found = True
-            for meta in page:
-                relative = meta.key[len(prefix) :]
-                if not (relative or meta.size):
-                    continue  # the placeholder that consoles create for the prefix itself
-                job = job_of(meta.uri, meta, meta.size, relative)
-                # An object that is not copied cannot clash with another name.
-                is_new = is_local and isinstance(job, CopyJob)
-                if is_new and (other := clashes.add(relative)):
-                    file = one_line(join_uri(store.uri, prefix + other))
-                    job = Problem(
-                        f"cannot copy {one_line(meta.uri)}: {file} is a file where it needs a "
-                        "directory; copy one of the two to another directory"
-                    )
-                yield job
-    if found:
-        return
-    single = await find(store, key) if key != prefix else None
-    if single is None:
-        uri = str(source.location)
-        raise NotFoundError(f"there is no object below {uri}; {source.hint()}", uri=uri)
-    yield target.job(single.uri, single, single.size, base_name(key))
+
+    def __init__(
+        self,
+        source: UriOrPath,
+        target: Destination,
+        names: NameFilter,
+        is_wanted: Callable[[str, Entry], Awaitable[bool]] | None = None,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._names = names
+        self._is_wanted = is_wanted
+        self._job_of = _job_below(source, target)
+
+    async def list_prefix(self, store: Store) -> AsyncGenerator[JobOrProblem, None]:
+        """Yield a job for every object below the prefix, or for the object of this name.
+
+        Raises:
+            NotFoundError: Neither the object nor an object below it exists.
+        """
+        key = self._source.location.key
+        prefix = as_prefix(key)
+        clashes = NameClashes()
+        is_local = self._target.argument is not None and self._target.argument.is_local
+        found = False
+        pages = store.list_pages(prefix)
+        async with aclosing(pages):
+            async for page in pages:
+                found = True
+                for meta in page:
+                    relative = meta.key[len(prefix) :]
+                    if not (relative or meta.size) or not self._names.admits(relative):
+                        continue  # or the placeholder that consoles create for the prefix itself
+                    if (job := await self._job(meta.uri, object_entry(meta), relative)) is None:
+                        continue
+                    # An object that is not copied cannot clash with another name.
+                    is_new = is_local and isinstance(job, CopyJob)
+                    if is_new and (other := clashes.add(relative)):
+                        file = one_line(join_uri(store.uri, prefix + other))
+                        job = Problem(
+                            f"cannot copy {one_line(meta.uri)}: {file} is a file where it needs a "
+                            "directory; copy one of the two to another directory"
+                        )
+                    yield job
+        if found:
+            return
+        single = await find(store, key) if key != prefix else None
+        if single is None:
+            uri = str(self._source.location)
+            raise NotFoundError(f"there is no object below {uri}; {self._source.hint()}", uri=uri)
+        yield self._target.job(single.uri, object_entry(single), base_name(key))
+
+    async def list_directory(
+        self, threads: FileThreads, *, may_be_empty: bool = False
+    ) -> AsyncGenerator[JobOrProblem, None]:
+        """Yield a job for every file below the local directory.
+
+        Raises:
+            ValueError: There is no file below the directory, and `may_be_empty` is False.
+        """
+        root = self._source.path.rstrip("/") or "/"
+        found = walk(root, threads.stop, self._names)
+        is_empty = True
+        while items := await threads.run(lambda: list(islice(found, _WALK_ITEMS))):
+            is_empty = False
+            for item in items:
+                if isinstance(item, Problem):
+                    yield item
+                    continue
+                relative, entry = item
+                if (job := await self._job(str(entry.item), entry, relative)) is not None:
+                    yield job
+        if is_empty and not may_be_empty:
+            raise ValueError(f"there is no file below {one_line(self._source.text)}")
+
+    async def _job(self, name: str, entry: Entry, relative: str) -> JobOrProblem | None:
+        if self._is_wanted is not None and not await self._is_wanted(relative, entry):
+            return None
+        return self._job_of(name, entry, relative)
 
 
-async def list_directory(
-    threads: FileThreads, source: UriOrPath, target: Destination
-) -> AsyncGenerator[JobOrProblem, None]:
-    """Yield a job for every file below a local directory.
-
-    Raises:
-        ValueError: There is no file below the directory.
-    """
-    root = source.path.rstrip("/") or "/"
-    job_of = _job_below(source, target)
-    found = _walk(root, threads.stop)
-    is_empty = True
-    while items := await threads.run(lambda: list(islice(found, _WALK_ITEMS))):
-        is_empty = False
-        for item in items:
-            if isinstance(item, Problem):
-                yield item
-            else:
-                path = f"{root.rstrip('/')}/{item[0]}"
-                yield job_of(path, path, item[1], item[0])
-    if is_empty:
-        raise ValueError(f"there is no file below {one_line(source.text)}")
-
-
-def _walk(root: str, stop: threading.Event) -> Iterator[tuple[str, int] | Problem]:
-    """Yield (path below `root`, size) of every file below a directory, in key order.
+def walk(
+    root: str, stop: threading.Event, names: NameFilter
+) -> Iterator[tuple[str, Entry] | Problem]:
+    """Yield (path below `root`, entry) of every file below a directory, in key order.
 
     Links to files are followed. Links to directories and special files are yielded as problems.
-    Temporary files of unfinished writes are skipped.
+    Temporary files of unfinished writes, and names that the filter excludes, are skipped.
     """
     pending = [("", root)]
     while pending:
         base, directory = pending.pop()
         if not base.endswith("/") and base:
-            yield _measure(base, directory)
+            if names.admits(base):
+                yield _measure(base, directory)
             continue
         try:
             with os.scandir(directory) as found:
                 entries = [each for each in found if not is_temporary(each.name)]
         except OSError as exc:
-            yield Problem(f"cannot list {one_line(directory)}: {exc.strerror}")
+            message = f"cannot list {one_line(directory)}: {exc.strerror}"
+            yield Problem(message, hides_names=True)
             continue
         if stop.is_set():
             return
-        names = [
+        below = [
             (base + each.name + ("/" if each.is_dir(follow_symlinks=False) else ""), each.path)
             for each in entries
+            if not names.excludes(base + each.name)
         ]
-        pending += sorted(names, reverse=True)
+        pending += sorted(below, reverse=True)
 
 
-def _measure(relative: str, path: str) -> tuple[str, int] | Problem:
+def _measure(relative: str, path: str) -> tuple[str, Entry] | Problem:
     try:
         status = os.stat(path)
     except OSError as exc:
@@ -216,7 +245,7 @@ def _measure(relative: str, path: str) -> tuple[str, int] | Problem:
         )
     if not stat.S_ISREG(status.st_mode):
         return Problem(f"cannot read {one_line(path)}: it is not a regular file")
-    return relative, status.st_size
+    return relative, file_entry(path, status)
 
 
 async def list_files(
@@ -233,7 +262,8 @@ async def list_files(
         if stat.S_ISDIR(status.st_mode):
             yield Problem(f"{one_line(source.text)} is a directory; use -r to copy what is below")
             continue
-        job = target.job(source.path, source.path, status.st_size, base_name(source.path))
+        entry = file_entry(source.path, status)
+        job = target.job(source.path, entry, base_name(source.path))
         yield _reject_reused_name(job, used)
 
 
@@ -250,7 +280,7 @@ async def list_objects(
         if not source.may_be_object():
             return not_an_object
         try:
-            meta = await store.head(key)
+            meta = source.meta or await store.head(key)
         except NotFoundError as exc:
             if source.is_directory():
                 return not_an_object
@@ -260,7 +290,7 @@ async def list_objects(
             return Problem(describe(exc))
         if key.endswith("/") and not meta.size:
             return not_an_object  # the placeholder that consoles create for a prefix
-        return target.job(meta.uri, meta, meta.size, base_name(key))
+        return target.job(meta.uri, object_entry(meta), base_name(key))
 
     jobs = bounded_map(find_job, sources, max_in_flight=_MAX_HEADS)
     async with aclosing(jobs):
