@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MAX_UNASKED = 1000
 """Most objects that are deleted without a question."""
 _PAGE = 1000
+_ANSWER_BYTES = 100
 
 
 def rm(
@@ -132,8 +133,8 @@ class _Remover:
         if not sys.stdin.isatty():
             raise ValueError(f"this deletes {what}; add --yes if that is meant, or try --dry-run")
         print_question(f"Delete {what}? [y/N] ")
-        answer = await call_in_daemon_thread(sys.stdin.readline)
-        if answer.strip().lower() not in {"y", "yes"}:
+        answer = await call_in_daemon_thread(os.read, 0, _ANSWER_BYTES)
+        if answer.strip().lower() not in {b"y", b"yes"}:
             raise typer.Abort
 
     async def _count(self, argument: UriOrPath, limit: int) -> int:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioflux._values.meta import ObjectMeta
 from aioflux.cli._cp.plan import (
     LARGE_BYTES,
     Batcher,
     CopyJob,
+    Entry,
     NameClashes,
     base_name,
+    differs,
     is_temporary,
     local_problem,
+    object_entry,
 )
 
 SEGMENTS = st.sampled_from(["", ".", "..", "a", "b", "a-", "é", ".aioflux-x", "a\0"])
@@ -129,3 +135,46 @@ def test_a_batch_ends_before_its_bytes_are_too_many() -> None:
 @pytest.mark.parametrize(("text", "name"), [("a/b", "b"), ("a/b/", "b"), ("b", "b"), ("/", "")])
 def test_base_names(text: str, name: str) -> None:
     assert base_name(text) == name
+
+
+MS, SECOND = 10**6, 10**9
+UPDATED = datetime(2026, 1, 2, 3, 4, 5, 678_900, tzinfo=UTC)
+AT = object_entry(ObjectMeta(key="k", uri="gs://b/k", size=3, updated=UPDATED)).mtime_ns
+
+
+def stored(**fields: Any) -> Entry:
+    """Return the entry of an object."""
+    values = {"key": "k", "uri": "gs://b/k", "size": 3, "updated": UPDATED} | fields
+    return object_entry(ObjectMeta(**values))
+
+
+@pytest.mark.parametrize(
+    ("mtime", "ctime", "expected"),
+    [
+        (AT - 1, AT - 1, False),
+        (AT, AT + SECOND, False),  # downloaded
+        (AT + 1, AT + 1, True),
+        (AT - SECOND, AT + 1, True),  # replaced by an older file
+        (AT // SECOND * SECOND, AT + 1, True),
+    ],
+)
+def test_an_object_is_the_same_if_it_was_written_after_the_file(mtime, ctime, expected) -> None:
+    assert differs(Entry("path", 3, mtime, ctime), stored()) is expected
+    assert differs(Entry("path", 4, mtime, ctime), stored())
+
+
+@pytest.mark.parametrize(
+    ("mtime", "expected"),
+    [(AT, False), (AT // SECOND * SECOND, False), (AT + MS, True), (AT - MS, True), (0, True)],
+)
+def test_a_file_is_the_same_if_it_has_the_time_of_the_object(mtime, expected) -> None:
+    assert differs(stored(), Entry("path", 3, mtime, AT + 9 * SECOND)) is expected
+
+
+def test_a_crc32c_on_both_sides_decides() -> None:
+    later = UPDATED + timedelta(hours=1)
+    assert not differs(stored(crc32c=1, updated=later), stored(crc32c=1))
+    assert differs(stored(crc32c=1), stored(crc32c=2, updated=later))
+    assert differs(stored(crc32c=1, updated=later), stored())
+    assert not differs(stored(crc32c=1), stored(updated=later))
+    assert differs(stored(updated=None), stored())

@@ -77,6 +77,9 @@ class Terminal:
             self.text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace"))
         return is_so()
 
+    def write(self, data: bytes) -> None:
+        os.write(self._ours, data)
+
     def end(self) -> int:
         """Read to the end, and return the exit status."""
         self.read()
@@ -349,3 +352,18 @@ def test_what_the_terminal_cannot_show_is_escaped(environment, bucket) -> None:
     )
     assert ended.stdout == f"{bucket.uri}/\\u20ac-\xe9\n".encode("latin-1")
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize(("answer", "status"), [(b"y\n", 0), (b"\n", 130), (b"", 130)])
+def test_rm_asks_on_a_terminal(environment, bucket, answer, status) -> None:
+    for number in range(1001):
+        bucket.put(f"p/{number}", b"")
+    terminal = Terminal(environment, "rm", "-r", f"{bucket.uri}/p")
+    assert terminal.read(until=r"Delete more than 1,000 objects\? \[y/N\] $")
+    assert len(bucket.keys()) == 1001
+    if answer:
+        terminal.write(answer)
+    else:
+        terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == status, terminal.text
+    assert len(bucket.keys()) == (1001 if status else 0)

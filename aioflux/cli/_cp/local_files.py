@@ -301,7 +301,6 @@ class LocalFiles:
                     os.rmdir(at)
                 except OSError:
                     break
-                self._known.discard(at)
                 at = os.path.dirname(at)
 
     def remove_empty_directories(self) -> None:

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
 
 MIB = 1024 * 1024
-MS = 1_000_000
-"""Nanoseconds of a millisecond."""
+SECOND = 1_000_000_000
+"""Nanoseconds of a second."""
 LARGE_BYTES = 16 * MIB
 """An object up to this size is read by one request, as part of a batch. Larger objects are
 streamed."""
@@ -82,7 +82,9 @@ class Entry:
 def object_entry(meta: ObjectMeta) -> Entry:
     """Return the entry of an object."""
     return Entry(
-        meta, meta.size, round(meta.updated.timestamp() * 1000) * MS if meta.updated else 0
+        meta,
+        meta.size,
+        round(meta.updated.timestamp() * 1000) * (SECOND // 1000) if meta.updated else 0,
     )
 
 
@@ -98,18 +100,12 @@ def differs(source: Entry, target: Entry) -> bool:
         return source.crc32c != target.crc32c
     if not source.mtime_ns or not target.mtime_ns:
         return True
-    if _is_same_time(source.mtime_ns, target.mtime_ns):
-        return False
-    is_local = isinstance(target.item, str)
-    return is_local or max(source.mtime_ns, source.ctime_ns) > target.mtime_ns
-
-
-def _is_same_time(first_ns: int, second_ns: int) -> bool:
-    """Return whether two times are equal; in seconds if a file system has stored whole seconds."""
-    second = 1000 * MS
-    if first_ns % second and second_ns % second:
-        return first_ns == second_ns
-    return first_ns // second == second_ns // second
+    if isinstance(target.item, str):
+        # Some file systems store whole seconds.
+        return target.mtime_ns not in {source.mtime_ns, source.mtime_ns // SECOND * SECOND}
+    # A file with exactly the time of the object was downloaded.
+    changed_ns = max(source.mtime_ns, source.ctime_ns)
+    return source.mtime_ns != target.mtime_ns and changed_ns > target.mtime_ns
 
 
 def base_name(text: str) -> str:

@@ -118,7 +118,8 @@ class TreeJobs:
         source: The directory or prefix.
         target: The directory or prefix of the copies.
         names: The names to copy.
-        is_wanted: Whether an entry with this name must be copied.
+        is_wanted: Whether an entry with this name must be copied. If it is given, SOURCE must be a
+            directory or prefix.
     """
 
     def __init__(
@@ -170,6 +171,8 @@ class TreeJobs:
         if single is None:
             uri = str(self._source.location)
             raise NotFoundError(f"there is no object below {uri}; {self._source.hint()}", uri=uri)
+        if self._is_wanted is not None:
+            raise ValueError(f"{self._source.text} is an object, not a prefix; use cp for it")
         yield self._target.job(single.uri, object_entry(single), base_name(key))
 
     async def list_directory(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aioflux.cli._cp.command import CopyOptions, CopyRun
-from aioflux.cli._cp.local_files import file_crc32c
+from aioflux.cli._cp.local_files import file_crc32c, remove_empty_tree
 from aioflux.cli._cp.objects import StoreObjects
 from aioflux.cli._cp.plan import Problem, differs, object_entry
 from aioflux.cli._cp.sources import Destination, TreeJobs, reject_copy_into_itself, walk
@@ -121,6 +121,9 @@ class SyncRun(CopyRun):
             print_notice("nothing was deleted, as not everything below SOURCE could be copied")
         elif deletes:
             await self._delete(self._extra)
+            if self._goal.is_local and not self._options.dry_run:
+                paths = [str(each.item) for each in self._extra.values()]
+                self._files.remove_empty_parents(self._goal.path, paths)
 
     def finish(self) -> int:
         """Print the summary, and return the exit status."""
@@ -200,6 +203,9 @@ class SyncRun(CopyRun):
                 in_the_way.append(below)
         if in_the_way:
             await self._delete({each: self._extra.pop(each) for each in in_the_way})
+            if not self._options.dry_run:
+                path = f"{self._goal.path.rstrip('/')}/{name}"
+                await self._threads.run(remove_empty_tree, path)
 
     async def _watched(
         self, jobs: AsyncGenerator[JobOrProblem, None]
@@ -225,9 +231,6 @@ class SyncRun(CopyRun):
             for error in outcomes:
                 if error is not None:
                     self._report.fail(error)
-        if self._goal.is_local:
-            paths = [str(each.item) for each in found]
-            self._files.remove_empty_parents(self._goal.path, paths)
 
 
 def _name(entry: Entry) -> str:
