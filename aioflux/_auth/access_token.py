@@ -14,7 +14,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from aioflux._concurrency.single_flight import SingleFlight
 from aioflux.errors import CredentialsError
@@ -41,6 +41,11 @@ def renewal_time(expires_at: float, now: float, fraction: float) -> float:
     return expires_at - min(_RENEW_SECONDS, (expires_at - now) / 2) * (1 - fraction / 2)
 
 
+Identity: TypeAlias = tuple[str, float | None]
+"""Source and owner of credentials, without any secret; and their expiry as Unix time, in seconds,
+or None if it is not known."""
+
+
 class NotReady(enum.Enum):
     """The type of `NOT_READY`."""
 
@@ -61,6 +66,10 @@ class AnonymousToken:
     async def get(self) -> str | None:
         """Return None."""
         return None
+
+    async def identity(self) -> Identity:
+        """Return the identity."""
+        return "anonymous", None
 
     def invalidate(self, token: str) -> None:
         """Do nothing."""
@@ -98,6 +107,10 @@ class ProvidedToken:
         if self._clock() >= self._next_call_at:
             await self._calls.run(self._call)
         return self._token
+
+    async def identity(self) -> Identity:
+        """Return the identity."""
+        return "the function given as credentials=", None
 
     async def _call(self) -> None:
         token = await call_provider(self._provider)
@@ -158,6 +171,15 @@ class RenewedToken(ABC):
         if now >= self._expires_at:
             await self._renewal.run(self._renew)
         return self._token
+
+    async def identity(self) -> Identity:
+        """Return the identity of the credentials. Raises the errors of `get`."""
+        await self.get()
+        return self._describe(), self._expires_at
+
+    @abstractmethod
+    def _describe(self) -> str:
+        """Return source and owner of the credentials that `_refresh` has used."""
 
     def invalidate(self, token: str) -> None:
         """Stop using a token that the service rejected; the next `get` waits for a new token.

@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from aioflux._auth.access_token import CALL_SECONDS, NOT_READY, NotReady, call_provider
+from aioflux._auth.access_token import CALL_SECONDS, NOT_READY, Identity, NotReady, call_provider
 from aioflux._auth.sigv4 import Keys
 from aioflux._concurrency.fork_safe_lock import ForkSafeLock
 from aioflux._concurrency.single_flight import SingleFlight
@@ -168,6 +168,23 @@ class AWSSource:
             return self._keys
         await self._renewal.run(self._renew)
         return self._keys
+
+    async def identity(self) -> Identity:
+        """Return the identity of the keys. Raises the errors of `get`."""
+        keys = await self.get()
+        if keys is None:
+            return "anonymous", None
+        source, key = "AWS_ACCESS_KEY_ID", keys.access_key
+        if self._provider is not None:
+            source = "the function given as credentials="
+        elif self._credentials is not None:
+            profile = self._access.profile or os.environ.get("AWS_PROFILE") or "default"
+            method = getattr(self._credentials, "method", "credentials=")
+            source = f"{method} of botocore, profile {profile}"
+        owner = f"{key[:4]}...{key[-4:]}" if len(key) >= 16 else "..."  # AWS has 16 or more
+        # botocore has no public name for the expiry of temporary keys.
+        expiry = getattr(self._credentials, "_expiry_time", None)
+        return f"{source}, key {owner}", expiry and expiry.timestamp()
 
     def invalidate(self, keys: Keys) -> None:
         """Stop using keys that the service rejected as expired; the next `get` renews them."""

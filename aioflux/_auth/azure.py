@@ -13,12 +13,12 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from typing import Any, NoReturn, TypeAlias
 from urllib.parse import parse_qs, quote, urlsplit
 
-from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
+from aioflux._auth.access_token import AnonymousToken, Identity, ProvidedToken, RenewedToken
 from aioflux._auth.redaction import redact
 from aioflux._auth.sigv4 import KeyedHash
 from aioflux.errors import CredentialsError, TransientError
@@ -215,6 +215,9 @@ class AzureToken(RenewedToken):
         # the token endpoint, would become the `__context__` of this one.
         raise error
 
+    def _describe(self) -> str:
+        return type(self._credential).__name__
+
     def _get_token_blocking(self) -> Any:
         if self._credential is None:
             self._credential = _default_credential()
@@ -271,6 +274,17 @@ class AzureAccess:
     """Source of the bearer token; anonymous by default."""
     endpoint_url: str = ""
     """Endpoint of the account's blobs, if the credentials contain it; otherwise empty."""
+    source: str = "credentials="
+    """Variable that contains key or SAS token, or the argument."""
+
+    async def identity(self) -> Identity:
+        """Return the identity of the credentials. Raises the errors of a token source."""
+        if self.key is not None:
+            return f"account key of {self.source}", None
+        if not self.sas:
+            return await self.token.identity()
+        expiry = parse_qs(self.sas).get("se", ["the end of its access policy"])[0]
+        return f"SAS token of {self.source}, valid until {expiry}", None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self!r} holds credentials and cannot be pickled")
@@ -423,13 +437,14 @@ def _access_of_environment(account: str, environ: Mapping[str, str]) -> AzureAcc
         is_development = "usedevelopmentstorage" in settings
         name = DEVELOPMENT_ACCOUNT if is_development else _account_of_connection_string(settings)
         if name in {"", account}:
-            return _access_of_connection_string(account, text)
+            access = _access_of_connection_string(account, text)
+            return replace(access, source="AZURE_STORAGE_CONNECTION_STRING")
     if environ.get("AZURE_STORAGE_ACCOUNT", "") != account:
         return None
     if key := environ.get("AZURE_STORAGE_KEY", "").strip():
-        return AzureAccess(account, key=SharedKey(account, key))
+        return AzureAccess(account, key=SharedKey(account, key), source="AZURE_STORAGE_KEY")
     if sas := environ.get("AZURE_STORAGE_SAS_TOKEN", ""):
-        return AzureAccess(account, sas=_checked_sas(sas))
+        return AzureAccess(account, sas=_checked_sas(sas), source="AZURE_STORAGE_SAS_TOKEN")
     return None
 
 
@@ -437,5 +452,6 @@ def _default_access(account: str, *, is_http: bool) -> AzureAccess:
     if not is_http:
         return AzureAccess(account, token=AzureToken())
     if account == DEVELOPMENT_ACCOUNT:
-        return AzureAccess(account, key=SharedKey(account, _DEVELOPMENT_KEY))
+        key = SharedKey(account, _DEVELOPMENT_KEY)
+        return AzureAccess(account, key=key, source="the emulators, which is published")
     return AzureAccess(account)

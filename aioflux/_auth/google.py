@@ -57,6 +57,13 @@ class GoogleToken(RenewedToken):
                 ) from exc
         return self._credentials
 
+    def _describe(self) -> str:
+        # google-auth 2.30 lacks `get_cred_info`.
+        info: dict[str, str] = getattr(self._credentials, "get_cred_info", dict)() or {}
+        source = info.get("credential_source") or type(self._credentials).__name__
+        owner = info.get("principal") or getattr(self._credentials, "service_account_email", "")
+        return f"{source}, of {owner}" if owner else source
+
     async def presign(
         self, method: bytes, path: bytes, host: bytes, *, seconds: int, now: float
     ) -> bytes:

@@ -55,6 +55,8 @@ if sys.platform == "linux":
     import termios
 
 if TYPE_CHECKING:
+    import ssl
+
     from aioflux.options import Timeouts
 
 # Size of the scratch buffer. A recv into this buffer receives a head and the beginning of the body,
@@ -289,6 +291,12 @@ class Connection(asyncio.BufferedProtocol):
             self._shut_down_socket()
         transport.abort()
         self._reset()
+
+    @property
+    def tls(self) -> ssl.SSLObject | None:
+        """TLS of the connection to the server; None without TLS."""
+        found: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        return found
 
     def release(self) -> None:
         """Return the connection to the pool, after a request of `Pool.start_get`."""

@@ -251,5 +251,10 @@ class HTTPService(Service):
         )
         return malformed_response(action, self.uri(key), why, status=response.status)
 
+    @property
+    def sender(self) -> Sender:
+        """The sender, to examine the server and the credentials."""
+        return self._sender
+
     async def aclose(self) -> None:
         await self._sender.aclose()

@@ -29,7 +29,9 @@ from aioflux._services.responses import PLAIN, Failure, RequestKind
 from aioflux.errors import CredentialsError, StorageError, TransientError
 
 if TYPE_CHECKING:
-    from aioflux._auth.access_token import AnonymousToken, ProvidedToken, RenewedToken
+    from aioflux._auth.access_token import AnonymousToken, Identity, ProvidedToken, RenewedToken
+    from aioflux._auth.aws import AWSSource
+    from aioflux._auth.azure import AzureAccess
     from aioflux._http import Origin, Pool, Response
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
@@ -129,6 +131,7 @@ class Sender(ABC):
 
     _max_sends: ClassVar[int] = 2
     """Number of times that `send` may send one request."""
+    _credentials: AWSSource | AzureAccess | TokenSource
 
     def __init__(self, uri: Callable[[str], str]) -> None:
         """Initialize with a function that returns the uri of a key, for error messages."""
@@ -279,6 +282,26 @@ class Sender(ABC):
             Failure(response.status, action, self._uri(key), code, detail, retry_after, kind)
         )
 
+    async def ping(self) -> Response:
+        """Send `HEAD /` without credentials, once, and return the response, of any status.
+
+        Raises:
+            StorageError: There is no response.
+        """
+        origin, pool = await self.open_server()
+        try:
+            return await pool.request(origin, b"HEAD", b"/", fixed=FixedHeaders([USER_AGENT]))
+        except (RuntimeError, TransportError) as exc:
+            raise as_read_error(self.transport_error(exc, "reach the server of", "")) from exc
+
+    @abstractmethod
+    async def open_server(self) -> tuple[Origin, Pool]:
+        """Return the server and the pool; the endpoint is found first if it is not known."""
+
+    async def identity(self) -> Identity:
+        """Return the identity of the credentials. Raises errors as `resolve_credentials`."""
+        return await resolve_credentials(self._credentials.identity(), "use", self._uri(""))
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close the connections and the source of credentials."""
@@ -291,7 +314,7 @@ class TokenSender(Sender):
         self, token: TokenSource, pool: Pool, origin: Origin, uri: Callable[[str], str]
     ) -> None:
         super().__init__(uri)
-        self._token = token
+        self._credentials = self._token = token
         self.pool: Pool = hide_proxy_credentials(pool)
         self._origin = origin
         self._encoded_token: str | None = None
@@ -328,6 +351,9 @@ class TokenSender(Sender):
         if token != self._encoded_token:
             self._set_token(token)
         return self._origin, target, headers, self._read_headers, token
+
+    async def open_server(self) -> tuple[Origin, Pool]:
+        return self._origin, self.pool
 
     async def ensure_token(self, action: str, key: str) -> str | None:
         """Wait for a valid token, set it for the next requests, and return it."""

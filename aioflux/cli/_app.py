@@ -33,6 +33,7 @@ _COMMANDS = {
     "du": "_du",
     "sign": "_sign",
     "clean": "_clean",
+    "doctor": "_doctor",
     "serve": "_serve",
     "ckpt": "_ckpt",
 }

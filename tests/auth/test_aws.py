@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore import UNSIGNED
-from botocore.credentials import Credentials
+from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import (
     CredentialRetrievalError,
     EndpointConnectionError,
@@ -355,3 +356,21 @@ async def test_sources_renew_at_different_times() -> None:
     assert renewed_at[0] == 0
     assert 0 < renewed_at[2] < 40
     assert renewed_at[3] == 40
+
+
+async def test_the_identity_has_the_ends_of_the_key_id_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    credentials = Credentials("AKIA0123456789ABCDEF", "planted", "planted", method="sso")
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    identity = await source_of(credentials).identity()
+    assert identity == ("sso of botocore, profile work, key AKIA...CDEF", None)
+    identity = await source_of(lambda: ("short", "planted")).identity()
+    assert identity == ("the function given as credentials=, key ...", None)
+
+
+async def test_the_identity_of_temporary_keys_has_their_expiry() -> None:
+    until = datetime(2030, 1, 1, tzinfo=UTC)
+    credentials = RefreshableCredentials("id", "planted", "planted", until, dict, method="iam-role")
+    _, expires_at = await source_of(credentials).identity()
+    assert expires_at == until.timestamp()

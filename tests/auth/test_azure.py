@@ -375,3 +375,24 @@ def test_signing_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         SharedKey("acct", KEY).sign(b"GET", b"/a", {}, [])
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"AZURE_STORAGE_CONNECTION_STRING": CONNECTION}, "key of AZURE_STORAGE_CONNECTION_STRING"),
+        ({"AZURE_STORAGE_KEY": KEY}, "account key of AZURE_STORAGE_KEY"),
+        ({"AZURE_STORAGE_SAS_TOKEN": SAS}, "AZURE_STORAGE_SAS_TOKEN, valid until 2030-01-01"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+async def test_the_identity_names_the_variable(environ: dict[str, str], text: str) -> None:
+    found = await opened(AZURE_STORAGE_ACCOUNT="acct", **environ).identity()
+    assert found[0].endswith(text)
+    assert found[1] is None
+
+
+async def test_the_identity_of_a_token_is_that_of_its_source() -> None:
+    credential = SimpleNamespace(get_token=lambda _: AccessToken("planted-token", 1_893_456_000))
+    assert await opened(credential).identity() == ("SimpleNamespace", 1_893_456_000.0)
+    assert await opened(ANONYMOUS).identity() == ("anonymous", None)

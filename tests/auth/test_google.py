@@ -504,3 +504,10 @@ async def test_two_sources_renew_at_different_times(clock: Clock) -> None:
         times.add(token._renew_at)
         await token.close()
     assert len(times) == 8
+
+
+async def test_the_identity_has_the_class_and_the_expiry_and_no_token(clock: Clock) -> None:
+    identity = await GoogleToken(FakeCredentials(clock), clock=clock).identity()
+    assert identity == ("FakeCredentials", START + HOUR)
+    provided = await ProvidedToken(lambda: "planted-token").identity()
+    assert provided == ("the function given as credentials=", None)

@@ -107,7 +107,7 @@ MAY_IMPORT: dict[str, str] = {
     "aioflux": f"{STORE} sync data checkpoint testing",
     "cli": (
         f"{STORE} aioflux _concurrency.* {CHECKPOINT_FILES} testing testing._process "
-        "testing.gcs_server.*"
+        "testing.gcs_server.* _auth.access_token _services.http _services.sender"
     ),
 }
 """What each package may import beside itself: a module, or with `.*` all of a package."""

@@ -40,6 +40,7 @@ class AzureSender(TokenSender):
         self._access = access
         self._set_sas(access.sas)
         super().__init__(access.token, pool, origin, uri)
+        self._credentials = access
 
     def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
         headers = [USER_AGENT, _VERSION]

@@ -44,7 +44,7 @@ from aioflux.errors import CredentialsError, TransientError
 if TYPE_CHECKING:
     import ssl
 
-    from aioflux._http import Response
+    from aioflux._http import Origin, Pool, Response
     from aioflux._services.base import ServiceConfig
     from aioflux._services.s3.endpoint import Endpoint
     from aioflux.errors import StorageError
@@ -95,7 +95,7 @@ class S3Sender(Sender):
         self.endpoint: Endpoint | None = None
         self.is_guarded = self._endpoint_url.startswith("https://")
         self._on_endpoint = on_endpoint
-        self._source = AWSSource(access)
+        self._credentials = self._source = AWSSource(access)
         self._signer: Signer | None = None
         self._skew_seconds = 0.0
         self._endpoint_lock: asyncio.Lock | None = None
@@ -215,6 +215,11 @@ class S3Sender(Sender):
             )
             return str(settings.endpoint_url)
         return self._endpoint_url
+
+    async def open_server(self) -> tuple[Origin, Pool]:
+        endpoint = self.endpoint or await self._open_endpoint("find the endpoint of", "")
+        assert self.pool is not None
+        return endpoint.origin, self.pool
 
     async def aclose(self) -> None:
         self._is_closed = True
