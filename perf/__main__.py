@@ -253,6 +253,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from perf.cluster.__main__ import main as simulate
 
         return simulate(arguments[1:])
+    if arguments[:1] == ["cli"]:
+        from perf.cli import main as compare
+
+        return compare(arguments[1:])
     commands = parser()
     args = commands.parse_args(arguments)
     if args.list:
