@@ -29,10 +29,10 @@ from aioflux._values.distribution import DISTRIBUTION, pip_install
 from aioflux._values.stats import format_size
 from aioflux._values.uri import join_uri, parse_uri
 from aioflux.cli._event_loop import run
-from aioflux.cli._ls import find
 from aioflux.cli._output import print_lines
+from aioflux.cli._settings import ENDPOINT_URL, settings
 from aioflux.cli._text import describe, format_timestamp, json_line, one_line
-from aioflux.cli._uri_or_path import Anonymous, Endpoint, Json, as_prefix, parse_arguments
+from aioflux.cli._uri_or_path import Json, as_prefix, endpoint_url, find, parse_arguments
 from aioflux.errors import (
     AiofluxError,
     AlreadyExistsError,
@@ -90,8 +90,6 @@ def doctor(
         bool, typer.Option("--write", help="Also write a temporary object, and delete it.")
     ] = False,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    anonymous: Anonymous = False,
 ) -> int:
     """Check installation, credentials, network and permissions for a URI, and give advice.
 
@@ -102,7 +100,7 @@ def doctor(
 
     Example: aioflux doctor --write gs://bucket/train
     """
-    [argument] = parse_arguments([uri], endpoint_url, anonymous=anonymous)
+    [argument] = parse_arguments([uri])
 
     async def work() -> int:
         status = 0
@@ -180,8 +178,8 @@ def judge_clock(date: str, now: float) -> Finding:
 
 def endpoint_source(argument: UriOrPath, host: str, environ: Mapping[str, str]) -> str:
     """Return the option or variable that contains the host of the endpoint."""
-    if argument.endpoint_url:
-        return "--endpoint-url"
+    if endpoint_url():
+        return "--endpoint-url" if settings.endpoint_url else ENDPOINT_URL
     scheme = argument.location.scheme
     is_profile = scheme == "s3" and ".amazonaws." not in host
     names = [name for name in _ENDPOINTS[scheme] if host in environ.get(name, "")]
@@ -243,12 +241,12 @@ async def _examine(argument: UriOrPath, *, write: bool) -> AsyncGenerator[Findin
 
 def _open(argument: UriOrPath, root: str) -> Store:
     """Open a store that retries little, and that does not require preconditions of S3 servers."""
-    credentials: Any = ANONYMOUS if argument.anonymous else None
+    credentials: Any = ANONYMOUS if settings.anonymous else None
     if argument.location.scheme == "s3":
-        credentials = S3Access(anonymous=argument.anonymous, require_conditions=False)
+        credentials = S3Access(anonymous=settings.anonymous, require_conditions=False)
     retry = RetryPolicy(max_attempts=3, deadline_seconds=20.0)
-    endpoint_url = argument.endpoint_url
-    return open_store(root, retry=retry, credentials=credentials, endpoint_url=endpoint_url)
+    endpoint = endpoint_url() or None
+    return open_store(root, retry=retry, credentials=credentials, endpoint_url=endpoint)
 
 
 def _sender(store: Store) -> Sender:

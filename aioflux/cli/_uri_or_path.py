@@ -184,7 +184,7 @@ class UriOrPath:
             if self.location.scheme in _SERVICES:
                 options = {
                     "retry": RetryPolicy(connect_deadline_seconds=settings.connect_deadline),
-                    "endpoint_url": _endpoint_url() or None,
+                    "endpoint_url": endpoint_url() or None,
                     "credentials": ANONYMOUS if settings.anonymous else None,
                 }
             if settings.max_in_flight:
@@ -194,7 +194,8 @@ class UriOrPath:
         return store
 
 
-def _endpoint_url() -> str:
+def endpoint_url() -> str:
+    """Return the endpoint of the option or its variable; empty if neither is given."""
     return settings.endpoint_url or os.environ.get(ENDPOINT_URL, "")
 
 
@@ -225,7 +226,7 @@ def parse_arguments(texts: Iterable[str]) -> list[UriOrPath]:
     ):
         if is_given and not schemes:
             raise ValueError(f"{name} needs a gs://, s3:// or az:// uri")
-    if _endpoint_url() and len(schemes) > 1:
+    if endpoint_url() and len(schemes) > 1:
         name = "--endpoint-url" if settings.endpoint_url else ENDPOINT_URL
         raise ValueError(
             f"{name} is for uris of one service; for several, set STORAGE_EMULATOR_HOST or "

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from aioflux.cli import _doctor
+from aioflux.cli._settings import settings
 from aioflux.cli._uri_or_path import parse_arguments
 from aioflux.testing import GCSServer
 from perf.servers._ports import free_ports
@@ -389,9 +390,10 @@ def test_credentials_that_have_expired() -> None:
     ],
 )
 def test_the_source_of_an_endpoint(
-    uri: str, url: str | None, host: str, variables: dict[str, str], source: str
+    monkeypatch: Any, uri: str, url: str | None, host: str, variables: dict[str, str], source: str
 ) -> None:
-    [argument] = parse_arguments([uri], url, anonymous=False)
+    monkeypatch.setattr(settings, "endpoint_url", url or "")
+    [argument] = parse_arguments([uri])
     assert _doctor.endpoint_source(argument, host, variables) == source
 
 
