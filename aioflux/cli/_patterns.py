@@ -24,14 +24,12 @@ from aioflux._values.uri import Location
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report
 from aioflux.cli._text import one_line
-from aioflux.cli._uri_or_path import UriOrPath, as_prefix, find, parse_arguments
+from aioflux.cli._uri_or_path import PATTERN, UriOrPath, as_prefix, find, parse_arguments
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.store import Store
-
-_MAGIC = re.compile(r"[*?[{]")
 
 Include = Annotated[
     list[str] | None,
@@ -64,7 +62,9 @@ class NameFilter:
         Raises:
             ValueError: A pattern is malformed.
         """
-        return cls(tuple(map(_anywhere, include or ())), tuple(map(_anywhere, exclude or ())))
+        return cls(
+            tuple(map(_compile_filter, include or ())), tuple(map(_compile_filter, exclude or ()))
+        )
 
     def admits(self, name: str) -> bool:
         """Return whether a name passes the filter."""
@@ -77,7 +77,7 @@ class NameFilter:
         return any(pattern.fullmatch(name) for pattern in self.excluded)
 
 
-def _anywhere(pattern: str) -> re.Pattern[str]:
+def _compile_filter(pattern: str) -> re.Pattern[str]:
     """Compile a pattern for a name, or for a directory above it.
 
     Without a `/` it is for the last segment of the name or the directory.
@@ -130,7 +130,7 @@ async def expand(argument: UriOrPath, *, prefixes: bool = False) -> AsyncGenerat
         ValueError: The pattern is malformed, or the bucket has one.
     """
     text = argument.path if argument.is_local else argument.location.key
-    if not _MAGIC.search(text):
+    if not PATTERN.search(text):
         yield argument
         return
     found = _local_matches(argument) if argument.is_local else _matches(argument, prefixes)
@@ -150,7 +150,7 @@ async def expand(argument: UriOrPath, *, prefixes: bool = False) -> AsyncGenerat
 
 
 def _literal_directory(pattern: str) -> str:
-    literal = _MAGIC.split(pattern, maxsplit=1)[0]
+    literal = PATTERN.split(pattern, maxsplit=1)[0]
     return literal[: literal.rfind("/") + 1]
 
 
@@ -176,7 +176,7 @@ async def _matches(argument: UriOrPath, prefixes: bool) -> AsyncGenerator[UriOrP
         yield argument
     elif prefixes and "**" not in pattern:
         base = _literal_directory(pattern)
-        levels = _levels(store, base, pattern[len(base) :].split("/"))
+        levels = _list_levels(store, base, pattern[len(base) :].split("/"))
         async with aclosing(levels):
             async for key, meta in levels:
                 yield match(key, meta)
@@ -197,7 +197,7 @@ async def _matches(argument: UriOrPath, prefixes: bool) -> AsyncGenerator[UriOrP
                         yield match(each.key, each)
 
 
-async def _levels(
+async def _list_levels(
     store: Store, base: str, segments: Sequence[str]
 ) -> AsyncGenerator[tuple[str, ObjectMeta | None], None]:
     """Yield objects and prefixes below `base` whose segments match patterns, level by level."""
@@ -212,7 +212,7 @@ async def _levels(
         if not rest or rest == [""]:
             yield key, meta
             continue
-        inner = _levels(store, key, rest)
+        inner = _list_levels(store, key, rest)
         async with aclosing(inner):
             async for each in inner:
                 yield each

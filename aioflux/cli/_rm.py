@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +16,7 @@ from aioflux.cli._output import Report, call_in_daemon_thread, print_lines, prin
 from aioflux.cli._patterns import Exclude, Include, NameFilter, expand
 from aioflux.cli._text import format_count, one_line
 from aioflux.cli._uri_or_path import Prefixes, as_prefix, find, parse_arguments
-from aioflux.errors import AiofluxError, NotFoundError, StorageError
+from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
@@ -66,9 +66,8 @@ def rm(
     )
 
     async def work() -> int:
-        if not (yes or dry_run):
-            await remover.confirm(arguments)
-        for argument in arguments:
+        counted = arguments if yes or dry_run else await remover.confirm(arguments)
+        for argument in counted:
             async with report.printing():
                 await remover.remove_each(argument)
         done = "would delete" if dry_run else "deleted"
@@ -111,24 +110,30 @@ class _Remover:
         self._recursive = recursive
         self._names = names
 
-    async def confirm(self, arguments: Sequence[UriOrPath]) -> None:
+    async def confirm(self, arguments: Sequence[UriOrPath]) -> list[UriOrPath]:
         """Ask if there is more to delete than `_MAX_UNASKED` objects.
+
+        Returns:
+            The arguments without those that could not be counted, whose errors are printed.
 
         Raises:
             Abort: The answer is no.
             ValueError: There is no terminal to ask.
         """
-        num_found = 0
+        num_found, counted = 0, []
         for argument in arguments:
-            # What is not there is an error of `remove_each`.
-            with suppress(AiofluxError, ValueError):
-                async with aclosing(expand(argument, prefixes=self._recursive)) as found:
-                    async for each in found:
+            async with (
+                self._report.printing(),
+                aclosing(expand(argument, prefixes=self._recursive)) as found,
+            ):
+                async for each in found:
+                    if num_found <= _MAX_UNASKED:
                         num_found += await self._count(each, _MAX_UNASKED + 1 - num_found)
-                        if num_found > _MAX_UNASKED:
-                            break
+                    else:
+                        break
+                counted.append(argument)
         if num_found <= _MAX_UNASKED:
-            return
+            return counted
         what = f"more than {_MAX_UNASKED:,} objects"
         if not sys.stdin.isatty():
             raise ValueError(f"this deletes {what}; add --yes if that is meant, or try --dry-run")
@@ -136,6 +141,7 @@ class _Remover:
         answer = await call_in_daemon_thread(os.read, 0, _ANSWER_BYTES)
         if answer.strip().lower() not in {b"y", b"yes"}:
             raise typer.Abort
+        return counted
 
     async def _count(self, argument: UriOrPath, limit: int) -> int:
         """Return the number of objects to delete for an argument, at most `limit`."""

@@ -24,7 +24,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(slots=True)
-class Settings:
+class CommonOptions:
     """Values of the options of all commands, for the one command that this process runs."""
 
     endpoint_url: str = ""
@@ -59,8 +59,8 @@ class Settings:
             ) from None
 
 
-settings = Settings()
-"""The settings of the command."""
+settings = CommonOptions()
+"""The options of the command that runs."""
 
 
 def set_options(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ _SERVICES = {
     "s3": "aioflux._services.s3.service",
 }
 """Module of the service for each scheme, imported before the event loop starts."""
+
+PATTERN = re.compile(r"[*?[{]")
+"""The first special character of a pattern."""
 
 LIST_BELOW = "use aioflux ls -r to list them"
 """Advice of commands that take no prefixes."""
@@ -103,6 +107,8 @@ class UriOrPath:
         """Return what was probably meant if nothing has this name; `default` if that is unknown."""
         if "://" not in self.text and (meant := suggest_uri(self.text)).startswith("gs:"):
             return f"did you mean {one_line(meant)}?"
+        if PATTERN.search(self.text):
+            return "patterns are not expanded here; use --include, or a command that takes them"
         return default
 
     async def explain_missing(self, store: Store, key: str, advice: str) -> str:

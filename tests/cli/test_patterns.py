@@ -178,6 +178,28 @@ def test_mv_needs_names(aioflux, bucket) -> None:
     assert ended.status == 1
 
 
+def test_mv_calls_fsync_before_it_deletes(aioflux, bucket, monkeypatch) -> None:
+    bucket.put("a", b"1")
+    synced = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        assert bucket.keys() == ["a"]
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    assert aioflux("mv", f"{bucket.uri}/a", "out").status == 0
+    assert [".aioflux-" in path for path in synced] == [True, False]
+
+
+def test_r_takes_no_pattern(aioflux, filled) -> None:
+    for command in ("cp", "mv", "sync"):
+        words = [] if command == "sync" else ["-r"]
+        ended = aioflux(command, *words, f"{filled.uri}/p*", "out")
+        assert (ended.status, "patterns are not expanded here" in ended.err) == (1, True)
+
+
 # cp -n
 
 
@@ -215,6 +237,12 @@ def test_rm_of_many_needs_yes_without_a_terminal(aioflux, many, words) -> None:
     assert aioflux("rm", "--dry-run", *words).status == 0
     assert aioflux("rm", "--yes", *words).status == 0
     assert many.keys() == []
+
+
+def test_rm_deletes_nothing_that_it_could_not_count(aioflux, many, bucket, cli_server) -> None:
+    with cli_server.faults.inject("objects.list", bucket=bucket.name, status=403, times=1):
+        ended = aioflux("rm", "-r", f"{many.uri}/p")
+    assert (ended.status, len(many.keys())) == (1, 1001)
 
 
 def test_rm_of_a_thousand_does_not_ask(aioflux, many) -> None:

@@ -213,7 +213,7 @@ def test_nothing_is_deleted_if_a_name_cannot_be_copied(aioflux, sides) -> None:
     (source.root / "link").symlink_to(source.root / "d")
     ended = aioflux("sync", "--delete", source.uri, target.uri)
     assert ended.status == 1
-    assert "nothing was deleted" in ended.err
+    assert "what only TARGET has was not deleted" in ended.err
     assert target.contents() == TREE | {"extra": b"1"}
     words = ("--exclude", "pipe", "--exclude", "link")
     assert aioflux("sync", "--delete", *words, source.uri, target.uri).status == 0
@@ -227,6 +227,18 @@ def test_a_prefix_without_objects_deletes_nothing(aioflux, sides) -> None:
     assert ended.status == 1
     assert "there is no object below" in ended.err
     assert target.contents() == TREE
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_delete_does_not_delete_the_source(aioflux, sides, direction) -> None:
+    """A source below the target is not in the source's listing, and would be what is left."""
+    side = sides(direction)[0]
+    fill(side, TREE)
+    ended = aioflux("sync", "--delete", f"{side.uri}/d", side.uri)
+    assert (ended.status, "would delete" in ended.err) == (1, True)
+    assert side.contents() == TREE
+    assert aioflux("sync", f"{side.uri}/d", side.uri).status == 0
+    assert side.contents() == TREE | {"b": b"22", "e/c": b""}
 
 
 def test_an_object_is_no_prefix(aioflux, bucket, tmp_path) -> None:

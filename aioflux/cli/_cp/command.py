@@ -76,7 +76,7 @@ def cp(
 
     TARGET is a directory if it ends in "/", is a bucket, or is an existing local directory: each
     copy keeps the last segment of its name. Otherwise TARGET is the new name. Several SOURCEs can
-    be written to standard output, one after the other. SOURCE may be a pattern.
+    be written to standard output, one after the other. Without -r, SOURCE may be a pattern.
 
     With -r, everything below SOURCE is copied below TARGET with the same relative names, whether
     or not either ends in "/": "cp -r dir gs://b/p" creates "gs://b/p/..." from "dir/...". An empty
@@ -99,8 +99,8 @@ def cp(
     """
     names = _filter(include, exclude, recursive=recursive)
     origins, destination = _parse(sources, target, recursive=recursive)
-    settings = CopyOptions(no_clobber=no_clobber, dry_run=dry_run, names=names)
-    return _run(origins, destination, settings, recursive=recursive)
+    options = CopyOptions(no_clobber=no_clobber, dry_run=dry_run, names=names)
+    return _run(origins, destination, options, recursive=recursive)
 
 
 def mv(
@@ -126,8 +126,8 @@ def mv(
     origins, destination = _parse(sources, target, recursive=recursive)
     if None in origins or destination.argument is None:
         raise typer.BadParameter("mv does not move standard input or output; use cp")
-    settings = CopyOptions(no_clobber=no_clobber, dry_run=dry_run, names=names, moves=True)
-    return _run(origins, destination, settings, recursive=recursive)
+    options = CopyOptions(no_clobber=no_clobber, dry_run=dry_run, names=names, moves=True)
+    return _run(origins, destination, options, recursive=recursive)
 
 
 def _filter(include: list[str] | None, exclude: list[str] | None, *, recursive: bool) -> NameFilter:
@@ -218,11 +218,12 @@ class CopyRun:
             no_clobber=options.no_clobber,
             root=root,
             keeps_times=options.keeps_times,
+            is_durable=options.moves,
         )
         self._stack = AsyncExitStack()
 
     @property
-    def _would(self) -> str:
+    def _plan_verb(self) -> str:
         return "would move" if self._options.moves else "would copy"
 
     async def __aenter__(self) -> Self:
@@ -246,7 +247,7 @@ class CopyRun:
     def finish(self) -> int:
         """Print the summary, and return the exit status."""
         if self._options.dry_run:
-            return self._report.finish(self._progress.summary(self._would, is_timed=False))
+            return self._report.finish(self._progress.summary(self._plan_verb, is_timed=False))
         if self._target.argument is None and not self._report.num_failed:
             return 0
         return self._report.finish(self._progress.summary(self._verb))
@@ -345,7 +346,7 @@ class CopyRun:
             self._progress.num_skipped += 1
             return ""
         self._progress.finish(job.size)
-        return f"{self._would} {one_line(job.source)} to {one_line(job.target)}"
+        return f"{self._plan_verb} {one_line(job.source)} to {one_line(job.target)}"
 
 
 def _root(argument: UriOrPath | None) -> str:

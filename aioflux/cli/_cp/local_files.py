@@ -2,9 +2,9 @@
 
     bytes -> .aioflux-<random> in the same directory -> rename (link if it must be new)
 
-Files appear whole or not at all. Like `cp` of Unix, the copy does not call fsync. Directories that
-the copy created and that are empty at the end are removed, except those that an object with a `/`
-at the end of its key represents.
+Files appear whole or not at all. Like `cp` of Unix, a copy does not call fsync; a move does.
+Directories that the copy created and that are empty at the end are removed, except those that an
+object with a `/` at the end of its key represents.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class LocalFiles:
         root: Directory for copies whose names are keys of objects. No copy is written outside it,
             neither by `..` nor through a link in it. None if the user gave the names.
         keeps_times: Give copies of local files, too, the modification time of their source.
+        is_durable: Write the copies to disk (fsync), because their sources are deleted.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class LocalFiles:
         no_clobber: bool = False,
         root: str | None = None,
         keeps_times: bool = False,
+        is_durable: bool = False,
     ) -> None:
         self._threads = threads
+        self._is_durable = is_durable
         self._keeps_times = keeps_times
         self._no_clobber = no_clobber
         self._root = None if root is None else root.rstrip("/")
@@ -253,11 +256,15 @@ class LocalFiles:
         Raises:
             FileExistsError: Another process has created the path, and it must not be overwritten.
         """
-        if not self._no_clobber:
+        if self._is_durable:
+            _fsync(temporary)
+        if self._no_clobber:
+            os.link(temporary, path)
+            _unlink(temporary)
+        else:
             os.replace(temporary, path)
-            return
-        os.link(temporary, path)
-        _unlink(temporary)
+        if self._is_durable:
+            _fsync(os.path.dirname(path) or ".")
 
     def _reject_links(self, path: str) -> None:
         """Reject a directory whose path contains a symbolic link below `root`."""
@@ -365,6 +372,14 @@ def remove_empty_tree(root: str) -> None:
     for directory, _, _ in os.walk(root, topdown=False):
         with suppress(OSError):
             os.rmdir(directory)
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _unlink(path: str) -> None:

@@ -73,10 +73,14 @@ def reject_copy_into_itself(source: UriOrPath, target: Destination) -> None:
     Raises:
         ValueError: The target is the source, or below it.
     """
-    inner, outer = _common_prefix(target.argument), _common_prefix(source)
-    if inner is not None and outer is not None and inner.startswith(outer):
-        assert target.argument is not None
+    if target.argument is not None and is_below(target.argument, source):
         raise ValueError(f"cannot copy {source.text} into itself ({target.argument.text})")
+
+
+def is_below(argument: UriOrPath, other: UriOrPath) -> bool:
+    """Return whether an argument is the same as another one, or below it."""
+    inner, outer = _common_prefix(argument), _common_prefix(other)
+    return inner is not None and outer is not None and inner.startswith(outer)
 
 
 def _common_prefix(argument: UriOrPath | None) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +18,7 @@ from aioflux.cli._cp.command import CopyOptions, CopyRun
 from aioflux.cli._cp.local_files import file_crc32c, remove_empty_tree
 from aioflux.cli._cp.objects import StoreObjects
 from aioflux.cli._cp.plan import Problem, differs, object_entry
-from aioflux.cli._cp.sources import Destination, TreeJobs, reject_copy_into_itself, walk
+from aioflux.cli._cp.sources import Destination, TreeJobs, is_below, reject_copy_into_itself, walk
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import print_lines, print_notice
 from aioflux.cli._patterns import Exclude, Include, NameFilter
@@ -60,9 +60,10 @@ def sync(
     a crc32c, it decides. With --checksum it always decides, and local files are read; an object
     without a crc32c is copied. The clock of this machine must be right to a second or so.
 
-    --delete deletes last, and only what still is as it was listed. It deletes nothing if a listing
-    was incomplete or a name of SOURCE cannot be copied, and nothing that --exclude names. A SOURCE
-    prefix without objects is an error.
+    --delete deletes last, and only what still is as it was listed; before that, only files in the
+    place of a needed directory, or in a directory in the place of a needed file. If a listing was
+    incomplete or a name of SOURCE cannot be copied, it does not delete at the end. It keeps what
+    --exclude names. A SOURCE prefix without objects is an error.
 
     After an interruption, the next run continues with what is missing. A file that changes while it
     is read is an error, and its old copy is kept.
@@ -105,6 +106,11 @@ class SyncRun(CopyRun):
     async def sync(self, source: UriOrPath, *, deletes: bool) -> None:
         """Copy what differs; with `deletes`, delete what the source does not have."""
         reject_copy_into_itself(source, self._target)
+        if deletes and is_below(source, self._goal):
+            raise ValueError(
+                f"sync --delete would delete {source.text}, which is below {self._goal.text}; "
+                "leave out --delete, or sync to another prefix"
+            )
         if self._goal.is_file():
             raise ValueError(f"{self._goal.text} is a file; sync needs a directory")
         self._deletes = deletes
@@ -113,12 +119,14 @@ class SyncRun(CopyRun):
         jobs = TreeJobs(source, self._target, self._options.names, self._is_wanted)
         if source.is_local:
             found = jobs.list_directory(self._threads, may_be_empty=True)
-            await self._run(self._files, self._watched(found))
+            await self._run(self._files, self._note_problems(found))
         else:
             store = source.open()[0]
-            await self._run(StoreObjects(store), self._watched(jobs.list_prefix(store)))
+            await self._run(StoreObjects(store), self._note_problems(jobs.list_prefix(store)))
         if deletes and not self._is_complete:
-            print_notice("nothing was deleted, as not everything below SOURCE could be copied")
+            print_notice(
+                "what only TARGET has was not deleted: not everything below SOURCE was copied"
+            )
         elif deletes:
             await self._delete(self._extra)
             if self._goal.is_local and not self._options.dry_run:
@@ -129,7 +137,7 @@ class SyncRun(CopyRun):
         """Print the summary, and return the exit status."""
         progress = self._progress
         text = progress.summary(
-            self._would if self._options.dry_run else self._verb,
+            self._plan_verb if self._options.dry_run else self._verb,
             is_timed=not self._options.dry_run and progress.num_objects > 0,
         )
         status = self._report.finish(
@@ -172,14 +180,15 @@ class SyncRun(CopyRun):
                 path = f"{self._goal.path.rstrip('/')}/{name}"
                 return not os.path.isdir(path)  # noqa: ASYNC240  one call
             if self._deletes and self._goal.is_local:
-                await self._make_way(name)
+                await self._delete_conflicts(name)
             return True
         is_other = differs(source, target)
         if self._checksum and source.size == target.size:
             first, second = await self._crc32c(source), await self._crc32c(target)
             is_other = first is None or first != second
             if not is_other and isinstance(target.item, str) and not self._options.dry_run:
-                os.utime(target.item, ns=(source.mtime_ns, source.mtime_ns))
+                with suppress(OSError):  # without it, the next run compares the checksums again
+                    os.utime(target.item, ns=(source.mtime_ns, source.mtime_ns))
         self._num_same += not is_other
         return is_other
 
@@ -191,7 +200,7 @@ class SyncRun(CopyRun):
         except (OSError, ValueError):
             return None  # the copy fails with this error
 
-    async def _make_way(self, name: str) -> None:
+    async def _delete_conflicts(self, name: str) -> None:
         """Delete files that have the name of a needed directory, or are below a needed name."""
         parts = name.split("/")
         parents = ("/".join(parts[:number]) for number in range(1, len(parts)))
@@ -207,7 +216,7 @@ class SyncRun(CopyRun):
                 path = f"{self._goal.path.rstrip('/')}/{name}"
                 await self._threads.run(remove_empty_tree, path)
 
-    async def _watched(
+    async def _note_problems(
         self, jobs: AsyncGenerator[JobOrProblem, None]
     ) -> AsyncGenerator[JobOrProblem, None]:
         async with aclosing(jobs):
