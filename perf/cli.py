@@ -186,8 +186,8 @@ def rows(bench: Bench, args: argparse.Namespace) -> Iterator[Row]:
     if args.num_small:
         yield from _copies(bench, "small", args.num_small, args.small_bytes, 1.3)
         sync = partial(Row, action="sync", source="small", target="synced/{tool}", files="small")
-        yield sync(name="sync, nothing changed", goal=1.3)
-        yield sync(name="sync, 1 % changed", goal=1.3, prepare=bench.change_files)
+        yield sync(name="sync, nothing changed", goal=1.0)
+        yield sync(name="sync, 1 % changed", goal=1.0, prepare=bench.change_files)
 
 
 def _copies(bench: Bench, files: str, count: int, size: int, goal: float) -> Iterator[Row]:

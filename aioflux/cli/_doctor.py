@@ -42,7 +42,6 @@ from aioflux.errors import (
     TransientError,
 )
 from aioflux.options import ANONYMOUS, RetryPolicy, S3Access
-from aioflux.store import TEMPORARY_PREFIX, open_store, sessions_of
 
 if TYPE_CHECKING:
     from aioflux._services.http import HTTPService
@@ -241,6 +240,8 @@ async def _examine(argument: UriOrPath, *, write: bool) -> AsyncGenerator[Findin
 
 def _open(argument: UriOrPath, root: str) -> Store:
     """Open a store that retries little, and that does not require preconditions of S3 servers."""
+    from aioflux.store import open_store
+
     credentials: Any = ANONYMOUS if settings.anonymous else None
     if argument.location.scheme == "s3":
         credentials = S3Access(anonymous=settings.anonymous, require_conditions=False)
@@ -250,6 +251,8 @@ def _open(argument: UriOrPath, root: str) -> Store:
 
 
 def _sender(store: Store) -> Sender:
+    from aioflux.store import sessions_of
+
     return cast("HTTPService", sessions_of(store).current().service).sender
 
 
@@ -333,6 +336,8 @@ async def _examine_objects(
     if not write:
         yield Finding("skipped", "write", "not tried; --write tries it with a temporary object")
         return
+    from aioflux.store import TEMPORARY_PREFIX
+
     root = join_uri(store.uri, f"{prefix}{TEMPORARY_PREFIX}")
     async with (
         aclosing(_open(argument, root)) as temporary,

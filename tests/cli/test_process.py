@@ -367,3 +367,11 @@ def test_rm_asks_on_a_terminal(environment, bucket, answer, status) -> None:
         terminal.process.send_signal(signal.SIGINT)
     assert terminal.end() == status, terminal.text
     assert len(bucket.keys()) == (1001 if status else 0)
+
+
+def test_the_help_of_all_commands_loads_no_store() -> None:
+    """Its import takes 90 ms; a command imports it when it runs."""
+    code = "import sys; from aioflux.cli import _app; _app._add_commands([]); "
+    code += "print([name for name in sys.modules if name.startswith('aioflux.store')])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert ended.stdout == b"[]\n"
