@@ -38,6 +38,7 @@ PURE := $(addprefix aioflux/,\
 	_transfer/arguments.py \
 	_transfer/composite_plan.py \
 	_values/glob.py \
+	_transfer/event_log.py \
 	_transfer/list_plan.py \
 	_transfer/read_plan.py \
 	_transfer/retry.py \

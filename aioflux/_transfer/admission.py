@@ -479,7 +479,7 @@ class StoreCounters:
         )
 
 
-def _cause(error: TransientError) -> str:
+def cause_of(error: TransientError) -> str:
     """Return the cause of a failure, as `StoreStats.failures` names it."""
     if error.status is not None:
         return f"HTTP {error.status}"
@@ -585,15 +585,16 @@ class Admission:
         *,
         was_retry: bool = False,
         is_call: bool = False,
-    ) -> None:
-        """Learn from a request that succeeded, and release its slot.
+    ) -> float:
+        """Learn from a request that succeeded, and release its slot; return the time on the clock.
 
         Args:
             started_at: The result of `start`.
             was_retry: Whether the request was a retry.
             is_call: Whether the request was a whole call of the store.
         """
-        counters, seconds = self.counters, self._clock() - started_at
+        now = self._clock()
+        counters, seconds = self.counters, now - started_at
         number = bisect_left(LATENCY_BOUNDS_SECONDS, seconds)
         counters.num_in_flight -= 1
         counters.latency[number] += 1
@@ -605,6 +606,7 @@ class Admission:
         budget = self.budget
         if was_retry or budget.tokens < budget.most:
             budget.on_success(was_retry=was_retry)
+        return now
 
     def fail(self, error: BaseException, num_cuts: int) -> None:
         """Learn from a request that failed, and release its slot.
@@ -617,7 +619,7 @@ class Admission:
         counters.num_in_flight -= 1
         counters.num_failures += 1
         if isinstance(error, TransientError):
-            cause = _cause(error)
+            cause = cause_of(error)
             counters.failures[cause] = counters.failures.get(cause, 0) + 1
             if error.status in THROTTLED:
                 counters.num_throttled += 1

@@ -115,6 +115,7 @@ async def _load(session: Session) -> None:
         session.retry,
         uri_of=session.service.uri,
         budget=session.admission.budget,
+        count=session.count_retry,
         clock=session.clock,
     )
 

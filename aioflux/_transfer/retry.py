@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger("aioflux.retry")
-"""Logs each retry, at the level INFO, and at WARNING that a store has no connection."""
+"""Logs retries at the level INFO, those that are only counted there at DEBUG, and at WARNING that a
+store has no connection."""
 
 _WARNING_SECONDS = 1.0
 _MAX_UNKNOWN_HOST = 3
@@ -199,14 +200,22 @@ class _Failures:
         return error
 
 
-def _log_retry(number: int, error: TransientError, delay: float, elapsed: float) -> None:
-    _log.info(
+def _log_retry(
+    number: int, error: TransientError, delay: float, elapsed: float, *, is_counted: bool
+) -> None:
+    message, extra = (
         "attempt %d failed, next attempt in %.1f s: %s",
-        number,
-        delay,
-        error,
-        extra={"elapsed_seconds": elapsed + delay},
+        {"elapsed_seconds": elapsed + delay},
     )
+    if is_counted:
+        _log.debug(message, number, delay, error, extra=extra)
+    else:
+        _log.info(message, number, delay, error, extra=extra)
+
+
+def log_summary(uri: str, text: str) -> None:
+    """Log a line with the counts of the retries of a store."""
+    _log.info("%s: %s", uri, text)
 
 
 def _warn_if_unconnected(failures: _Failures, budget: RetryBudget, elapsed: float) -> None:
@@ -238,6 +247,7 @@ async def with_retry(
     started_at: float | None = None,
     uri_of: Callable[[], str] = str,
     budget: RetryBudget | None = None,
+    count: Callable[[TransientError], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     jitter: Callable[[], float] = _jitter,
@@ -253,6 +263,8 @@ async def with_retry(
         started_at: Start of the first attempt, on `clock`; now by default.
         uri_of: Returns the uri for the error, if the deadline passes during the first attempt.
         budget: Retry budget of the store; unlimited by default.
+        count: Counts a retry for a line of counts, and returns whether it is the first of its
+            cause, to be logged at once. By default each retry is.
         clock: Returns the monotonic time in seconds.
         sleep: Waits for a number of seconds.
         jitter: Returns random numbers in `[0, 1)`.
@@ -273,7 +285,8 @@ async def with_retry(
                     delay = failures.next_delay(elapsed, jitter())
                     if delay is None:
                         break
-                    _log_retry(number, failures.last, delay, elapsed)
+                    is_counted = count is not None and not count(failures.last)
+                    _log_retry(number, failures.last, delay, elapsed, is_counted=is_counted)
                     if failures.last.unconnected and budget is not None and not budget.has_warned:
                         pause = min(delay, max(0.0, _WARNING_SECONDS - elapsed))
                         await sleep(pause)

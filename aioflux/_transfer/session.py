@@ -24,6 +24,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from aioflux._concurrency.loop_threads import loop_threads, run_on
@@ -35,11 +36,13 @@ from aioflux._transfer.admission import (
     Counters,
     RequestRate,
     StoreCounters,
+    cause_of,
     plan_start,
 )
+from aioflux._transfer.event_log import EventLog
 from aioflux._transfer.prefault import LEAST_THREADED_BYTES, Prefaulter
 from aioflux._transfer.read_plan import SizeEstimate
-from aioflux._transfer.retry import with_retry
+from aioflux._transfer.retry import log_summary, with_retry
 from aioflux._transfer.twice import ReadingTwice
 from aioflux._values.stats import Progress
 from aioflux._values.uri import meant_key
@@ -150,6 +153,7 @@ class Session:
         self.cleanup_tasks: set[asyncio.Task[Any]] = set()
         self.prefaulter = Prefaulter()
         self.memory = BytesPool(options.max_in_flight_bytes)
+        self._retries = EventLog("were retried")
 
     @property
     def is_inherited(self) -> bool:
@@ -227,6 +231,7 @@ class Session:
                 started_at=started_at,
                 uri_of=lambda: self.service.uri(key),
                 budget=admission.budget,
+                count=self.count_retry,
                 clock=self.clock,
             )
         finally:
@@ -271,6 +276,22 @@ class Session:
         self.counters.num_checksum_mismatches += 1
         _log.warning("wrong bytes of %s were received: %s", self.service.uri(key), reason)
 
+    def count_retry(self, error: TransientError) -> bool:
+        """Count a retry; return whether it is logged at once, and not as a part of a summary.
+
+        Each event loop of a store has its own counts, which need no lock, and are logged at the
+        latest when the connections of the loop are closed.
+        """
+        self._log_summaries(now := self.clock())
+        num_ended = self.counters.num_requests - self.counters.num_in_flight
+        return self._retries.add(cause_of(error), str(error), now, num_requests=num_ended)
+
+    def _log_summaries(self, now: float) -> None:
+        """Log the counts that are due."""
+        num_ended = self.counters.num_requests - self.counters.num_in_flight
+        if text := self._retries.pop(now, num_requests=num_ended):
+            log_summary(self.service.uri(), text)
+
     def count_unverified(
         self, num_bytes: int, *, is_whole: bool, expected: int | None = None
     ) -> None:
@@ -307,7 +328,9 @@ class Session:
         is_call: bool = False,
     ) -> None:
         """Count an attempt that succeeded, and call the progress hook; see `Admission.succeed`."""
-        self.admission.succeed(started_at, was_retry=was_retry, is_call=is_call)
+        now = self.admission.succeed(started_at, was_retry=was_retry, is_call=is_call)
+        if now >= self._retries.due_at:
+            self._log_summaries(now)
         if isinstance(result, Body):
             num_received = len(result.data)
             self.counters.bytes_received += num_received
@@ -377,6 +400,7 @@ class Session:
                 _, pending = await asyncio.wait(tuple(self.cleanup_tasks), timeout=seconds)
                 if pending:
                     break  # the pending tasks fail without connections, and log the failure
+        self._log_summaries(inf)
         self.admission.deadlines.close()
         self.prefaulter.close()
         self.memory.clear()

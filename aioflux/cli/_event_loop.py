@@ -86,7 +86,7 @@ class _RetryNotice(logging.Handler):
     """Log handler that prints warnings, and one line after some seconds of retries."""
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
+        super().__init__(logging.DEBUG)  # each retry; INFO has the first ones, and counts
         self._is_printed = False
 
     def emit(self, record: logging.LogRecord) -> None:

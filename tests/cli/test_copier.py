@@ -29,7 +29,7 @@ def test_long_retries_are_reported_once(
 ) -> None:
     """Short ones are not."""
 
-    def work(num_failures: int) -> Callable[[], Coroutine[Any, Any, int]]:
+    def work(num_failures: int, **options: Any) -> Callable[[], Coroutine[Any, Any, int]]:
         now = [0.0]
 
         async def sleep(seconds: float) -> None:
@@ -41,7 +41,12 @@ def test_long_retries_are_reported_once(
             return 0
 
         return lambda: with_retry(
-            attempt, RetryPolicy(), clock=lambda: now[0], sleep=sleep, jitter=lambda: 0.9
+            attempt,
+            RetryPolicy(),
+            clock=lambda: now[0],
+            sleep=sleep,
+            jitter=lambda: 0.9,
+            **options,
         )
 
     assert run_command(work(1)) == 0
@@ -51,6 +56,8 @@ def test_long_retries_are_reported_once(
     assert line.startswith("Still retrying: ")
     assert line.isprintable()
     assert "could not list gs://b/: \\x1b[2J no\\nconnection" in line
+    assert run_command(work(7, count=lambda _: False)) == 0, "also of retries that are only counted"
+    assert capsys.readouterr().err == f"{line}\n"
 
 
 async def test_a_cancelled_call_ends_when_its_thread_has_ended() -> None:
