@@ -37,7 +37,6 @@ PURE := $(addprefix aioflux/,\
 	_transfer/admission.py \
 	_transfer/arguments.py \
 	_transfer/composite_plan.py \
-	_values/glob.py \
 	_transfer/event_log.py \
 	_transfer/list_plan.py \
 	_transfer/read_plan.py \
@@ -47,6 +46,7 @@ PURE := $(addprefix aioflux/,\
 	_values/columns.py \
 	_values/dataset_keys.py \
 	_values/distribution.py \
+	_values/glob.py \
 	_values/listing.py \
 	_values/meta.py \
 	_values/stats.py \

@@ -241,11 +241,16 @@ class Timeouts:
     """Longest time without any byte outside a body, in seconds; 60 by default. It limits the wait
     for the response to a write whose body was sent, unless the operation has a longer limit of its
     own. An unused connection in the pool is closed after this time."""
+    slow_seconds: float | None = 30.0
+    """Duration from which a successful attempt is logged as slow, in seconds, by the logger
+    `aioflux.requests` at INFO; 30 by default, None for never. A range or a part of 16 MiB takes
+    that long at 0.6 MB/s; what makes no progress at all fails sooner."""
     cleanup: CleanupTimeouts = CleanupTimeouts()
     """Timeouts of aborting uploads and deleting temporary objects."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "connect_seconds", "progress_seconds", "idle_seconds")
+        names = ("connect_seconds", "progress_seconds", "idle_seconds")
+        _require_positive(self, *names, *(() if self.slow_seconds is None else ("slow_seconds",)))
         if not isinstance(self.cleanup, CleanupTimeouts):
             raise TypeError(f"Timeouts.cleanup must be CleanupTimeouts(...), not {self.cleanup!r}")
 

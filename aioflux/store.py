@@ -238,6 +238,7 @@ class Store:
             progress,
             num_loops=transfer.num_loops if is_remote else 1,
             cleanup_timeouts=timeouts.cleanup,
+            slow_seconds=timeouts.slow_seconds,
             owner=repr(self),
         )
 

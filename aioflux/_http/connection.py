@@ -75,6 +75,10 @@ _SLICE_BYTES: Final = 1024 * 1024
 # stalled: one that needs longer than `progress_seconds` for 256 KiB.
 _TLS_SLICE_BYTES: Final = 256 * 1024
 _MAX_INTERIM_RESPONSES: Final = 16
+_CONNECTING: Final = "connecting"
+_SENDING: Final = "sending the request body"
+_WAITING: Final = "waiting for the response to start"
+_RECEIVING: Final = "receiving the response"
 _INT: Final = struct.Struct("i")
 _QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)  # only on Linux
 # A server with Nagle's algorithm delays a piece that is smaller than a segment: 1,460 bytes on most
@@ -130,11 +134,13 @@ class Connection(asyncio.BufferedProtocol):
         response_started: At least one byte of the response to the current request was received.
         fully_sent: The whole current request may have been sent. If False, the server cannot have
             carried it out.
+        slow_request: Number of the last request that took half of `Timeouts.slow_seconds`.
     """
 
     __slots__ = (
         "_body",
         "_bytes_buffer",
+        "_checked_at",
         "_destination",
         "_future",
         "_has_body",
@@ -153,6 +159,7 @@ class Connection(asyncio.BufferedProtocol):
         "_num_unsent",
         "_on_lost",
         "_outgoing",
+        "_phases",
         "_poll",
         "_progress_at",
         "_scratch",
@@ -161,6 +168,7 @@ class Connection(asyncio.BufferedProtocol):
         "_slice_bytes",
         "_streamed",
         "_template",
+        "_timed_request",
         "_transport",
         "_unwritten_head",
         "_write_paused",
@@ -170,6 +178,7 @@ class Connection(asyncio.BufferedProtocol):
         "num_requests",
         "on_release",
         "response_started",
+        "slow_request",
     )
 
     def __init__(self, *, on_lost: Callable[[Connection], None], is_tls: bool) -> None:
@@ -213,6 +222,10 @@ class Connection(asyncio.BufferedProtocol):
         self._has_progressed = True
         self._progress_at = 0.0
         self._num_unsent = 0
+        self._checked_at = 0.0
+        self._timed_request = 0
+        self._phases: dict[str, float] = {}
+        self.slow_request = 0
 
     # Methods that the pool calls.
 
@@ -318,6 +331,8 @@ class Connection(asyncio.BufferedProtocol):
             late_seconds: Time for which the event loop was blocked, in seconds. It does not count
                 as time without progress.
         """
+        if self._future is not None and timeouts.slow_seconds is not None:
+            self._time_phase(now, timeouts.slow_seconds)
         if self._has_progressed:
             self._has_progressed = False
             self._progress_at = now
@@ -328,9 +343,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._progress_at += late_seconds
         silent_seconds = now - self._progress_at
-        doing, limit = "sending the request body", timeouts.progress_seconds
+        doing, limit = _SENDING, timeouts.progress_seconds
         if self.response_started:
-            doing = "receiving the response"
+            doing = _RECEIVING
         else:
             num_unsent = self._count_unsent() if self._has_body else 0
             if num_unsent != self._num_unsent:
@@ -338,9 +353,35 @@ class Connection(asyncio.BufferedProtocol):
                 self._progress_at = now
                 return
             if not num_unsent and not self._outgoing:
-                doing, limit = "waiting for the response to start", self._head_seconds
+                doing, limit = _WAITING, self._head_seconds
         if silent_seconds >= limit:
             self._fail(StalledError(f"no progress for {limit:g} s while {doing}"))
+
+    def on_connected(self, now: float, connect_seconds: float, slow_seconds: float | None) -> None:
+        """Count the time of the connect as the first phase of the first request."""
+        self._timed_request, self._checked_at = 1, now
+        self._phases[_CONNECTING] = connect_seconds
+        self.slow_request = int(slow_seconds is not None and connect_seconds >= slow_seconds / 2)
+
+    def _time_phase(self, now: float, slow_seconds: float) -> None:
+        """Add the time since the last check to the phase of the current request.
+
+        The checks know the phases well enough, and cost a request nothing that ends between them.
+        """
+        if self._timed_request != self.num_requests:
+            self._timed_request, self._phases = self.num_requests, {}
+        else:
+            is_sent = not (self._outgoing or (self._has_body and self._count_unsent()))
+            phase = _RECEIVING if self.response_started else _WAITING if is_sent else _SENDING
+            self._phases[phase] = self._phases.get(phase, 0.0) + now - self._checked_at
+            if sum(self._phases.values()) >= slow_seconds / 2:
+                self.slow_request = self.num_requests
+        self._checked_at = now
+
+    @property
+    def longest_phase(self) -> str:
+        """The longest phase of the request with the number `slow_request`, in words."""
+        return max(self._phases, key=lambda phase: self._phases[phase])
 
     def _count_unsent(self) -> int:
         """Return the number of bytes in the buffers of the transport and, on Linux, of the kernel.

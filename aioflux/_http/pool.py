@@ -353,7 +353,11 @@ class Pool:
         return server
 
     async def _connect(self, origin: Origin, server: Server) -> Connection:
+        clock = asyncio.get_running_loop().time
+        started_at = clock()
         connection = await self._connector.connect(origin)
+        now = clock()
+        connection.on_connected(now, now - started_at, self._timeouts.slow_seconds)
         self.num_opened += 1
         if connection.is_lost:
             raise ConnectionLostError(f"{origin.url} closed the connection as soon as it was open")

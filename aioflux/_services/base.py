@@ -12,7 +12,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 from aioflux._values.checksums import combine_crc32c
 from aioflux.errors import UnsupportedError
@@ -277,6 +277,8 @@ class Service(ABC):
     conditions_known: bool = True
     """The `conditional_` fields of `capabilities` are known for this server. False: S3 servers
     differ, so a probe calls `set_conditions` before the first conditional write."""
+    slow_phases: ClassVar[dict[str, str]] = {}
+    """Longest phases of the last slow requests of all services of this process, by uri."""
 
     def __init__(self, *, root_uri: str, prefix: str) -> None:
         self._root_uri = root_uri

@@ -112,6 +112,8 @@ class HTTPService(Service):
 
     def end_get(self, request: ReadRequest, exchange: Exchange, response: Response) -> Body | None:
         connection, credentials, _ = exchange
+        if connection.slow_request == connection.num_requests:
+            self._sender.note_slow(request.key, connection)
         connection.release()
         if 200 <= response.status < 300 or response.status == 416:
             try:

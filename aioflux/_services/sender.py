@@ -25,6 +25,7 @@ from aioflux._http import (
     ProxyRefusedError,
     TransportError,
 )
+from aioflux._services.base import Service
 from aioflux._services.responses import PLAIN, Failure, RequestKind
 from aioflux.errors import CredentialsError, StorageError, TransientError
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from aioflux._auth.access_token import AnonymousToken, Identity, ProvidedToken, RenewedToken
     from aioflux._auth.aws import AWSSource
     from aioflux._auth.azure import AzureAccess
-    from aioflux._http import Origin, Pool, Response
+    from aioflux._http import Connection, Origin, Pool, Response
 
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
 
@@ -49,6 +50,7 @@ on the event loop."""
 
 
 _READS: Final = frozenset({b"GET", b"HEAD"})
+_MAX_SLOW: Final = 256
 
 
 AuthorizedRequest: TypeAlias = (
@@ -197,12 +199,21 @@ class Sender(ABC):
             except (RuntimeError, TransportError) as exc:
                 error = self.transport_error(exc, action, key)
                 raise (as_read_error(error) if method in _READS else error) from exc
+            connection = response.connection
+            if connection is not None and connection.slow_request == connection.num_requests:
+                self.note_slow(key, connection)
             if 200 <= response.status < 300 or response.status == accept:
                 return response
             num_left -= 1
             if not num_left or not self.should_resend(response, credentials):
                 error = self.response_error(response, action, key, kind)
                 raise as_read_error(error) if method in _READS else error
+
+    def note_slow(self, key: str, connection: Connection) -> None:
+        """Store the longest phase of a slow request for the log."""
+        if len(Service.slow_phases) >= _MAX_SLOW:  # of requests that were not logged
+            Service.slow_phases.clear()
+        Service.slow_phases[self._uri(key)] = connection.longest_phase
 
     @abstractmethod
     async def _authorize(

@@ -403,6 +403,11 @@ class Counters:
     call_latency: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)
     """Numbers of successful calls by duration."""
 
+    @property
+    def num_ended(self) -> int:
+        """Number of attempts that have ended."""
+        return self.num_requests - self.num_in_flight
+
     def add_call(self, seconds: float) -> None:
         """Add the duration of a successful call."""
         self.call_latency[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1

@@ -229,13 +229,7 @@ async def _read(session: Session, meta: ObjectMeta, start: int, end: int) -> Buf
             raise TransientError(f"could not read {meta.uri}: the body is too short", uri=meta.uri)
         return body.data
 
-    return await with_retry(
-        attempt,
-        session.retry,
-        uri_of=lambda: meta.uri,
-        count=session.count_retry,
-        clock=session.clock,
-    )
+    return await with_retry(attempt, session.retry, uri_of=lambda: meta.uri, clock=session.clock)
 
 
 def has_attributes(meta: ObjectMeta, content_type: str, metadata: Mapping[str, str] | None) -> bool:

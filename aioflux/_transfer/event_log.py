@@ -1,8 +1,4 @@
-"""Log lines about events of which there may be thousands, such as retries.
-
-event -> the first of its cause: a line at once
-      -> others: counted -> one line with all counts every 10 s
-"""
+"""Events of which there may be thousands, such as retries, as a few lines of a log."""
 
 from __future__ import annotations
 
@@ -14,10 +10,10 @@ INTERVAL_SECONDS: Final = 10.0
 
 
 class EventLog:
-    """Events of one store on one event loop, by cause.
+    """Events of one store on one event loop: the first of each cause, then counts every 10 s.
 
-    A cause is new again when it did not occur for an interval. There is no timer: the caller calls
-    `pop` when a request ends after `due_at`, and when the store is closed.
+    A cause is new again after an interval without it. There is no timer: the caller calls `pop`
+    when a request ends after `due_at`, and when the store is closed.
 
     Args:
         verb: What happened to the requests, for the line: "10 of 2,000 requests {verb}".
@@ -53,11 +49,11 @@ class EventLog:
         return is_first
 
     def pop(self, now: float, *, num_requests: int) -> str:
-        """Return the line of counts, if it is due and there are events that were not logged.
+        """Return the counts of the events, if they are due and not all events were logged.
 
         Args:
-            now: Monotonic time in seconds; infinity when the store is closed.
-            num_requests: Number of requests of the store that have ended so far.
+            now: As in `add`; infinity when the store is closed.
+            num_requests: As in `add`.
         """
         if now < self.due_at:
             return ""

@@ -201,21 +201,15 @@ class _Failures:
 
 
 def _log_retry(
-    number: int, error: TransientError, delay: float, elapsed: float, *, is_counted: bool
+    log: Callable[..., None], number: int, error: TransientError, delay: float, elapsed: float
 ) -> None:
-    message, extra = (
+    log(
         "attempt %d failed, next attempt in %.1f s: %s",
-        {"elapsed_seconds": elapsed + delay},
+        number,
+        delay,
+        error,
+        extra={"elapsed_seconds": elapsed + delay},
     )
-    if is_counted:
-        _log.debug(message, number, delay, error, extra=extra)
-    else:
-        _log.info(message, number, delay, error, extra=extra)
-
-
-def log_summary(uri: str, text: str) -> None:
-    """Log a line with the counts of the retries of a store."""
-    _log.info("%s: %s", uri, text)
 
 
 def _warn_if_unconnected(failures: _Failures, budget: RetryBudget, elapsed: float) -> None:
@@ -285,8 +279,8 @@ async def with_retry(
                     delay = failures.next_delay(elapsed, jitter())
                     if delay is None:
                         break
-                    is_counted = count is not None and not count(failures.last)
-                    _log_retry(number, failures.last, delay, elapsed, is_counted=is_counted)
+                    log = _log.info if count is None or count(failures.last) else _log.debug
+                    _log_retry(log, number, failures.last, delay, elapsed)
                     if failures.last.unconnected and budget is not None and not budget.has_warned:
                         pause = min(delay, max(0.0, _WARNING_SECONDS - elapsed))
                         await sleep(pause)

@@ -42,7 +42,7 @@ from aioflux._transfer.admission import (
 from aioflux._transfer.event_log import EventLog
 from aioflux._transfer.prefault import LEAST_THREADED_BYTES, Prefaulter
 from aioflux._transfer.read_plan import SizeEstimate
-from aioflux._transfer.retry import log_summary, with_retry
+from aioflux._transfer.retry import with_retry
 from aioflux._transfer.twice import ReadingTwice
 from aioflux._values.stats import Progress
 from aioflux._values.uri import meant_key
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger("aioflux")
+_request_log = logging.getLogger("aioflux.requests")
+_retry_log = logging.getLogger("aioflux.retry")
 
 _SMALL_BYTES: Final = 1 * MIB
 
@@ -135,6 +137,7 @@ class Session:
         *,
         progress: ProgressHook | None = None,
         cleanup_timeouts: CleanupTimeouts,
+        slow_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service = spread.service
@@ -154,6 +157,9 @@ class Session:
         self.prefaulter = Prefaulter()
         self.memory = BytesPool(options.max_in_flight_bytes)
         self._retries = EventLog("were retried")
+        self._slow_seconds = inf if slow_seconds is None else slow_seconds
+        self._slow_requests = EventLog(f"took over {self._slow_seconds:g} s")
+        self._log_due_at = inf
 
     @property
     def is_inherited(self) -> bool:
@@ -280,17 +286,27 @@ class Session:
         """Count a retry; return whether it is logged at once, and not as a part of a summary.
 
         Each event loop of a store has its own counts, which need no lock, and are logged at the
-        latest when the connections of the loop are closed.
+        latest when its connections are closed.
         """
-        self._log_summaries(now := self.clock())
-        num_ended = self.counters.num_requests - self.counters.num_in_flight
-        return self._retries.add(cause_of(error), str(error), now, num_requests=num_ended)
+        return self._add_event(self._retries, cause_of(error), str(error), self.clock())
+
+    def _log_slow(self, key: str, kind: str, seconds: float, now: float) -> None:
+        """Log a slow request, or count it for the next summary."""
+        phase = self.service.slow_phases.pop(uri := self.service.uri(key), "")
+        text = f"{kind} of {uri} took {seconds:.1f} s"
+        if self._add_event(self._slow_requests, f"{phase} ({kind})".strip(), text, now):
+            _request_log.info("%s%s", text, phase and f", mostly {phase}")
+
+    def _add_event(self, events: EventLog, cause: str, text: str, now: float) -> bool:
+        is_first = events.add(cause, text, now, num_requests=self.counters.num_ended)
+        self._log_summaries(now)
+        return is_first
 
     def _log_summaries(self, now: float) -> None:
-        """Log the counts that are due."""
-        num_ended = self.counters.num_requests - self.counters.num_in_flight
-        if text := self._retries.pop(now, num_requests=num_ended):
-            log_summary(self.service.uri(), text)
+        for events, log in ((self._retries, _retry_log), (self._slow_requests, _request_log)):
+            if text := events.pop(now, num_requests=self.counters.num_ended):
+                log.info("%s: %s", self.service.uri(), text)
+        self._log_due_at = min(self._retries.due_at, self._slow_requests.due_at)
 
     def count_unverified(
         self, num_bytes: int, *, is_whole: bool, expected: int | None = None
@@ -329,7 +345,10 @@ class Session:
     ) -> None:
         """Count an attempt that succeeded, and call the progress hook; see `Admission.succeed`."""
         now = self.admission.succeed(started_at, was_retry=was_retry, is_call=is_call)
-        if now >= self._retries.due_at:
+        if now - started_at >= self._slow_seconds:
+            kind = "download" if isinstance(result, Body) else "upload" if num_bytes else "request"
+            self._log_slow(key, kind, now - started_at, now)
+        elif now >= self._log_due_at:
             self._log_summaries(now)
         if isinstance(result, Body):
             num_received = len(result.data)
@@ -447,6 +466,7 @@ class Sessions:
         *,
         num_loops: int,
         cleanup_timeouts: CleanupTimeouts,
+        slow_seconds: float | None,
         owner: str,
     ) -> None:
         self._open_service = open_service
@@ -455,6 +475,7 @@ class Sessions:
         self._progress = progress
         self._num_loops = num_loops
         self.cleanup_timeouts = cleanup_timeouts
+        self._slow_seconds = slow_seconds
         self._owner = owner
         self.clock = time.monotonic
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = (
@@ -517,6 +538,7 @@ class Sessions:
             admission,
             progress=self._progress,
             cleanup_timeouts=self.cleanup_timeouts,
+            slow_seconds=self._slow_seconds,
             clock=self.clock,
         )
         self._by_loop[loop] = session

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from aioflux._http.codec import Origin
 from aioflux._http.errors import ConnectError, ConnectionLostError, ProtocolError, StalledError
 from aioflux.options import Timeouts
-from tests.http.oracle import FedConnection
+from tests.http.oracle import FedConnection, Transport
 from tests.http.pools import FAR_SECONDS, MIB, SHORT, STALL_SECONDS, opening, until
 from tests.http.scripted import Peer, answering, echoing, ok, refusing, serving
 
@@ -423,6 +424,45 @@ class TestPool:
         assert not future.done()
         fed.connection.check_timeouts(64.0 + limit_seconds, timeouts)
         assert isinstance(future.exception(), StalledError)
+
+    async def test_the_longest_phase_of_a_slow_request_is_known(self) -> None:
+        """With a clock of the test's own; the next request has phases of its own."""
+
+        class Buffering(Transport):
+            num_unsent = 1
+
+            def get_write_buffer_size(self) -> int:
+                return self.num_unsent
+
+        transport, waiting = Buffering(), "waiting for the response to start"
+        connection = (fed := FedConnection(transport)).connection
+        timeouts = Timeouts(progress_seconds=1000.0, slow_seconds=10.0)
+        connection.on_connected(100.0, 1.0, timeouts.slow_seconds)
+        assert connection.slow_request == 0
+
+        fed.send(b"PUT / HTTP/1.1\r\nContent-Length: 3\r\n\r\n", [b"abc"])
+        connection.check_timeouts(103.9, timeouts)
+        assert connection.slow_request == 0
+        connection.check_timeouts(104.0, timeouts)
+        assert (connection.slow_request, connection.longest_phase) == (
+            1,
+            "sending the request body",
+        )
+        transport.num_unsent = 0
+        connection.check_timeouts(109.0, timeouts)
+        assert connection.longest_phase == waiting
+        fed.feed(ok(b"abc")[:-2], ())
+        connection.check_timeouts(120.0, timeouts)
+        fed.feed(ok(b"abc")[-2:], ())
+        assert (connection.slow_request, connection.longest_phase) == (1, "receiving the response")
+
+        fed.start(b"GET", "bytes")
+        timeouts = replace(timeouts, slow_seconds=1.0)
+        for now in (200.0, 200.4):
+            connection.check_timeouts(now, timeouts)
+        assert connection.slow_request != connection.num_requests
+        connection.check_timeouts(200.5, timeouts)
+        assert (connection.slow_request, connection.longest_phase) == (2, waiting)
 
     async def test_a_fresh_connection_that_is_lost_is_an_error(self) -> None:
         async def script(peer: Peer) -> None:

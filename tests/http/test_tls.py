@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 import aioflux
 from aioflux._http.codec import Origin
 from aioflux._http.errors import CertificateError, ConnectError
-from tests.http.pools import MIB, opening
+from tests.http.pools import MIB, PATIENT, opening
 from tests.http.scripted import Peer, echoing, serving
 
 if TYPE_CHECKING:
@@ -111,6 +113,23 @@ async def test_the_name_of_the_host_is_verified(authority: Authority) -> None:
     ):
         with pytest.raises(CertificateError, match=r"127\.0\.0\.2"):
             await pool.request(Origin("https", "127.0.0.2", origin.port), b"GET", b"/")
+
+
+async def test_a_slow_connect_is_the_longest_phase_of_the_first_request(
+    authority: Authority,
+) -> None:
+    context = authority.server_context()
+    context.sni_callback = lambda *_: time.sleep(0.1)  # blocks the loop during the handshake
+    timeouts = replace(PATIENT, slow_seconds=0.1)
+    async with (
+        serving(echoing, tls=context) as (_, origin),
+        opening(timeouts=timeouts, ssl_context=authority.client_context()) as pool,
+    ):
+        connection = (await pool.request(origin, b"GET", b"/")).connection
+        assert connection is not None
+        assert (connection.slow_request, connection.longest_phase) == (1, "connecting")
+        await pool.request(origin, b"GET", b"/")
+        assert (connection.slow_request, connection.num_requests) == (1, 2)
 
 
 async def test_a_server_without_tls_is_not_a_certificate_error() -> None:

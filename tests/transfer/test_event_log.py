@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -145,3 +147,62 @@ async def test_the_counts_are_logged_when_the_store_is_closed(
         await store.get("a")
         assert len(lines_of(caplog, "aioflux.retry")) == 1
     assert "3 of 4 requests were retried: 3 x HTTP 503" in lines_of(caplog, "aioflux.retry")[1]
+
+
+SLOW_SECONDS = 0.4
+FAULTS = {
+    "receiving the response (download)": ("*objects.get", {"stall_at": 100, "stall_seconds": 1.0}),
+    "waiting for the response to start (download)": ("*objects.get", {"delay_seconds": 1.0}),
+    "waiting for the response to start (upload)": ("*objects.insert", {"delay_seconds": 1.0}),
+}
+
+
+async def transfer(store: aioflux.Store, phase: str, keys: list[str], *, is_batch: bool) -> None:
+    """Read or write objects at the same time."""
+    if "upload" in phase:
+        await asyncio.gather(*(store.put(key, bytes(1000)) for key in keys))
+    elif is_batch:
+        assert len([key async for key, _ in store.get_many(keys)]) == len(keys)
+    else:
+        await asyncio.gather(*map(store.get, keys))
+
+
+@pytest.mark.parametrize("phase", FAULTS)
+@pytest.mark.parametrize("is_batch", [False, True], ids=["get", "get_many"])
+async def test_slow_requests_are_a_line_with_uri_and_phase_and_then_counts(
+    server: GCSServer, caplog: pytest.LogCaptureFixture, phase: str, is_batch: bool
+) -> None:
+    caplog.set_level(logging.INFO, "aioflux")
+    keys = ["b0", "b1", "b2"]
+    for key in keys:
+        server.put("bucket", key, bytes(1000))
+    timeouts = aioflux.Timeouts(slow_seconds=SLOW_SECONDS)
+    async with aioflux.open_store(
+        "gs://bucket", endpoint_url=server.url, timeouts=timeouts
+    ) as store:
+        await transfer(store, phase, keys, is_batch=is_batch)  # opens connections
+        assert lines_of(caplog, "aioflux.requests") == []
+        operation, fault = FAULTS[phase]
+        with server.faults.inject(operation, times=3, **fault):
+            await transfer(store, phase, keys, is_batch=is_batch)
+        await transfer(store, phase, keys, is_batch=is_batch)
+        words, kind = phase.removesuffix(")").split(" (")
+        [line] = lines_of(caplog, "aioflux.requests")
+        assert re.fullmatch(rf"{kind} of gs://bucket/b\d took \d+\.\d s, mostly {words}", line)
+    summary = lines_of(caplog, "aioflux.requests")[1]
+    start = f"gs://bucket/: 3 of 6 requests took over 0.4 s: 3 x {phase}; last: {kind} of gs://bu"
+    assert summary.startswith(start)
+
+
+@pytest.mark.parametrize(("slow_seconds", "num_lines"), [(1e-9, 1), (None, 0)])
+async def test_none_switches_the_lines_off(
+    caplog: pytest.LogCaptureFixture, slow_seconds: float | None, num_lines: int
+) -> None:
+    """And a request that is no HTTP request has no phase."""
+    caplog.set_level(logging.INFO, "aioflux")
+    timeouts = aioflux.Timeouts(slow_seconds=slow_seconds)
+    async with aioflux.open_store("memory://slow", timeouts=timeouts) as store:
+        await store.put("a", b"1")
+    lines = lines_of(caplog, "aioflux.requests")
+    assert len(lines) == num_lines
+    assert all(re.fullmatch(r"upload of memory://slow/a took 0\.0 s", line) for line in lines)

@@ -17,17 +17,18 @@ LEVELS = {"exception": "ERROR"}
 
 
 def used_levels() -> Iterator[tuple[str, str]]:
-    """Yield the logger and the level of each call of a module's `_log`."""
+    """Yield the logger and the level of each method of a module's `_log` or `_..._log`."""
     for path in sorted((ROOT / "aioflux").rglob("*.py")):
         source = path.read_text(encoding="utf-8")
-        found = re.search(r"^_log(?:: \S+)? = logging.getLogger\((.*)\)$", source, re.MULTILINE)
-        if found is None:
-            continue
+        found = re.findall(
+            r"^(_(?:\w+_)?log)(?:: \S+)? = logging.getLogger\((.*)\)$", source, re.MULTILINE
+        )
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        logger = module if found[1] == "__name__" else ast.literal_eval(found[1])
-        for method in re.findall(r"\b_log\.(\w+)\(", source):
-            if method != "isEnabledFor":
-                yield logger, LEVELS.get(method, method.upper())
+        for variable, name in found:
+            logger = module if name == "__name__" else ast.literal_eval(name)
+            for method in re.findall(rf"\b{variable}\.(\w+)", source):
+                if method != "isEnabledFor":
+                    yield logger, LEVELS.get(method, method.upper())
 
 
 def test_each_logger_and_level_is_on_the_page_once() -> None:

@@ -125,6 +125,12 @@ def test_no_time_is_not_a_number() -> None:
         Timeouts(progress_seconds=float("nan"))
 
 
+def test_slow_requests_have_a_limit_above_zero_or_none() -> None:
+    assert Timeouts(slow_seconds=None).slow_seconds is None
+    with pytest.raises(ValueError, match=r"Timeouts\.slow_seconds must be a finite number above 0"):
+        Timeouts(slow_seconds=0)
+
+
 @pytest.mark.parametrize("name", ["transfer", "retry", "timeouts"])
 def test_a_store_takes_no_dictionary_for_a_policy(name: str) -> None:
     with pytest.raises(TypeError, match=rf"{name} must be aioflux\.\w+\(\.\.\.\), not"):
