@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -37,6 +38,9 @@ Exchange: TypeAlias = "tuple[Connection, Any, bool]"
 Range, because the object probably ends within the range (see `EncodedRead` in `http`)."""
 
 MIB = 1024 * 1024
+
+ATTEMPT = ContextVar("aioflux_attempt", default=1)
+"""Number of the attempt that sends the present request, for the log."""
 
 MAX_EMPTY_PAGES = 10_000
 """Empty pages in a row after which a listing raises an error: a server that returns a new page

@@ -12,6 +12,7 @@ again only with new credentials, a new region or a corrected clock; all other re
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     )
     from aioflux._services.sender import Sender
     from aioflux._values.meta import ObjectMeta
+
+_log = logging.getLogger("aioflux.requests")
 
 COMPLETE_SECONDS = 600.0
 """Maximum time until the response to a request that completes an upload or copies an object. Both
@@ -98,6 +101,8 @@ class HTTPService(Service):
         return body
 
     def begin_get(self, request: ReadRequest, waiter: ResponseFuture) -> Exchange | None:
+        if _log.isEnabledFor(logging.DEBUG):
+            return None  # the caller awaits `get`, whose request `Sender.send` logs
         target, headers, _, is_guess = self._encode_read(request)
         sender = self._sender
         authorized = sender.authorize_nowait(target, headers)

@@ -10,9 +10,11 @@ calls only `authorize_nowait`, and sends the request itself.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from abc import ABC, abstractmethod
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from aioflux._auth.access_token import NOT_READY
@@ -25,7 +27,7 @@ from aioflux._http import (
     ProxyRefusedError,
     TransportError,
 )
-from aioflux._services.base import Service
+from aioflux._services.base import ATTEMPT, Service
 from aioflux._services.responses import PLAIN, Failure, RequestKind
 from aioflux.errors import CredentialsError, StorageError, TransientError
 
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     TokenSource = AnonymousToken | ProvidedToken | RenewedToken
 
 T = TypeVar("T")
+
+_log = logging.getLogger("aioflux.requests")
+"""Logs each request, at the level DEBUG."""
 
 USER_AGENT: Final = (b"User-Agent", b"aioflux")
 MAX_PAGE_BYTES: Final = 64 * 1024 * 1024
@@ -79,7 +84,7 @@ class ErrorResponse(Protocol):
 
 async def hash_body(algorithm: str, body: Any) -> bytes:
     """Return the digest of a body, computed in a thread if the body is large."""
-    pieces = body if isinstance(body, (list, tuple)) else (body,)
+    pieces = _pieces_of(body)
 
     def run() -> bytes:
         import hashlib
@@ -91,6 +96,10 @@ async def hash_body(algorithm: str, body: Any) -> bytes:
 
     size = sum(memoryview(piece).nbytes for piece in pieces)
     return run() if size <= _MAX_HASHED_ON_LOOP_BYTES else await asyncio.to_thread(run)
+
+
+def _pieces_of(body: Any) -> Sequence[Any]:
+    return body if isinstance(body, (list, tuple)) else (body,)
 
 
 async def resolve_credentials(credentials: Awaitable[T], action: str, uri: str) -> T:
@@ -185,7 +194,7 @@ class Sender(ABC):
             pool = self.pool
             assert pool is not None
             try:
-                response = await pool.request(
+                request = pool.request(
                     origin,
                     method,
                     full_target,
@@ -196,6 +205,9 @@ class Sender(ABC):
                     head_seconds=head_seconds,
                     fixed=fixed,
                 )
+                if _log.isEnabledFor(logging.DEBUG):
+                    request = self._log_request(request, method, key, body)
+                response = await request
             except (RuntimeError, TransportError) as exc:
                 error = self.transport_error(exc, action, key)
                 raise (as_read_error(error) if method in _READS else error) from exc
@@ -208,6 +220,29 @@ class Sender(ABC):
             if not num_left or not self.should_resend(response, credentials):
                 error = self.response_error(response, action, key, kind)
                 raise as_read_error(error) if method in _READS else error
+
+    async def _log_request(
+        self, request: Coroutine[Any, Any, Response], method: bytes, key: str, body: Any
+    ) -> Response:
+        """Await the response of a request, and log a line without its query and headers."""
+        started_at, outcome = time.monotonic(), "no complete response"
+        num_bytes = sum(
+            memoryview(piece).nbytes for piece in _pieces_of(() if body is None else body)
+        )
+        try:
+            response = await request
+            outcome, num_bytes = f"HTTP {response.status}", num_bytes or response.num_bytes
+            return response
+        finally:
+            _log.debug(
+                "%s %s: %s, %d bytes, %.1f ms, attempt %d",
+                method.decode(),
+                self._uri(key),
+                outcome,
+                num_bytes,
+                1000 * (time.monotonic() - started_at),
+                ATTEMPT.get(),
+            )
 
     def note_slow(self, key: str, connection: Connection) -> None:
         """Store the longest phase of a slow request for the log."""

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 from aioflux._concurrency.loop_threads import loop_threads, run_on
 from aioflux._concurrency.run_to_completion import run_to_completion, start_task
 from aioflux._http.memory import BytesPool
-from aioflux._services.base import Body
+from aioflux._services.base import ATTEMPT, Body
 from aioflux._transfer.admission import (
     Admission,
     Counters,
@@ -231,7 +231,7 @@ class Session:
                     if is_outermost:
                         deadlines.remove(task)
             return await with_retry(
-                lambda _: self._retry(key, attempt, arguments, num_bytes),
+                lambda number: self._retry(number, key, attempt, arguments, num_bytes),
                 self.retry,
                 after=after,
                 started_at=started_at,
@@ -246,6 +246,7 @@ class Session:
 
     async def _retry(
         self,
+        number: int,
         key: str,
         attempt: Callable[..., Awaitable[T]],
         arguments: tuple[Any, ...],
@@ -258,11 +259,14 @@ class Session:
         num_cuts = admission.slots.num_cuts
         started_at = admission.start()
         admission.counters.num_retries += 1
+        ATTEMPT.set(number)
         try:
             result = await attempt(*arguments)
         except BaseException as exc:
             self.count_failure(key, exc, num_cuts)
             raise
+        finally:
+            ATTEMPT.set(1)
         self.count_success(key, result, num_bytes, started_at, was_retry=True)
         return result
 

@@ -206,3 +206,39 @@ async def test_none_switches_the_lines_off(
     lines = lines_of(caplog, "aioflux.requests")
     assert len(lines) == num_lines
     assert all(re.fullmatch(r"upload of memory://slow/a took 0\.0 s", line) for line in lines)
+
+
+# --- each request ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_batch", [False, True], ids=["get", "get_many"])
+async def test_each_request_is_a_line_at_debug(
+    server: GCSServer, caplog: pytest.LogCaptureFixture, is_batch: bool
+) -> None:
+    caplog.set_level(logging.DEBUG, "aioflux.requests")
+    async with open_store(server, Time()) as store:
+        for _ in range(2):  # small objects are read by callbacks when a connection is idle
+            server.faults.add("*objects.get", status=503, times=1)
+            await transfer(store, "download", ["a"], is_batch=is_batch)
+        await store.put("c", bytes(1500))
+        await store.list_all("none")
+        with pytest.raises(aioflux.NotFoundError):
+            await store.head("missing")
+        server.faults.add("*objects.get", truncate_at=500, times=1)
+        await transfer(store, "download", ["a"], is_batch=is_batch)
+    lines = lines_of(caplog, "aioflux.requests", logging.DEBUG)
+    number = r", \d+ bytes, \d+\.\d ms, attempt "
+    once = [rf"GET gs://bucket/a: HTTP 503{number}1", rf"GET gs://bucket/a: HTTP 20[06]{number}2"]
+    expected = [
+        *once,
+        *once,
+        r"(PUT|POST) gs://bucket/c: HTTP 200, \d{4} bytes, \d+\.\d ms, attempt 1",
+        rf"GET gs://bucket/none: HTTP 200{number}1",
+        rf"GET gs://bucket/missing: HTTP 404{number}1",
+        r"GET gs://bucket/a: no complete response, 0 bytes, \d+\.\d ms, attempt 1",
+        r"GET gs://bucket/a: HTTP 20[06], 1000 bytes, \d+\.\d ms, attempt 2",
+    ]
+    assert len(lines) == len(expected)
+    for line, pattern in zip(lines, expected, strict=True):
+        assert re.fullmatch(pattern, line), line
+    assert sum(", 1000 bytes, " in line for line in lines) == 3
