@@ -252,7 +252,7 @@ class Store:
     @property
     def stats(self) -> StoreStats:
         """Counters of this store in this process: requests, retries, bytes and latency."""
-        return self._sessions.stats()
+        return self._sessions.stats(self.uri)
 
     def __repr__(self) -> str:
         return f"<Store {self.uri}>"
@@ -319,7 +319,7 @@ class Store:
         source, session = _source(key), self._sessions.current()
         started_at = session.clock()
         meta = await session.head(source.key, source.generation)
-        session.counters.add_call(session.clock() - started_at)
+        session.counters.add_call(source.key, session.clock() - started_at)
         return meta
 
     async def exists(self, key: str | ObjectMeta) -> bool:
@@ -349,7 +349,8 @@ class Store:
         session = self._sessions.current()
         started_at = session.clock()
         fetched = await _read.fetch(session, name, meta)
-        session.counters.add_call(session.clock() - started_at)  # two calls less than `timed`
+        # Two calls less than `timed`.
+        session.counters.add_call(name, session.clock() - started_at)
         session.memory.offer(fetched.data)
         return fetched.data
 
@@ -383,7 +384,9 @@ class Store:
             raise ValueError(f"start must be 0 or more, not {start}")
         name, meta = parse_key(key)
         session = self._sessions.current()
-        return await session.timed(_read.fetch_into(session, name, view, start=start, meta=meta))
+        return await session.timed(
+            name, _read.fetch_into(session, name, view, start=start, meta=meta)
+        )
 
     async def get_range(self, key: str | ObjectMeta, start: int, end: int) -> bytes:
         """Read the bytes `[start, end)` of an object.
@@ -411,7 +414,7 @@ class Store:
         name, meta = parse_key(key)
         session = self._sessions.current()
         return await session.timed(
-            _read.fetch_range(session, name, start=start, end=end, meta=meta)
+            name, _read.fetch_range(session, name, start=start, end=end, meta=meta)
         )
 
     async def get_ranges(
@@ -457,7 +460,7 @@ class Store:
         name, meta = parse_key(key)
         session = self._sessions.current()
         return await session.timed(
-            _read.fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
+            name, _read.fetch_ranges(session, name, pairs, max_gap_bytes=max_gap_bytes, meta=meta)
         )
 
     @rejects_plain_for
@@ -787,7 +790,7 @@ class Store:
         view, session = parse_data(request.key, data), self._sessions.current()
         started_at = session.clock()
         meta = await _write.put(session, request, view)
-        session.counters.add_call(session.clock() - started_at)
+        session.counters.add_call(request.key, session.clock() - started_at)
         return meta
 
     async def put_many(
@@ -888,7 +891,7 @@ class Store:
             raise ValueError(f"read_ahead_bytes must be above 0, not {read_ahead_bytes}")
         session = self._sessions.current()
         if meta is None:
-            meta = await session.timed(session.head(name))
+            meta = await session.timed(name, session.head(name))
         reader = ObjectReader(session, meta, read_ahead_bytes=read_ahead_bytes)
         async with reader:
             yield reader
@@ -932,7 +935,7 @@ class Store:
             )
         request = self._request(key, mode, if_generation_match, content_type, metadata)
         pins = [_source(source) for source in sources]
-        return await session.timed(_compose.compose(session, request, pins))
+        return await session.timed(request.key, _compose.compose(session, request, pins))
 
     async def copy(
         self, source: str | ObjectMeta, key: str, *, mode: WriteMode = "overwrite"
@@ -949,9 +952,9 @@ class Store:
             AlreadyExistsError: `mode` is "create", and an object named `key` exists.
         """
         session, condition = self._sessions.current(), self._condition(mode)
-        return await session.timed(
-            _compose.copy(session, _source(source), parse_key(key)[0], precondition=condition)
-        )
+        name, _ = parse_key(key)
+        copying = _compose.copy(session, _source(source), name, precondition=condition)
+        return await session.timed(name, copying)
 
     async def move(
         self, source: str | ObjectMeta, key: str, *, mode: WriteMode = "overwrite"
@@ -1012,7 +1015,8 @@ class Store:
         """
         source = _source(key)
         session = self._sessions.current()
-        await session.timed(_delete.delete(session, source.key, generation=source.generation))
+        deleting = _delete.delete(session, source.key, generation=source.generation)
+        await session.timed(source.key, deleting)
 
     async def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:
         """Delete many objects, and return the outcome of each.

@@ -20,6 +20,7 @@ from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._concurrency.fork_safe_lock import ForkSafeLock
 from aioflux._http import ConnectionLostError, StalledError
 from aioflux._values.stats import LATENCY_BOUNDS_SECONDS, LatencyHistogram, StoreStats
+from aioflux._values.uri import join_uri
 from aioflux.errors import TransientError
 
 if TYPE_CHECKING:
@@ -396,6 +397,8 @@ class Counters:
     """Sum of the durations of successful attempts."""
     call_seconds: float = 0.0
     """Sum of the durations of successful calls."""
+    slowest: tuple[float, str] = (0.0, "")
+    """Duration and key of the slowest successful call."""
     failures: dict[str, int] = field(default_factory=dict)
     """Numbers of transient failures by cause; see `StoreStats.failures`."""
     latency: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)
@@ -408,10 +411,12 @@ class Counters:
         """Number of attempts that have ended."""
         return self.num_requests - self.num_in_flight
 
-    def add_call(self, seconds: float) -> None:
+    def add_call(self, key: str, seconds: float) -> None:
         """Add the duration of a successful call."""
         self.call_latency[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
         self.call_seconds += seconds
+        if seconds > self.slowest[0]:
+            self.slowest = seconds, key
 
     def add(self, other: Counters) -> None:
         """Add the sums of another loop."""
@@ -420,11 +425,13 @@ class Counters:
         for name in ("latency", "call_latency"):
             bins = zip(getattr(self, name), getattr(other, name), strict=True)
             setattr(self, name, list(map(sum, bins)))
+        self.slowest = max(self.slowest, other.slowest)
         for cause, count in dict(other.failures).items():
             self.failures[cause] = self.failures.get(cause, 0) + count
 
-    def stats(self, *, max_in_flight: int, seconds: float) -> StoreStats:
+    def stats(self, *, uri: str, max_in_flight: int, seconds: float) -> StoreStats:
         """Return the sums; `max_in_flight` is the current limit of requests in flight."""
+        slowest_seconds, slowest_key = self.slowest
         return StoreStats(
             **{name: getattr(self, name) for name in _SUMS},
             max_in_flight=max_in_flight,
@@ -432,10 +439,12 @@ class Counters:
             failures=self.failures,
             latency=LatencyHistogram(tuple(self.latency), self.total_seconds),
             call_latency=LatencyHistogram(tuple(self.call_latency), self.call_seconds),
+            slowest_call_seconds=slowest_seconds,
+            slowest_call_uri=join_uri(uri, slowest_key) if slowest_seconds else "",
         )
 
 
-_SUMS = tuple(counter.name for counter in fields(Counters))[:-5]
+_SUMS = tuple(counter.name for counter in fields(Counters))[:-6]
 """Fields that `StoreStats` has under the same names."""
 
 
@@ -466,10 +475,11 @@ class StoreCounters:
         all_counters = [self._closed_loops, *(counters for _, counters, _ in self._loops)]
         return sum([each.num_retries + each.num_checksum_mismatches for each in all_counters])
 
-    def stats(self, max_in_flight: int) -> StoreStats:
+    def stats(self, uri: str, max_in_flight: int) -> StoreStats:
         """Return the sums over all loops.
 
         Args:
+            uri: Uri of the store.
             max_in_flight: The limit that is reported while no loop is open.
         """
         total = Counters()
@@ -479,6 +489,7 @@ class StoreCounters:
             total.add(counters)
         limits = [limit.limit for loop, _, limit in entries if _is_open(loop)]
         return total.stats(
+            uri=uri,
             max_in_flight=sum(limits) if limits else max_in_flight,
             seconds=time.monotonic() - self._opened_at,
         )
@@ -589,14 +600,14 @@ class Admission:
         started_at: float,
         *,
         was_retry: bool = False,
-        is_call: bool = False,
+        call_key: str | None = None,
     ) -> float:
         """Learn from a request that succeeded, and release its slot; return the time on the clock.
 
         Args:
             started_at: The result of `start`.
             was_retry: Whether the request was a retry.
-            is_call: Whether the request was a whole call of the store.
+            call_key: Key of the object, if the request was a whole call of the store.
         """
         now = self._clock()
         counters, seconds = self.counters, now - started_at
@@ -604,9 +615,11 @@ class Admission:
         counters.num_in_flight -= 1
         counters.latency[number] += 1
         counters.total_seconds += seconds
-        if is_call:
+        if call_key is not None:
             counters.call_latency[number] += 1
             counters.call_seconds += seconds
+            if seconds > counters.slowest[0]:
+                counters.slowest = seconds, call_key
         self.slots.release_after_success()
         budget = self.budget
         if was_retry or budget.tokens < budget.most:

@@ -154,7 +154,7 @@ async def _fetch_within(
     if meta is not None:
         if not reservation.try_acquire(meta.size):
             await reservation.acquire(meta.size)
-        return await session.timed(fetch(session, key, meta, prior=prior), prior.started_at)
+        return await session.timed(key, fetch(session, key, meta, prior=prior), prior.started_at)
     estimate, options = session.unknown_size, session.options
     backoff: Backoff | None = None
     while True:
@@ -172,13 +172,13 @@ async def _fetch_within(
                 reading = fetch(
                     session, key, first_bytes=first_bytes, may_hold=reservation.grow, prior=prior
                 )
-                return await session.timed(reading, prior.started_at)
+                return await session.timed(key, reading, prior.started_at)
             except ExceedsReservationError as exc:
                 current = exc.meta
                 prior = NO_ATTEMPT
         await reservation.acquire(current.size)
         try:
-            return await session.timed(fetch(session, key, current))
+            return await session.timed(key, fetch(session, key, current))
         except NotFoundError:  # replaced during the wait: read the new generation
             backoff = backoff or Backoff(session.retry)
             if not await backoff.pause():

@@ -32,7 +32,7 @@ def put_batches(
     async def put_pair(pair: tuple[str, memoryview]) -> ObjectMeta:
         key, view = pair
         try:
-            meta = await session.timed(put(session, write_request(key, precondition), view))
+            meta = await session.timed(key, put(session, write_request(key, precondition), view))
         finally:
             budget.release(view.nbytes)
         if stored is not None:

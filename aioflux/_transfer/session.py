@@ -274,11 +274,11 @@ class Session:
         """Read the metadata of an object."""
         return await self.call(key, self.service.head, key, generation)
 
-    async def timed(self, call: Awaitable[T], started_at: float = 0.0) -> T:
+    async def timed(self, key: str, call: Awaitable[T], started_at: float = 0.0) -> T:
         """Await a call, and count its duration since `started_at`, or since now."""
         started_at = started_at or self.clock()
         result = await call
-        self.counters.add_call(self.clock() - started_at)
+        self.counters.add_call(key, self.clock() - started_at)
         return result
 
     def count_mismatch(self, key: str, reason: str) -> None:
@@ -348,7 +348,8 @@ class Session:
         is_call: bool = False,
     ) -> None:
         """Count an attempt that succeeded, and call the progress hook; see `Admission.succeed`."""
-        now = self.admission.succeed(started_at, was_retry=was_retry, is_call=is_call)
+        call_key = key if is_call else None
+        now = self.admission.succeed(started_at, was_retry=was_retry, call_key=call_key)
         if now - started_at >= self._slow_seconds:
             kind = "download" if isinstance(result, Body) else "upload" if num_bytes else "request"
             self._log_slow(key, kind, now - started_at, now)
@@ -556,9 +557,9 @@ class Sessions:
         """Number of requests that were repeated, summed over all event loops of this process."""
         return self._counters.num_repeated
 
-    def stats(self) -> StoreStats:
-        """Return the counters of the store, summed over all event loops of this process."""
-        return self._counters.stats(self._transfer.max_in_flight)
+    def stats(self, uri: str) -> StoreStats:
+        """Return the counters of the store `uri`, summed over all event loops of this process."""
+        return self._counters.stats(uri, self._transfer.max_in_flight)
 
     async def close_current(self, *, is_interrupted: bool = False) -> None:
         """Close the connections of the running loop; the store stays usable."""

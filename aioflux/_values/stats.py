@@ -103,12 +103,16 @@ class StoreStats:
     """Durations of successful calls as their callers saw them, with all attempts, pauses, stalls
     and repeated reads: of `head`, `get`, `get_into`, `get_range`, `get_ranges`, `put`, `compose`,
     `copy` and `delete`, and of each object of `get_many`, `put_many` and their batches."""
+    slowest_call_seconds: float = 0.0
+    """Duration of the slowest of these calls, in seconds."""
+    slowest_call_uri: str = ""
+    """Uri of its object; empty without calls."""
 
     def as_dict(self) -> dict[str, float]:
         """Return the numbers as a flat dict, for loggers of metrics.
 
         Failures have the names `failures/<cause>`; a histogram of latencies has its count, mean,
-        median and 99 % quantile, in seconds.
+        median and 99 % quantile, in seconds. `slowest_call_uri`, which is no number, is left out.
         """
         numbers: dict[str, float] = {}
         for each in fields(self):
@@ -120,12 +124,12 @@ class StoreStats:
                 numbers[f"{each.name}_p99_seconds"] = value.quantile(0.99)
             elif each.name == "failures":
                 numbers |= {f"failures/{cause}": count for cause, count in value.items()}
-            else:
+            elif each.name != "slowest_call_uri":
                 numbers[each.name] = value
         return numbers
 
     def __str__(self) -> str:
-        """Return the numbers in ten lines, for people."""
+        """Return the numbers in eleven lines, for people."""
         causes = sorted(self.failures.items(), key=lambda item: (-item[1], item[0]))
         reasons = ", ".join(f"{count:,} x {cause}" for cause, count in causes)
         rows = {
@@ -140,6 +144,7 @@ class StoreStats:
             f"{format_size(self.bytes_unverified)} not verified",
             "calls": _describe(self.call_latency),
             "attempts": _describe(self.latency),
+            "slowest": f"{self.slowest_call_seconds:.3f} s, {self.slowest_call_uri or 'no call'}",
         }
         return "\n".join(f"{name:<12}{text}" for name, text in rows.items())
 

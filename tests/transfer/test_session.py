@@ -186,18 +186,19 @@ def test_the_sums_of_a_loop_outlive_it_and_those_of_others_go_on() -> None:
     tally = StoreCounters()
     loops = [asyncio.new_event_loop() for _ in range(3)]
     for num, loop in enumerate(loops):
-        counters = Counters(num_requests=10**num, num_in_flight=1)
+        counters = Counters(num_requests=10**num, num_in_flight=1, slowest=(num, f"{num}.bin"))
         tally.add_loop(loop, counters, AdaptiveLimit(4))
     loops[1].close()
     late = asyncio.new_event_loop()
     tally.add_loop(late, Counters(num_requests=1000), AdaptiveLimit(4))
-    stats = tally.stats(max_in_flight=4)
+    stats = tally.stats("memory://tally", max_in_flight=4)
     assert stats.num_requests == 1111
     assert stats.num_in_flight == 2  # what a loop left undone ended with it
     assert stats.max_in_flight == 3 * 4
+    assert (stats.slowest_call_seconds, stats.slowest_call_uri) == (2, "memory://tally/2.bin")
     for loop in (loops[0], loops[2], late):
         loop.close()
-    assert tally.stats(max_in_flight=4).max_in_flight == 4
+    assert tally.stats("memory://tally", max_in_flight=4).max_in_flight == 4
 
 
 async def test_an_error_of_the_hook_fails_the_request_and_frees_its_place() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from bisect import bisect_left
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -54,7 +55,7 @@ def test_stats_pickle() -> None:
     assert pickle.loads(pickle.dumps(stats)) == stats
 
 
-def test_stats_are_printed_in_ten_lines() -> None:
+def test_stats_are_printed_in_eleven_lines() -> None:
     stats = StoreStats(
         num_requests=1234,
         num_retries=12,
@@ -64,25 +65,31 @@ def test_stats_are_printed_in_ten_lines() -> None:
         seconds=10.0,
         max_in_flight=64,
         latency=histogram([0.01] * 98 + [0.5] * 2),
+        slowest_call_seconds=1.23456,
+        slowest_call_uri="gs://bucket/a",
     )
     lines = str(stats).splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 11
     assert "retries     12 (failures: 9 x HTTP 503, 3 x stalled)" in lines
     assert "received    1.0 GiB, 104.5 MiB/s" in lines
     assert "sent        0 B, 0 B/s" in lines
     assert "calls       none succeeded" in lines
+    assert lines[-1] == "slowest     1.235 s, gs://bucket/a"
+    assert str(StoreStats()).endswith("slowest     0.000 s, no call")
     [attempts] = [line for line in lines if line.startswith("attempts")]
     assert attempts.startswith("attempts    100 succeeded; median 11.7 ms, p99 ")
     assert attempts.endswith("mean 19.8 ms")
-    assert len(str(StoreStats()).splitlines()) == 10
+    assert len(str(StoreStats()).splitlines()) == 11
     assert "TiB" in str(StoreStats(bytes_sent=10**15))
 
 
 def test_stats_as_a_dict_are_flat_numbers() -> None:
     stats = StoreStats(num_requests=3, failures={"stalled": 3}, latency=histogram([0.5]))
+    stats = replace(stats, slowest_call_seconds=0.6, slowest_call_uri="gs://bucket/a")
     numbers = stats.as_dict()
     assert numbers["num_requests"] == numbers["failures/stalled"] == 3
     assert numbers["latency_count"] == 1
     assert numbers["latency_mean_seconds"] == numbers["latency_p50_seconds"] == 0.5
     assert numbers["call_latency_p99_seconds"] == 0
+    assert numbers["slowest_call_seconds"] == 0.6
     assert all(isinstance(value, int | float) for value in numbers.values())
