@@ -234,15 +234,9 @@ class Sender(ABC):
             outcome, num_bytes = f"HTTP {response.status}", num_bytes or response.num_bytes
             return response
         finally:
-            _log.debug(
-                "%s %s: %s, %d bytes, %.1f ms, attempt %d",
-                method.decode(),
-                self._uri(key),
-                outcome,
-                num_bytes,
-                1000 * (time.monotonic() - started_at),
-                ATTEMPT.get(),
-            )
+            name, milliseconds = method.decode(), 1000 * (time.monotonic() - started_at)
+            text = f"{outcome}, {num_bytes} bytes, {milliseconds:.1f} ms, attempt {ATTEMPT.get()}"
+            _log.debug("%s %s: %s", name, self._uri(key), text)
 
     def note_slow(self, key: str, connection: Connection) -> None:
         """Store the longest phase of a slow request for the log."""

@@ -26,7 +26,6 @@ class EventLog:
         self.due_at = inf
         self._verb = verb
         self._counts: dict[str, int] = {}
-        self._known: frozenset[str] = frozenset()
         self._num_unlogged = 0
         self._num_requests_before = 0
         self._last = ""
@@ -42,7 +41,7 @@ class EventLog:
         """
         if self.due_at == inf:
             self.due_at, self._num_requests_before = now + INTERVAL_SECONDS, num_requests - 1
-        is_first = cause not in self._known and cause not in self._counts
+        is_first = cause not in self._counts
         self._counts[cause] = self._counts.get(cause, 0) + 1
         self._num_unlogged += not is_first
         self._last = text
@@ -59,13 +58,13 @@ class EventLog:
             return ""
         counts, num_before = self._counts, self._num_requests_before
         is_logged, self._num_unlogged = not self._num_unlogged, 0
-        self._counts, self._known, self._num_requests_before = {}, frozenset(counts), num_requests
-        self.due_at = now + INTERVAL_SECONDS if counts else inf
+        causes = sorted((-count, cause) for cause, count in counts.items() if count)
+        self._counts, self._num_requests_before = {cause: 0 for _, cause in causes}, num_requests
+        self.due_at = now + INTERVAL_SECONDS if causes else inf
         if is_logged:
             return ""
         total = sum(counts.values())
-        causes = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        texts = ", ".join(f"{count:,} x {cause}" for cause, count in causes)
+        texts = ", ".join(f"{-count:,} x {cause}" for count, cause in causes)
         # An attempt may have ended before the last line, and its retry come after that.
         num_requests = max(total, num_requests - num_before)
         return f"{total:,} of {num_requests:,} requests {self._verb}: {texts}; last: {self._last}"

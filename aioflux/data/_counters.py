@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import torch
 from torch.utils.data import get_worker_info
+
+from aioflux._values.stats import format_size
+
+T = TypeVar("T")
 
 _MAX_ROWS: Final = 1024
 """One row for the main process and each of 1,023 workers. Workers with higher ids share these rows;
@@ -33,8 +37,8 @@ _IDLE, _READING, _ENDED = range(3)
 class LoadStats:
     """Counts of a process and its workers at one moment.
 
-    `+` adds the stats of different ranks: counts and waiting times are summed, and `seconds` is the
-    longer time, because ranks run at the same time.
+    `+` adds the stats of different ranks: counts and times are summed, but `seconds` is the longer
+    time, because ranks run at the same time. `-` returns what was added since earlier stats.
     """
 
     num_objects: int = 0
@@ -53,6 +57,12 @@ class LoadStats:
     """Requests that were repeated, after an error or because their bytes were wrong."""
     num_skipped: int = 0
     """Samples that were skipped after an error, with `on_error`."""
+    worker_seconds: float = 0.0
+    """Duration of all iterations in seconds, summed over all workers."""
+    loop_seconds: float = 0.0
+    """Duration of the loops over batches of a `loader`, in seconds."""
+    loop_waited_seconds: float = 0.0
+    """Time in seconds that these loops waited for the next batch."""
 
     @property
     def objects_per_second(self) -> float:
@@ -64,17 +74,39 @@ class LoadStats:
         """Bytes per second; 0 if no time has passed."""
         return self.num_bytes / self.seconds if self.seconds else 0.0
 
+    @property
+    def waited_share(self) -> float:
+        """Share of the time that the training waited for data, from 0 to 1.
+
+        The time of `next` on a `loader`; without a `loader`, of workers that waited for objects.
+        """
+        if self.loop_seconds:
+            return self.loop_waited_seconds / self.loop_seconds
+        return min(1.0, self.waited_seconds / self.worker_seconds) if self.worker_seconds else 0.0
+
     def __add__(self, other: LoadStats) -> LoadStats:
         if not isinstance(other, LoadStats):
             return NotImplemented
-        return LoadStats(
-            num_objects=self.num_objects + other.num_objects,
-            num_bytes=self.num_bytes + other.num_bytes,
-            seconds=max(self.seconds, other.seconds),
-            waited_seconds=self.waited_seconds + other.waited_seconds,
-            num_cache_hits=self.num_cache_hits + other.num_cache_hits,
-            num_retries=self.num_retries + other.num_retries,
-            num_skipped=self.num_skipped + other.num_skipped,
+        sums = {name: value + getattr(other, name) for name, value in asdict(self).items()}
+        return LoadStats(**sums | {"seconds": max(self.seconds, other.seconds)})
+
+    def __sub__(self, other: LoadStats) -> LoadStats:
+        values = asdict(self).items()
+        return LoadStats(**{name: value - getattr(other, name) for name, value in values})
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the numbers, rates and the share as a flat dict, for loggers of metrics."""
+        names = ("objects_per_second", "bytes_per_second", "waited_share")
+        return asdict(self) | {name: getattr(self, name) for name in names}
+
+    def __str__(self) -> str:
+        """Return the numbers in three lines, for people."""
+        size, rate = format_size(self.num_bytes), format_size(self.bytes_per_second)
+        return (
+            f"read        {self.num_objects:,} objects, {size}, in {self.seconds:.1f} s "
+            f"({self.objects_per_second:,.1f}/s, {rate}/s)\n"
+            f"waited      {self.waited_share:.0%} of the time\n"
+            f"problems    {self.num_retries:,} retries, {self.num_skipped:,} skipped"
         )
 
 
@@ -102,6 +134,8 @@ class LoadCounters:
         values: Any = numbers.numpy()
         self._view: Any = memoryview(values)
         self._counted_retries, self._pid = 0, os.getpid()
+        self._loop_seconds = self._loop_waited_seconds = self._loop_left_at = 0.0
+        self._epoch_start = LoadStats()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"numbers": None if get_spawning_popen() is None else self._numbers}
@@ -171,7 +205,33 @@ class LoadCounters:
         """Return the counts of all processes."""
         table = self._numbers.view(_MAX_ROWS, _WIDTH)
         sums = table.sum(dim=0).tolist()
-        return _stats([sums[column] for column in _COUNTS], float(table[:, _SECONDS].max()))
+        return _stats(
+            [sums[column] for column in _COUNTS],
+            float(table[:, _SECONDS].max()),
+            worker_seconds=sums[_SECONDS],
+            loop_seconds=self._loop_seconds,
+            loop_waited_seconds=self._loop_waited_seconds,
+        )
+
+    def start_epoch(self) -> None:
+        """Start an epoch, before the first of its objects is read."""
+        self._epoch_start, self._loop_left_at = self.snapshot(), 0.0
+
+    def epoch_snapshot(self) -> LoadStats:
+        """Return the counts of all processes since the last `start_epoch` in this process."""
+        return self.snapshot() - self._epoch_start
+
+    def next_batch(self, batches: Iterator[T]) -> T:
+        """Return the next batch, and count the time for which the loop over batches waits."""
+        since = time.monotonic()
+        if self._loop_left_at:
+            self._loop_seconds += since - self._loop_left_at
+        try:
+            return next(batches)
+        finally:
+            self._loop_left_at = time.monotonic()
+            self._loop_waited_seconds += self._loop_left_at - since
+            self._loop_seconds += self._loop_left_at - since
 
     # Progress of the shares of all workers, for the progress line of a rank.
 
@@ -215,7 +275,7 @@ class LoadCounters:
         return _stats(sums, 0.0), round(total)
 
 
-def _stats(counts: Sequence[float], seconds: float) -> LoadStats:
+def _stats(counts: Sequence[float], seconds: float, **others: Any) -> LoadStats:
     objects, num_bytes, waited, hits, retries, skipped = counts
     return LoadStats(
         num_objects=round(objects),
@@ -225,6 +285,7 @@ def _stats(counts: Sequence[float], seconds: float) -> LoadStats:
         num_cache_hits=round(hits),
         num_retries=round(retries),
         num_skipped=round(skipped),
+        **others,
     )
 
 

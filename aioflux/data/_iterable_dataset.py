@@ -281,6 +281,11 @@ class IterableDataset(TorchIterableDataset[Item_co]):
         """Counts and times of all reads so far, in this process and its workers."""
         return self._counters.snapshot()
 
+    @property
+    def epoch_stats(self) -> LoadStats:
+        """Counts and times since the start of this epoch, or since `set_epoch`."""
+        return self._counters.epoch_snapshot()
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, which changes the order of the objects.
 
@@ -288,9 +293,11 @@ class IterableDataset(TorchIterableDataset[Item_co]):
             epoch: Number of the epoch, from 0; the same on all ranks.
         """
         self._planner.set_epoch(epoch)
+        self._counters.start_epoch()
 
     def __iter__(self) -> Iterator[Item_co]:
         """Read the share of this worker, or of the rank if there are no workers."""
+        self._counters.start_epoch()
         # Plan now: StatefulDataLoader calls `state_dict` before it requests the first item.
         try:
             plan, reader = self._start_epoch()

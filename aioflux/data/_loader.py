@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from aioflux.data._thread_loader import ThreadLoader, stateful_of
 from aioflux.options import check_count
 
 if TYPE_CHECKING:
+    from aioflux.data._counters import LoadCounters
     from aioflux.data._iterable_dataset import IterableDataset
     from aioflux.data._sharding import Tail
 
@@ -112,7 +113,7 @@ def loader(
         loader_class = _loader_class(is_resumable=resumable)
         options |= _worker_options(num_workers, worker_options)
     else:
-        loader_class = ThreadLoader
+        loader_class = _TimedThreadLoader
         options |= _thread_options(num_threads, num_workers, worker_options)
     if collate_fn is None and batch_size is not None and not dataset.has_transform:
         collate_fn = list
@@ -177,9 +178,38 @@ def _thread_options(
     return {"num_threads": num_threads, "prefetch_batches": prefetch_batches}
 
 
+class _TimedBatches:
+    """An iterator over batches that counts the time of `next`, with the attributes of torch's."""
+
+    def __init__(self, batches: Iterator[Any], counters: LoadCounters) -> None:
+        self._batches, self._counters = batches, counters
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._counters.next_batch(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+class _TimedLoader(DataLoader[Any]):
+    """A DataLoader that counts the time for which the loop over its batches waits."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # no iterator of torch
+        counters: LoadCounters = self.dataset._counters  # type: ignore[attr-defined]  # noqa: SLF001
+        counters.start_epoch()
+        return _TimedBatches(super().__iter__(), counters)
+
+
+class _TimedThreadLoader(_TimedLoader, ThreadLoader):
+    """A `ThreadLoader` that counts the time for which the loop over its batches waits."""
+
+
 def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:
     if not is_resumable:
-        return DataLoader
+        return _TimedLoader
     try:
         with warnings.catch_warnings():
             # torchdata 0.11 imports a name of torch that torch 2.13 has deprecated.
@@ -192,7 +222,7 @@ def _loader_class(*, is_resumable: bool) -> type[DataLoader[Any]]:
             f"a resumable loader needs torchdata: {pip_install('torch')}", name=exc.name
         ) from exc
 
-    class ResumableLoader(module.StatefulDataLoader):  # type: ignore[misc, name-defined]
+    class ResumableLoader(_TimedLoader, module.StatefulDataLoader):  # type: ignore[misc, name-defined]
         """A `StatefulDataLoader` that also resumes from a state of its dataset or sampler."""
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -208,6 +208,11 @@ class MapDataset(Dataset[Item_co]):
         """Counts and times of all reads so far, in this process and its workers."""
         return self._counters.snapshot()
 
+    @property
+    def epoch_stats(self) -> LoadStats:
+        """Counts and times since the start of this epoch."""
+        return self._counters.epoch_snapshot()
+
     def __getitem__(self, index: SupportsIndex) -> Item_co:
         """Read the object at `index`; a negative index counts from the end.
 
@@ -265,6 +270,7 @@ class MapDataset(Dataset[Item_co]):
         Raises:
             StorageError: An object cannot be read, and `on_error` is "raise".
         """
+        self._counters.start_epoch()
         with closing(self._results(range(len(self)))) as results:
             yield from self._items(results)
 

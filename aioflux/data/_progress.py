@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Self, TextIO, TypeVar
 
+from aioflux._values.stats import format_size
 from aioflux.data._counters import LoadStats
 
 if TYPE_CHECKING:
@@ -132,9 +133,9 @@ def render(
         bar = "[" + "#" * full + "." * (_BAR_COLUMNS - full) + "] "
         count = f"{num_objects:,} of {total:,} objects"
     parts = [
-        _size(num_bytes),
+        format_size(num_bytes),
         f"{rate:,.0f}/s",
-        f"{_size(num_bytes / seconds if seconds > 0 else 0)}/s",
+        f"{format_size(num_bytes / seconds if seconds > 0 else 0)}/s",
         f"waited {waited:.1f} s",
     ]
     for name, number in (
@@ -196,14 +197,6 @@ def show_progress(
         for item in items:
             bar.update()
             yield item
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.1f} TiB"
 
 
 def _clock(seconds: float) -> str:

@@ -6,23 +6,30 @@ import dataclasses
 import io
 import pickle
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from aioflux.data import LoadStats
+from aioflux import TransferOptions
+from aioflux.data import IterableDataset as AioIterableDataset
+from aioflux.data import LoadStats, MapDataset, loader
 from aioflux.data._counters import LoadCounters
 from aioflux.data._progress import ProgressBar, render, show_progress
+from tests.data.transforms import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
+    from tests.data.conftest import Bucket
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    # torchdata 0.11 takes a name from torch that torch 2.13 has deprecated.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
 
 
 class Counted(Dataset):
@@ -62,9 +69,9 @@ def test_counts_add_up() -> None:
     stats = counters.snapshot()
     assert stats.seconds > 0
     assert stats.waited_seconds >= 1.5
-    assert dataclasses.replace(stats, seconds=0.0, waited_seconds=0.0) == LoadStats(
-        num_objects=4, num_bytes=350, num_cache_hits=1, num_skipped=1
-    )
+    assert stats.worker_seconds == stats.seconds
+    timeless = dataclasses.replace(stats, seconds=0.0, waited_seconds=0.0, worker_seconds=0.0)
+    assert timeless == LoadStats(num_objects=4, num_bytes=350, num_cache_hits=1, num_skipped=1)
     assert stats.objects_per_second == 4 / stats.seconds
     assert stats.bytes_per_second == 350 / stats.seconds
 
@@ -113,6 +120,9 @@ def test_stats_of_ranks_add_up() -> None:
         num_cache_hits=5,
         num_retries=6,
         num_skipped=7,
+        worker_seconds=8.0,
+        loop_seconds=9.0,
+        loop_waited_seconds=3.0,
     )
     assert one + dataclasses.replace(one, seconds=2.0) == LoadStats(
         num_objects=2,
@@ -122,10 +132,52 @@ def test_stats_of_ranks_add_up() -> None:
         num_cache_hits=10,
         num_retries=12,
         num_skipped=14,
+        worker_seconds=16.0,
+        loop_seconds=18.0,
+        loop_waited_seconds=6.0,
     )
+    assert one + one - one == dataclasses.replace(one, seconds=0.0)
     assert sum([one, one], LoadStats()).num_objects == 2
     with pytest.raises(TypeError):
         _ = one + 1
+
+
+@pytest.mark.parametrize(
+    ("times", "share"),
+    [
+        ({}, 0.0),
+        ({"worker_seconds": 20.0, "waited_seconds": 5.0, "seconds": 4.0}, 0.25),
+        ({"worker_seconds": 10.0, "waited_seconds": 30.0}, 1.0),  # waits of several threads
+        ({"worker_seconds": 10.0, "waited_seconds": 9.0, "loop_seconds": 8.0}, 0.0),
+        ({"worker_seconds": 9.0, "loop_seconds": 8.0, "loop_waited_seconds": 6.0}, 0.75),
+    ],
+)
+def test_the_share_of_waiting_is_that_of_the_loop_or_of_the_workers(
+    times: dict[str, float], share: float
+) -> None:
+    assert LoadStats(**times).waited_share == share  # type: ignore[arg-type]
+
+
+def test_stats_are_printed_in_three_lines_and_flat_in_a_dict() -> None:
+    stats = LoadStats(
+        num_objects=5000,
+        num_bytes=5 << 30,
+        seconds=10.0,
+        num_retries=3,
+        num_skipped=1,
+        loop_seconds=8.0,
+        loop_waited_seconds=6.0,
+    )
+    assert str(stats).splitlines() == [
+        "read        5,000 objects, 5.0 GiB, in 10.0 s (500.0/s, 512.0 MiB/s)",
+        "waited      75% of the time",
+        "problems    3 retries, 1 skipped",
+    ]
+    numbers = stats.as_dict()
+    assert numbers["num_objects"] == 5000
+    assert numbers["objects_per_second"] == 500
+    assert numbers["waited_share"] == 0.75
+    assert all(isinstance(value, int | float) for value in numbers.values())
 
 
 def test_stats_pickle() -> None:
@@ -280,3 +332,88 @@ def test_a_bar_ends_its_line_when_the_body_fails() -> None:
     with pytest.raises(KeyError), ProgressBar(LoadCounters(), label="x", file=terminal):
         raise KeyError
     assert terminal.getvalue().endswith("\n")
+
+
+# --- of a loader, and of an epoch -------------------------------------------------------------
+
+
+LOADERS: dict[str, dict[str, Any]] = {
+    "inline": {"num_workers": 0},
+    "workers": {"num_workers": 2, "start_method": "fork"},
+    "threads": {"num_threads": 2},
+    "stateful": {"num_workers": 0, "resumable": True},
+}
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("how", LOADERS)
+@pytest.mark.parametrize("kind", [MapDataset, AioIterableDataset])
+def test_the_wait_of_a_loop_over_a_loader_is_measured(
+    bucket: Bucket, kind: type[Any], how: str
+) -> None:
+    """Slow objects are waited for; while the loop itself is slow, nothing is."""
+    bucket.fill(16)
+    with bucket.server.faults.inject("*objects.get", delay_seconds=0.2):
+        slow = kind(bucket.uri, transform=key_of, transfer=TransferOptions(max_in_flight=2))
+        for _ in loader(slow, batch_size=2, **LOADERS[how]):
+            pass
+    assert 0.8 < slow.stats.waited_share <= 1
+    assert slow.stats.loop_seconds >= slow.stats.loop_waited_seconds >= 0.4
+
+    fast = kind(bucket.uri, transform=key_of)
+    started_at = time.monotonic()
+    for _ in loader(fast, batch_size=2, **LOADERS[how]):
+        time.sleep(0.2)
+    seconds = time.monotonic() - started_at
+    assert 8 * 0.2 <= fast.stats.loop_seconds <= seconds
+    assert fast.stats.loop_seconds - fast.stats.loop_waited_seconds >= 8 * 0.2
+    assert 0 < fast.stats.waited_share < 1
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("how", LOADERS)
+@pytest.mark.parametrize("kind", [MapDataset, AioIterableDataset])
+def test_an_epoch_has_its_own_stats(bucket: Bucket, kind: type[Any], how: str) -> None:
+    bucket.fill(10)
+    dataset = kind(bucket.uri, transform=key_of)
+    batches = loader(dataset, batch_size=2, **LOADERS[how])
+    for epoch in range(1, 4):
+        assert sum(map(len, batches)) == 10
+        stats = dataset.epoch_stats
+        assert (stats.num_objects, dataset.stats.num_objects) == (10, 10 * epoch)
+        assert 0 < stats.loop_seconds <= dataset.stats.loop_seconds
+        assert 0 <= stats.waited_share <= 1
+
+
+@pytest.mark.clouds("gs")
+def test_a_loop_that_ends_early_has_waited_no_longer_than_it_ran(bucket: Bucket) -> None:
+    bucket.fill(10)
+    dataset = AioIterableDataset(bucket.uri, transform=key_of)
+    for _ in loader(dataset, batch_size=2, num_workers=0):
+        break
+    assert dataset.stats.waited_share == 1.0
+
+
+@pytest.mark.clouds("gs")
+@pytest.mark.parametrize("kind", [MapDataset, AioIterableDataset])
+def test_without_a_loader_an_iteration_is_an_epoch(bucket: Bucket, kind: type[Any]) -> None:
+    bucket.fill(10)
+    dataset = kind(bucket.uri, transform=key_of)
+    for epoch in range(1, 3):
+        assert len(list(dataset)) == 10
+        assert (dataset.epoch_stats.num_objects, dataset.stats.num_objects) == (10, 10 * epoch)
+        assert 0 < dataset.stats.waited_share <= 1
+
+
+@pytest.mark.clouds("gs")
+def test_set_epoch_starts_the_stats_of_an_epoch(bucket: Bucket) -> None:
+    """Of other loaders, too, whose workers read."""
+    bucket.fill(10)
+    dataset = AioIterableDataset(bucket.uri, transform=key_of)
+    batches = DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context="fork")
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        assert sum(len(batch) for batch in batches) == 10
+        assert dataset.epoch_stats.num_objects == 10
+    assert dataset.stats.loop_seconds == 0
+    assert 0 < dataset.stats.waited_share <= 1
