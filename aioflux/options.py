@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -22,6 +22,7 @@ __all__ = [
     "StoreOptions",
     "Timeouts",
     "TransferOptions",
+    "WriteAttributes",
 ]
 
 MIB = 1024 * 1024
@@ -265,6 +266,20 @@ class StoreOptions(TypedDict, total=False):
     endpoint_url: str | None
     ssl_context: ssl.SSLContext | None
     progress: ProgressHook | None
+
+
+class WriteAttributes(TypedDict, total=False):
+    """Attributes that are keywords of `Store.put`, `open_writer` and `compose`.
+
+    Functions can be annotated with `**attributes: Unpack[WriteAttributes]`.
+    """
+
+    content_type: str
+    content_encoding: str
+    content_disposition: str
+    cache_control: str
+    storage_class: str
+    metadata: Mapping[str, str] | None
 
 
 ANONYMOUS = "anonymous"

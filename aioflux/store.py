@@ -13,7 +13,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
-    Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager, suppress
@@ -21,7 +20,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypeVar, Unpack, cast
 
 from aioflux._concurrency.async_iteration import aclosing_inner, rejects_plain_for
 from aioflux._services.base import Precondition, ServiceConfig, Source
@@ -37,11 +36,11 @@ from aioflux._transfer import read as _read
 from aioflux._transfer import write as _write
 from aioflux._transfer.arguments import (
     check_listing,
-    check_metadata,
     check_mode,
     check_offset,
     check_policies,
     check_range,
+    parse_attributes,
     parse_data,
     parse_expires,
     parse_key,
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     from aioflux._transfer.get_many import FetchedBatch, TriedMany
     from aioflux._values.listing import Listing
     from aioflux._values.stats import ProgressHook, StoreStats
+    from aioflux.options import WriteAttributes
 
 T = TypeVar("T")
 
@@ -756,8 +756,7 @@ class Store:
         *,
         mode: WriteMode = "overwrite",
         if_generation_match: str | None = None,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        **attributes: Unpack[WriteAttributes],
     ) -> ObjectMeta:
         """Write an object atomically: the whole object becomes visible, or nothing.
 
@@ -770,8 +769,11 @@ class Store:
                 exists then, it counts as created: write unique bytes into locks.
             if_generation_match: Write only if the object has this generation now. After a lost
                 response, the error may have `maybe_done`: the write may have been carried out.
-            content_type: Media type; `application/octet-stream` by default.
-            metadata: User metadata. Names are stored in lower case, as most services return them.
+            attributes: `content_type`, `content_encoding`, `content_disposition`, `cache_control`,
+                `storage_class` and `metadata` of the object. `content_encoding="gzip"` describes
+                bytes that are compressed already. A storage class is a name of the service, such
+                as `NEARLINE`, `STANDARD_IA`, or on Azure an access tier such as `Cool`. Names of
+                metadata are stored in lower case, as most services return them.
 
         Returns:
             Metadata of the stored object.
@@ -780,13 +782,14 @@ class Store:
             AlreadyExistsError: `mode` is "create", and an object of this name exists.
             PreconditionFailedError: The object has another generation, or does not exist.
             UnsupportedError: The server ignores the condition; see `S3Access.require_conditions`.
+                Or a write of `file://` has an attribute other than `content_type`, which it drops.
             ChecksumError: The service received or stored other bytes than those sent. If it stored
                 them, a note on the error says whether the damaged object was removed.
             ValueError: The service does not allow this key, the key is below `.aioflux-uploads/` or
                 `aioflux-composed-objects/`, both `mode="create"` and `if_generation_match` are
                 given, or two names of metadata differ in case only.
         """
-        request = self._request(key, mode, if_generation_match, content_type, metadata)
+        request = self._request(key, mode, if_generation_match, attributes)
         view, session = parse_data(request.key, data), self._sessions.current()
         started_at = session.clock()
         meta = await _write.put(session, request, view)
@@ -841,9 +844,8 @@ class Store:
         *,
         mode: WriteMode = "overwrite",
         if_generation_match: str | None = None,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
         zero_copy: bool = False,
+        **attributes: Unpack[WriteAttributes],
     ) -> AsyncIterator[ObjectWriter]:
         """Write an object piece by piece: `async with store.open_writer(key) as writer: ...`.
 
@@ -856,12 +858,11 @@ class Store:
             key: Name of the object.
             mode: As in `put`.
             if_generation_match: As in `put`.
-            content_type: As in `put`.
-            metadata: As in `put`.
             zero_copy: Send directly from the caller's memory, which must not change before the
                 writer is closed: `write` returns before the bytes were sent.
+            attributes: As in `put`.
         """
-        request = self._request(key, mode, if_generation_match, content_type, metadata)
+        request = self._request(key, mode, if_generation_match, attributes)
         kind = ZeroCopyWriter if zero_copy else ObjectWriter
         async with kind(self._sessions.current(), request) as writer:
             yield writer
@@ -903,8 +904,7 @@ class Store:
         *,
         mode: WriteMode = "overwrite",
         if_generation_match: str | None = None,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        **attributes: Unpack[WriteAttributes],
     ) -> ObjectMeta:
         """Concatenate objects into one object, on the service, and return its metadata.
 
@@ -914,8 +914,8 @@ class Store:
                 the generation of its source.
             mode: As in `put`.
             if_generation_match: As in `put`.
-            content_type: Media type of the result.
-            metadata: As in `put`.
+            attributes: As in `put`, of the result. On `gs://` the sources must have one storage
+                class, which the result has, too.
 
         Raises:
             NotFoundError: A source does not exist, or was replaced since it was listed; or the
@@ -933,7 +933,7 @@ class Store:
                 f"compose needs 1 to {max_sources} sources, not {len(sources)}; compose groups of "
                 "them first"
             )
-        request = self._request(key, mode, if_generation_match, content_type, metadata)
+        request = self._request(key, mode, if_generation_match, attributes)
         pins = [_source(source) for source in sources]
         return await session.timed(request.key, _compose.compose(session, request, pins))
 
@@ -1154,16 +1154,13 @@ class Store:
         key: str,
         mode: WriteMode,
         if_generation_match: str | None,
-        content_type: str,
-        metadata: Mapping[str, str] | None,
+        attributes: WriteAttributes,
     ) -> WriteRequest:
         check_mode(mode, if_generation_match)
-        check_metadata(content_type, metadata)
         return write_request(
             parse_key(key)[0],
             Precondition(if_generation_match=if_generation_match, if_absent=mode == "create"),
-            content_type,
-            metadata,
+            parse_attributes(attributes),
         )
 
 

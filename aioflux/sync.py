@@ -11,10 +11,10 @@ running operation. A store may be used from several threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from aioflux import _bridge
 from aioflux import store as _store
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aioflux._values.listing import Listing
     from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
     from aioflux._values.stats import ProgressHook, StoreStats
-    from aioflux.options import RetryPolicy, Timeouts, TransferOptions
+    from aioflux.options import RetryPolicy, Timeouts, TransferOptions, WriteAttributes
     from aioflux.store import (
         Buffer,
         DataBatch,
@@ -301,8 +301,7 @@ class Store:
         *,
         mode: WriteMode = "overwrite",
         if_generation_match: str | None = None,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        **attributes: Unpack[WriteAttributes],
     ) -> ObjectMeta:
         """Write an object atomically: the whole object becomes visible, or nothing."""
         return _bridge.run(
@@ -311,8 +310,7 @@ class Store:
                 data,
                 mode=mode,
                 if_generation_match=if_generation_match,
-                content_type=content_type,
-                metadata=metadata,
+                **attributes,
             )
         )
 
@@ -340,18 +338,16 @@ class Store:
         *,
         mode: WriteMode = "overwrite",
         if_generation_match: str | None = None,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
         zero_copy: bool = False,
+        **attributes: Unpack[WriteAttributes],
     ) -> Iterator[ObjectWriter]:
         """Write an object piece by piece: `with store.open_writer(key) as writer: ...`."""
         writer = self._store.open_writer(
             key,
             mode=mode,
             if_generation_match=if_generation_match,
-            content_type=content_type,
-            metadata=metadata,
             zero_copy=zero_copy,
+            **attributes,
         )
         with _bridge.entered(writer) as opened:
             yield ObjectWriter(opened)
@@ -372,8 +368,7 @@ class Store:
         *,
         mode: WriteMode = "overwrite",
         if_generation_match: str | None = None,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        **attributes: Unpack[WriteAttributes],
     ) -> ObjectMeta:
         """Concatenate objects of this store into one object, on the service."""
         return _bridge.run(
@@ -382,8 +377,7 @@ class Store:
                 sources,
                 mode=mode,
                 if_generation_match=if_generation_match,
-                content_type=content_type,
-                metadata=metadata,
+                **attributes,
             )
         )
 

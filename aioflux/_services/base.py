@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 from aioflux._values.checksums import combine_crc32c
+from aioflux._values.meta import DEFAULT_ATTRIBUTES
 from aioflux.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import ssl
 
     from aioflux._http import Connection, Response, ResponseFuture
-    from aioflux._values.meta import ObjectMeta, OpenUpload
+    from aioflux._values.meta import ObjectAttributes, ObjectMeta, OpenUpload
     from aioflux._values.uri import Location
     from aioflux.errors import StorageError
     from aioflux.options import Timeouts
@@ -150,10 +151,8 @@ class WriteRequest:
 
     key: str
     precondition: Precondition = _ALWAYS
-    content_type: str = ""
-    """Media type; empty for the service's default."""
-    metadata: Mapping[str, str] | None = None
-    """User metadata, names in lower case."""
+    attributes: ObjectAttributes = DEFAULT_ATTRIBUTES
+    """Attributes; names of metadata are in lower case."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -23,7 +23,8 @@ from aioflux._services.base import (
     UploadedPart,
     WriteRequest,
 )
-from aioflux._values.meta import ObjectMeta, OpenUpload
+from aioflux._services.responses import written_fields
+from aioflux._values.meta import DEFAULT_ATTRIBUTES, ObjectMeta, OpenUpload, attributes_of
 from aioflux._values.uri import check_name
 from aioflux.errors import ChecksumError, NotFoundError, PreconditionFailedError
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         ReadRequest,
         Source,
     )
+    from aioflux._values.meta import ObjectAttributes
 
 _generations = itertools.count(1)
 
@@ -63,12 +65,7 @@ class MemoryBucket:
         self.uploads: dict[str, _Upload] = {}
 
     def store(
-        self,
-        key: str,
-        data: bytes,
-        *,
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        self, key: str, data: bytes, attributes: ObjectAttributes = DEFAULT_ATTRIBUTES
     ) -> ObjectMeta:
         """Store a whole object with a new generation."""
         generation = str(next(_generations))
@@ -80,8 +77,7 @@ class MemoryBucket:
             generation=generation,
             crc32c=google_crc32c.value(data),
             updated=datetime.now(UTC),
-            content_type=content_type or "application/octet-stream",
-            metadata=dict(metadata or {}),
+            **written_fields(attributes),
         )
         if key not in self.objects:
             insort(self.keys, key)
@@ -172,12 +168,7 @@ class MemoryService(Service):
 
     def _store(self, request: WriteRequest, content: bytes) -> ObjectMeta:
         self._check_precondition(request.key, request.precondition)
-        stored = self._bucket.store(
-            self._name(request.key),
-            content,
-            content_type=request.content_type,
-            metadata=request.metadata,
-        )
+        stored = self._bucket.store(self._name(request.key), content, attributes=request.attributes)
         return self._relative_meta(stored)
 
     def _check_crc32c(self, key: str, content: bytes, crc32c: int | None) -> None:
@@ -224,8 +215,7 @@ class MemoryService(Service):
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         stored = self._find(source.key, source.generation)
-        meta = stored.meta
-        request = WriteRequest(key, precondition, meta.content_type, meta.metadata)
+        request = WriteRequest(key, precondition, attributes_of(stored.meta))
         return self._store(request, stored.data)
 
     async def initiate_upload(self, request: WriteRequest) -> str:

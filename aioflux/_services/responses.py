@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from aioflux._auth.redaction import redact, redact_error
 from aioflux._services.base import MAX_EMPTY_PAGES
-from aioflux._values.meta import ObjectMeta
+from aioflux._values.meta import ATTRIBUTE_NAMES, ObjectMeta
 from aioflux.errors import (
     ChecksumError,
     NotFoundError,
@@ -25,6 +25,7 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux._http import Response
     from aioflux._services.base import ReadRequest, WriteRequest
+    from aioflux._values.meta import ObjectAttributes
 
 E = TypeVar("E", bound=StorageError)
 
@@ -300,6 +301,7 @@ def meta_from_headers(
     user_prefix: bytes,
     class_header: bytes,
     crc32c: int | None = None,
+    cache_header: bytes = b"cache-control",
     content_encoding: str = "",
     written: WriteRequest | None = None,
 ) -> ObjectMeta:
@@ -307,22 +309,29 @@ def meta_from_headers(
 
     The names of `headers` and of user metadata are in lower case. Headers with `user_prefix` are
     user metadata; their values are decoded as UTF-8, or as Latin-1 if they are not UTF-8. The
-    storage class is in `class_header`. After a write, content type and metadata are those of its
-    request, `written`, since the headers describe the body of the response.
+    storage class is in `class_header`. After a write, the attributes are those of its request,
+    `written`, since the headers describe the body of the response.
     """
     get = headers.get
     changed = get(b"last-modified", b"").decode("latin-1")
+    storage_class = get(class_header, b"").decode("latin-1")
     if written is None:
-        content_type = get(b"content-type", b"").decode("latin-1")
         num_cut = len(user_prefix)
-        metadata = {
-            name[num_cut:].decode("ascii"): _as_text(value)
-            for name, value in headers.items()
-            if name.startswith(user_prefix)
+        fields: dict[str, Any] = {
+            "content_type": get(b"content-type", b"").decode("latin-1"),
+            "content_encoding": content_encoding,
+            "content_disposition": _as_text(get(b"content-disposition", b"")),
+            "cache_control": get(cache_header, b"").decode("latin-1"),
+            "storage_class": storage_class,
+            "metadata": {
+                name[num_cut:].decode("ascii"): _as_text(value)
+                for name, value in headers.items()
+                if name.startswith(user_prefix)
+            },
         }
     else:
-        content_type = written.content_type or DEFAULT_TYPE
-        metadata = dict(written.metadata or {})
+        fields = written_fields(written.attributes)
+        fields["storage_class"] = storage_class or fields["storage_class"]
     return ObjectMeta(
         key=key,
         uri=uri,
@@ -331,11 +340,16 @@ def meta_from_headers(
         generation=generation,
         crc32c=crc32c,
         updated=parse_http_date(changed) if changed else None,
-        content_type=content_type,
-        content_encoding=content_encoding,
-        storage_class=get(class_header, b"").decode("latin-1"),
-        metadata=metadata,
+        **fields,
     )
+
+
+def written_fields(attributes: ObjectAttributes) -> dict[str, Any]:
+    """Return the fields of the metadata of an object that was written with these attributes."""
+    fields = {name: getattr(attributes, name) for name in ATTRIBUTE_NAMES}
+    fields["content_type"] = attributes.content_type or DEFAULT_TYPE
+    fields["metadata"] = dict(attributes.metadata or {})
+    return fields
 
 
 def _as_text(value: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -11,6 +11,7 @@ from aioflux._services.base import ReadRequest
 from aioflux._transfer.admission import THROTTLED
 from aioflux._transfer.retry import with_retry
 from aioflux._values.checksums import crc32c
+from aioflux._values.meta import portable_attributes
 from aioflux.errors import (
     AlreadyExistsError,
     ChecksumError,
@@ -23,7 +24,7 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux._services.base import WriteRequest
     from aioflux._transfer.session import Session
-    from aioflux._values.meta import ObjectMeta
+    from aioflux._values.meta import ObjectAttributes, ObjectMeta
 
 T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -196,9 +197,7 @@ async def find_written(
     """
     try:
         meta = await session.service.head(request.key)
-        is_alike = meta.size == size and has_attributes(
-            meta, request.content_type, request.metadata
-        )
+        is_alike = meta.size == size and has_attributes(meta, request.attributes)
         is_same = is_alike and crc32c is not None and await checksum_of(session, meta) == crc32c
     except NotFoundError:
         return None
@@ -232,8 +231,16 @@ async def _read(session: Session, meta: ObjectMeta, start: int, end: int) -> Buf
     return await with_retry(attempt, session.retry, uri_of=lambda: meta.uri, clock=session.clock)
 
 
-def has_attributes(meta: ObjectMeta, content_type: str, metadata: Mapping[str, str] | None) -> bool:
-    """Return whether an object has the content type and the metadata of a write."""
-    if content_type and meta.content_type != content_type:
-        return False
-    return metadata is None or dict(meta.metadata) == dict(metadata)
+def has_attributes(meta: ObjectMeta, attributes: ObjectAttributes) -> bool:
+    """Return whether an object has the attributes of a write.
+
+    The storage class is not compared: the service may have another name for it, or none.
+    """
+    for name, value in portable_attributes(meta).items():
+        expected = getattr(attributes, name)
+        if name == "metadata":
+            if expected is not None and dict(value) != dict(expected):
+                return False
+        elif expected and value != expected:
+            return False
+    return True

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aioflux._services.base import Precondition, WriteRequest
 from aioflux._transfer.temp_keys import TEMPORARY_PREFIXES, is_temporary
-from aioflux._values.meta import ObjectMeta
+from aioflux._values.meta import (
+    ATTRIBUTE_NAMES,
+    DEFAULT_ATTRIBUTES,
+    ObjectAttributes,
+    ObjectMeta,
+)
 from aioflux._values.uri import has_scheme
 from aioflux.options import RetryPolicy, Timeouts, TransferOptions
+
+if TYPE_CHECKING:
+    from aioflux.options import WriteAttributes
 
 
 def parse_key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
@@ -122,10 +131,30 @@ def check_mode(mode: str, if_generation_match: str | None) -> None:
         raise ValueError('mode="create" and if_generation_match exclude each other')
 
 
-def check_metadata(content_type: str, metadata: Mapping[str, str] | None) -> None:
-    """Raise TypeError unless the content type and all metadata of an object are strings."""
-    if not isinstance(content_type, str):
-        raise TypeError(f"content_type is a string, not {content_type!r}")
+def parse_attributes(given: WriteAttributes) -> ObjectAttributes:
+    """Return the attributes of a write, with metadata names in lower case.
+
+    Raises:
+        TypeError: There is no such attribute, or a value is not a string.
+        ValueError: A value cannot be a header, or two names of metadata differ only in case.
+    """
+    attributes = ObjectAttributes(**given)
+    for name in ATTRIBUTE_NAMES:
+        value = getattr(attributes, name)
+        if name == "metadata":
+            _check_metadata(value)
+        elif not isinstance(value, str):
+            raise TypeError(f"{name} is a string, not {value!r}")
+        elif value != value.strip() or not (value.isascii() and value.isprintable()):
+            raise ValueError(
+                f"{name} cannot be {value!r}: it is sent as a header, so use printable ASCII "
+                "without space at either end"
+            )
+    metadata = attributes.metadata
+    return replace(attributes, metadata=lower_names(metadata)) if metadata else attributes
+
+
+def _check_metadata(metadata: Mapping[str, str] | None) -> None:
     if metadata is None:
         return
     if not isinstance(metadata, Mapping):
@@ -205,14 +234,13 @@ def check_policies(*, transfer: object, retry: object, timeouts: object) -> None
 def write_request(
     key: str,
     precondition: Precondition,
-    content_type: str = "",
-    metadata: Mapping[str, str] | None = None,
+    attributes: ObjectAttributes = DEFAULT_ATTRIBUTES,
 ) -> WriteRequest:
-    """Return the request value of a write, with metadata names in lower case.
+    """Return the request value of a write.
 
     Raises:
-        ValueError: Two names of metadata differ only in case, the key is a uri, or it has a prefix
-            of temporary objects, which listings leave out.
+        ValueError: The key is a uri, or it has a prefix of temporary objects, which listings leave
+            out.
     """
     if has_scheme(key):
         raise ValueError(
@@ -224,6 +252,4 @@ def write_request(
             f"{key!r} cannot be written: listings leave out keys below "
             f"{', '.join(TEMPORARY_PREFIXES)}, which are for objects of aioflux; use another key"
         )
-    return WriteRequest(
-        key, precondition, content_type, lower_names(metadata) if metadata else metadata
-    )
+    return WriteRequest(key, precondition, attributes)

@@ -1,8 +1,7 @@
 """Composes and copies of objects on the service.
 
 After an ambiguous attempt the destination's metadata is read first. The request is not repeated if
-the destination has the size and crc32c of the concatenated sources, and the requested content type
-and metadata.
+the destination has the size and crc32c of the concatenated sources, and the requested attributes.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from aioflux._transfer.arguments import write_request
 from aioflux._transfer.conditions import require
 from aioflux._transfer.retry import Backoff
 from aioflux._values.checksums import combine_crc32c
+from aioflux._values.meta import attributes_of
 from aioflux.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ async def _send_compose(
 async def copy(
     session: Session, source: Source, key: str, *, precondition: Precondition
 ) -> ObjectMeta:
-    """Copy an object within the bucket, with its content type and metadata."""
+    """Copy an object within the bucket, with its attributes."""
     request = write_request(key, precondition)
     if precondition:
         await require(session, key, precondition)
@@ -90,7 +90,7 @@ async def copy(
             original = await session.service.head(source.key, generation=source.generation)
         except NotFoundError:
             return None
-        copied = replace(request, content_type=original.content_type, metadata=original.metadata)
+        copied = replace(request, attributes=attributes_of(original))
         # An unconditional copy is cheaper to repeat than to compare byte by byte.
         may_read = bool(precondition)
         return await _find_composed(session, copied, [source], [original], may_read=may_read)
@@ -133,7 +133,7 @@ async def _find_composed(
         return None
     # Without a checksum the composed object looks the same as another object of its size.
     is_same = checksum is not None and composed.crc32c == checksum
-    is_ours = is_same and has_attributes(composed, request.content_type, request.metadata)
+    is_ours = is_same and has_attributes(composed, request.attributes)
     return composed if is_ours else None
 
 

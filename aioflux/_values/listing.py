@@ -14,7 +14,8 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final, Self, TypeAlias, overload
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, Self, overload
 
 import google_crc32c
 
@@ -34,8 +35,24 @@ _VERSION = 1
 _HEAD = struct.Struct("<II")
 _TAIL = struct.Struct("<I")
 
-Kind: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
-"""Content type, content encoding, storage class and user metadata, which many objects share."""
+
+class Kind(NamedTuple):
+    """Attributes that many objects share. Manifests of earlier versions have the first four."""
+
+    content_type: str = ""
+    content_encoding: str = ""
+    storage_class: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()
+    content_disposition: str = ""
+    cache_control: str = ""
+
+
+_DEFAULT_KIND = Kind()
+
+
+@lru_cache(maxsize=_MAX_CACHED_KINDS)
+def _encode_kind(kind: Kind) -> str:
+    return json.dumps(kind, separators=(",", ":"))
 
 
 class Listing(Sequence[ObjectMeta]):
@@ -100,7 +117,14 @@ class Listing(Sequence[ObjectMeta]):
         self._crc32c.append(NONE if meta.crc32c is None else meta.crc32c)
         self._updated.append(meta.updated)
         user = tuple(sorted(meta.metadata.items()))
-        kind = (meta.content_type, meta.content_encoding, meta.storage_class, user)
+        kind = Kind(
+            meta.content_type,
+            meta.content_encoding,
+            meta.storage_class,
+            user,
+            meta.content_disposition,
+            meta.cache_control,
+        )
         self._kind.append(self._number_kind(kind))
 
     def _extend_with(self, other: Listing) -> None:
@@ -130,7 +154,7 @@ class Listing(Sequence[ObjectMeta]):
         crc32c: array[int],
         updated: TimeColumn,
         kinds: Iterable[Kind] | None = None,
-        kind: Kind = ("", "", "", ()),
+        kind: Kind = _DEFAULT_KIND,
     ) -> None:
         """Add objects from one list for each field, which is three times as fast as `extend`.
 
@@ -168,7 +192,7 @@ class Listing(Sequence[ObjectMeta]):
         self._root = root
 
     def _number_kind(self, kind: Kind) -> int:
-        return self._number_encoded_kind(json.dumps(kind, separators=(",", ":")))
+        return self._number_encoded_kind(_encode_kind(kind))
 
     def _number_encoded_kind(self, text: str) -> int:
         number = self._kind_numbers.get(text)
@@ -180,9 +204,8 @@ class Listing(Sequence[ObjectMeta]):
         return number
 
     def _decode_kind(self, number: int) -> Kind:
-        content_type, content_encoding, storage_class, user = json.loads(self._kinds[number])
-        pairs = tuple((name, value) for name, value in user)
-        kind = content_type, content_encoding, storage_class, pairs
+        kind = Kind(*json.loads(self._kinds[number]))
+        kind = kind._replace(metadata=tuple((name, value) for name, value in kind.metadata))
         if len(self._decoded_kinds) < _MAX_CACHED_KINDS:
             self._decoded_kinds[number] = kind
         return kind
@@ -249,7 +272,7 @@ class Listing(Sequence[ObjectMeta]):
         kind: int,
     ) -> ObjectMeta:
         decoded = self._decoded_kinds.get(kind) or self._decode_kind(kind)
-        content_type, content_encoding, storage_class, user = decoded
+        content_type, content_encoding, storage_class, user, disposition, cache_control = decoded
         root = self._root
         return ObjectMeta(
             key=key,
@@ -261,6 +284,8 @@ class Listing(Sequence[ObjectMeta]):
             updated=updated,
             content_type=content_type,
             content_encoding=content_encoding,
+            content_disposition=disposition,
+            cache_control=cache_control,
             storage_class=storage_class,
             metadata=dict(user),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -38,10 +38,59 @@ class ObjectMeta:
     content_encoding: str = ""
     """Content-Encoding, such as `gzip`, or empty. Reads return the stored bytes, which may be
     compressed."""
+    content_disposition: str = ""
+    """Content-Disposition, such as `attachment; filename="a.csv"`; empty if the service returned
+    none. Listings of S3 return none."""
+    cache_control: str = ""
+    """Cache-Control, such as `max-age=3600`; empty if the service returned none. Listings of S3
+    return none, and neither do reads of Google Cloud Storage: the header of their responses may be
+    a default of the service."""
     storage_class: str = ""
     """Storage class, by its name in the service; empty if the service returned none."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """User metadata."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectAttributes:
+    """Attributes that a write gives to an object. An empty text means the service's default."""
+
+    content_type: str = ""
+    """Media type; `application/octet-stream` by default."""
+    content_encoding: str = ""
+    """Encoding of the bytes that are written, such as `gzip`. They are stored and read as they are:
+    nothing is compressed or decompressed."""
+    content_disposition: str = ""
+    """Presentation of the object in browsers, such as `attachment; filename="a.csv"`."""
+    cache_control: str = ""
+    """Rules for caches of the object, such as `max-age=3600`."""
+    storage_class: str = ""
+    """Storage class, by its name in the service, such as `NEARLINE` or `STANDARD_IA`, and on Azure
+    the access tier, such as `Cool`; by default that of the bucket or account."""
+    metadata: Mapping[str, str] | None = None
+    """User metadata. Names are stored in lower case, as most services return them."""
+
+    def headers(self, names: Mapping[str, bytes]) -> list[tuple[bytes, bytes]]:
+        """Return the attributes that are not empty as headers, whose `names` a service defines."""
+        return [
+            (header, value.encode())
+            for name, header in names.items()
+            if (value := getattr(self, name))
+        ]
+
+
+DEFAULT_ATTRIBUTES: Final = ObjectAttributes()
+ATTRIBUTE_NAMES: Final = tuple(ObjectAttributes.__dataclass_fields__)
+
+
+def portable_attributes(meta: ObjectMeta) -> dict[str, Any]:
+    """Return the attributes of an object that a copy in another service can have."""
+    return {name: getattr(meta, name) for name in ATTRIBUTE_NAMES if name != "storage_class"}
+
+
+def attributes_of(meta: ObjectMeta) -> ObjectAttributes:
+    """Return the attributes of an object, for a copy in the same service."""
+    return ObjectAttributes(**portable_attributes(meta), storage_class=meta.storage_class)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

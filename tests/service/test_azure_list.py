@@ -16,6 +16,7 @@ from aioflux import StorageError, TransientError
 from aioflux._services.azure import listing
 from aioflux._services.azure.listing import ListedBlob, ListedPage
 from aioflux._services.base import ListRequest
+from aioflux._values.listing import Kind
 from tests.http.scripted import Peer, ok, serving
 
 if TYPE_CHECKING:
@@ -96,8 +97,7 @@ def test_what_is_no_page_is_refused(data: bytes, says: str) -> None:
 
 
 def listed(*names: str, prefixes: Sequence[str] = (), marker: str = "") -> ListedPage:
-    kind = ("", "", "", ())
-    return ListedPage([ListedBlob(name, 1, "e", "", kind) for name in names], [*prefixes], marker)
+    return ListedPage([ListedBlob(name, 1, "e", "", Kind()) for name in names], [*prefixes], marker)
 
 
 def test_a_page_is_cut_to_what_was_requested() -> None:

@@ -21,6 +21,7 @@ from aioflux import (
 from aioflux._services.azure import batch, wire
 from aioflux._services.base import Precondition, ReadRequest, WriteRequest
 from aioflux._services.responses import Failure, RequestKind
+from aioflux._values.meta import ObjectAttributes
 from tests.service.responses import response
 
 WHEN = b"Sun, 22 Nov 2026 07:00:00 GMT"
@@ -62,10 +63,12 @@ def test_preconditions_are_etags() -> None:
 
 
 def test_an_object_is_described_by_its_headers() -> None:
-    assert wire.object_headers("", None) == [
+    assert wire.object_headers(ObjectAttributes()) == [
         (b"x-ms-blob-content-type", b"application/octet-stream")
     ]
-    assert wire.object_headers("image/png", {"label_1": "a cat"}) == [
+    assert wire.object_headers(
+        ObjectAttributes(content_type="image/png", metadata={"label_1": "a cat"})
+    ) == [
         (b"x-ms-blob-content-type", b"image/png"),
         (b"x-ms-meta-label_1", b"a cat"),
     ]
@@ -74,13 +77,13 @@ def test_an_object_is_described_by_its_headers() -> None:
 @pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "\u00e9", "a:b"])
 def test_metadata_has_names_of_identifiers(name: str) -> None:
     with pytest.raises(ValueError, match="cannot have the name"):
-        wire.object_headers("", {name: "1"})
+        wire.object_headers(ObjectAttributes(metadata={name: "1"}))
 
 
 @pytest.mark.parametrize("value", [" a", "a\n", "a\tb", "\u00e9"])
 def test_metadata_has_values_of_printable_ascii(value: str) -> None:
     with pytest.raises(ValueError, match="cannot have the value"):
-        wire.object_headers("", {"a": value})
+        wire.object_headers(ObjectAttributes(metadata={"a": value}))
 
 
 def test_metadata_is_read_from_headers() -> None:
@@ -97,7 +100,7 @@ def test_metadata_is_read_from_headers() -> None:
     assert meta.updated == datetime(2026, 11, 22, 7, tzinfo=UTC)
     assert (meta.content_type, meta.content_encoding) == ("text/csv", "gzip")
     assert (meta.storage_class, dict(meta.metadata)) == ("Cool", {"rows": "7"})
-    written = WriteRequest("k", content_type="a/b")
+    written = WriteRequest("k", attributes=ObjectAttributes(content_type="a/b"))
     bare = wire.meta_from_headers({}, key="k", uri="u", size=0, written=written)
     assert (bare.etag, bare.updated, bare.content_type) == ("", None, "a/b")
 

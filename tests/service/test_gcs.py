@@ -25,6 +25,7 @@ from aioflux._services.base import (
     Source,
     WriteRequest,
 )
+from aioflux._values.meta import ObjectAttributes
 from aioflux.testing import GCSServer
 from tests.http.scripted import Peer, serving
 from tests.service.gcs_rig import ANY, OPERATIONS, Answering, opened
@@ -167,7 +168,7 @@ async def test_uploads_are_listed_below_the_prefix(server: GCSServer) -> None:
 
 async def test_completing_twice_is_not_found(server: GCSServer) -> None:
     async with opened(server.url) as service:
-        request = WriteRequest("b", content_type="text/csv")
+        request = WriteRequest("b", attributes=ObjectAttributes(content_type="text/csv"))
         upload_id = await service.initiate_upload(request)
         part = await service.put_part(PartRequest("b", upload_id, 1, (b"ab", b"c")))
         meta = await service.complete_upload(request, upload_id, [part])
@@ -295,7 +296,10 @@ async def test_a_copy_is_of_the_generation_that_was_seen(server: GCSServer) -> N
 async def test_a_composite_has_the_requested_fields(server: GCSServer) -> None:
     async with opened(server.url) as service:
         await service.compose(
-            WriteRequest("c", content_type="text/csv", metadata={"rows": "1"}), [Source(key="a")]
+            WriteRequest(
+                "c", attributes=ObjectAttributes(content_type="text/csv", metadata={"rows": "1"})
+            ),
+            [Source(key="a")],
         )
         head = await service.head("c")
     assert (head.content_type, dict(head.metadata)) == ("text/csv", {"rows": "1"})

@@ -132,6 +132,8 @@ async def test_head_returns_what_the_client_of_google_returns(
         updated=blob.updated,
         content_type=blob.content_type or "",
         content_encoding=blob.content_encoding or "",
+        content_disposition=blob.content_disposition or "",
+        cache_control=blob.cache_control or "",
         storage_class=blob.storage_class,
         metadata=blob.metadata or {},
     )

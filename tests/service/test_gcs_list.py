@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aioflux._services.gcs import listing
 from aioflux._services.gcs.listing import decode_resource, meta_from_resource
+from aioflux._values.listing import Kind
 
 times = st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
 texts = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -32,6 +33,8 @@ def resources(draw: st.DrawFn) -> dict[str, Any]:
         "contentType": draw(st.sampled_from(["image/png", "image/jpeg"])),
         "contentEncoding": draw(st.sampled_from(["", "gzip"])),
         "storageClass": draw(st.sampled_from(["STANDARD", "NEARLINE"])),
+        "contentDisposition": draw(st.sampled_from(["", "inline"])),
+        "cacheControl": draw(st.sampled_from(["", "no-store"])),
         "metadata": draw(st.dictionaries(texts, texts, max_size=2)),
     }
     missing = draw(st.sets(st.sampled_from(sorted(item.keys() - {"name"})), max_size=2))
@@ -65,8 +68,16 @@ def test_a_page_says_the_same_whatever_kind_was_expected(
 ) -> None:
     text = st.sampled_from(["", "image/png", "STANDARD", "gzip"])
     first = items[0]
-    told = tuple(first.get(name, "") for name in ("contentType", "contentEncoding", "storageClass"))
-    kind = data.draw(st.just((*told, ())) | st.tuples(text, text, text, st.just(())))
+    names = {
+        "content_type": "contentType",
+        "content_encoding": "contentEncoding",
+        "storage_class": "storageClass",
+        "content_disposition": "contentDisposition",
+        "cache_control": "cacheControl",
+    }
+    told = Kind(**{name: first.get(field, "") for name, field in names.items()})
+    texts = st.tuples(text, text, text, st.just(()), text, text)
+    kind = data.draw(st.just(told) | texts.map(lambda each: Kind(*each)))
     body = msgspec.json.encode({"kind": "storage#objects", "items": items, "prefixes": ["q"]})
     page = listing.decode_page(body, expected=kind)
     assert page.prefixes == ["q"]
@@ -80,9 +91,14 @@ def alike(num: int, **others: Any) -> list[dict[str, Any]]:
 
 
 def test_pages_of_one_kind_are_expected_to_go_on() -> None:
-    kind = ("image/png", "", "STANDARD", ())
+    kind = Kind("image/png", "", "STANDARD")
     assert listing.expected_kind(page_of(alike(1_000))) == kind
-    for others in (alike(1, metadata={"a": "b"}), alike(1, contentType="x"), [{"name": "z"}]):
+    for others in (
+        alike(1, metadata={"a": "b"}),
+        alike(1, contentType="x"),
+        alike(1, cacheControl="no-store"),
+        [{"name": "z"}],
+    ):
         assert listing.expected_kind(page_of([*alike(1_000), *others])) is None
     assert listing.expected_kind(page_of(alike(10))) is None
     assert listing.expected_kind(page_of([])) is None
@@ -96,23 +112,27 @@ def test_pages_of_one_kind_are_expected_to_go_on() -> None:
         {"contentType": "x", "storageClass": "STANDARD"},
         {"contentType": "image/png", "storageClass": "NEARLINE"},
         {"contentType": "image/png", "storageClass": "STANDARD", "contentEncoding": "gzip"},
+        {"contentType": "image/png", "storageClass": "STANDARD", "cacheControl": "no-store"},
+        {"contentType": "image/png", "storageClass": "STANDARD", "contentDisposition": "inline"},
         {"contentType": "image/png", "storageClass": "STANDARD", "metadata": {"a": "b"}},
     ],
 )
 def test_one_of_another_kind_than_expected_is_reported_as_it_is(other: dict[str, Any]) -> None:
     items = [*alike(3), {"name": "z", **other}]
     body = msgspec.json.encode({"kind": "storage#objects", "items": items})
-    page = listing.decode_page(body, expected=("image/png", "", "STANDARD", ()))
+    page = listing.decode_page(body, expected=Kind("image/png", "", "STANDARD"))
     *_, found = listing.listing_of(page.items, prefix="", root="gs://b/")
     assert found.content_type == other.get("contentType", "")
     assert found.storage_class == other.get("storageClass", "")
     assert found.content_encoding == other.get("contentEncoding", "")
+    assert found.cache_control == other.get("cacheControl", "")
+    assert found.content_disposition == other.get("contentDisposition", "")
     assert found.metadata == other.get("metadata", {})
 
 
 def test_an_expected_kind_is_parsed_without_its_texts() -> None:
     body = msgspec.json.encode({"kind": "storage#objects", "items": alike(3)})
-    kind = ("image/png", "", "STANDARD", ())
+    kind = Kind("image/png", "", "STANDARD")
     first, second, _ = listing.decode_page(body, expected=kind).items
     assert first.kind == kind
     assert first.content_type is second.content_type

@@ -14,6 +14,7 @@ from aioflux import NotFoundError, StorageError, TransientError
 from aioflux._services.base import ReadRequest, WriteRequest
 from aioflux._services.gcs.wire import object_size
 from aioflux._services.responses import size_from_unsatisfied
+from aioflux._values.meta import ObjectAttributes
 from aioflux.testing import GCSServer
 from aioflux.testing.gcs_server import Response
 from tests.http.scripted import answering, ok, serving
@@ -325,7 +326,9 @@ async def test_a_416_without_a_range_is_an_error(server: GCSServer) -> None:
 async def test_metadata_that_comes_with_the_bytes_is_that_of_head(server: GCSServer) -> None:
     metadata = {"label": "cat 7", "place": "Zürich 100%"}
     async with opened(server.url) as service:
-        await service.put(WriteRequest("b", metadata=metadata), [b"1"], crc32c=None)
+        await service.put(
+            WriteRequest("b", attributes=ObjectAttributes(metadata=metadata)), [b"1"], crc32c=None
+        )
         head = await service.head("b")
         meta = (await service.get(ReadRequest("b"))).meta()
         assert dict(head.metadata) == dict(meta.metadata) == metadata

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from aioflux._services.base import Precondition
 from aioflux._services.gcs import listing, wire
 from aioflux._services.responses import decode_crc32c, encode_crc32c, parse_http_date
+from aioflux._values.meta import ObjectAttributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,7 +193,7 @@ texts = st.text(st.characters(codec="utf-8"), max_size=12)
 @given(st.dictionaries(tokens.map(str.lower), texts, max_size=4))
 def test_metadata_comes_back_from_headers(metadata: dict[str, str]) -> None:
     try:
-        headers = wire.object_headers("text/csv", metadata)
+        headers = wire.object_headers(ObjectAttributes(content_type="text/csv", metadata=metadata))
     except ValueError:
         # Only what a header would not bring back as it was.
         assert any(
@@ -220,7 +221,7 @@ def test_metadata_comes_back_from_headers(metadata: dict[str, str]) -> None:
 )
 def test_metadata_that_no_header_can_carry_is_refused(metadata: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="metadata"):
-        wire.object_headers("", metadata)
+        wire.object_headers(ObjectAttributes(metadata=metadata))
 
 
 def test_metadata_that_is_not_utf_8_is_latin_1() -> None:

@@ -22,6 +22,7 @@ from aioflux._services.base import (
     Source,
     WriteRequest,
 )
+from aioflux._values.meta import ObjectAttributes
 from tests.service.opening import open_service
 
 if TYPE_CHECKING:
@@ -206,7 +207,11 @@ async def test_a_listing_starts_and_ends_at_its_offsets(service: Service) -> Non
 
 async def test_metadata_is_refused_rather_than_lost(service: Service) -> None:
     with pytest.raises(StorageError, match="metadata"):
-        await service.put(WriteRequest("a", metadata={"label": "cat"}), [b""], crc32c=None)
+        await service.put(
+            WriteRequest("a", attributes=ObjectAttributes(metadata={"label": "cat"})),
+            [b""],
+            crc32c=None,
+        )
     with pytest.raises(NotFoundError):
         await service.head("a")
 

@@ -37,6 +37,7 @@ from aioflux._services.base import (
 from aioflux._services.s3.endpoint import Endpoint
 from aioflux._services.s3.sender import S3Sender
 from aioflux._services.s3.service import S3Service
+from aioflux._values.meta import ObjectAttributes
 from tests.servers.statuses import AMBIGUOUS
 from tests.service.opening import open_service
 from tests.service.s3_rig import (
@@ -454,7 +455,9 @@ async def test_an_upload_has_one_checksum_of_all_its_parts() -> None:
         "<ChecksumType>FULL_OBJECT</ChecksumType></R>",
     )
     async with asking(begun, part, done) as (service, asked):
-        request = WriteRequest("a", content_type="t/t", metadata={"k": "v"})
+        request = WriteRequest(
+            "a", attributes=ObjectAttributes(content_type="t/t", metadata={"k": "v"})
+        )
         upload_id = await service.initiate_upload(request)
         sent = await service.put_part(PartRequest("a", upload_id, 1, [b"hello"], crc32c=0x9A71BB4C))
         meta = await service.complete_upload(request, upload_id, [sent])
@@ -485,7 +488,15 @@ async def test_no_checksums_are_sent_to_who_does_not_know_them() -> None:
 
 async def test_a_large_object_is_copied_by_parts() -> None:
     gib = 1024**3
-    looked = answer(200, content_length=f"{6 * gib}", etag='"e"')
+    attributes = {
+        "content-type": "text/csv",
+        "content-encoding": "gzip",
+        "content-disposition": "inline",
+        "cache-control": "max-age=60",
+        "x-amz-storage-class": "STANDARD_IA",
+        "x-amz-meta-label": "cat",
+    }
+    looked = answer(200, content_length=f"{6 * gib}", etag='"e"', **attributes)
 
     def reply(asked: Asked) -> bytes:
         if asked.method == "HEAD":
@@ -501,6 +512,9 @@ async def test_a_large_object_is_copied_by_parts() -> None:
     assert {each.headers["x-amz-copy-source"] for each in copies} == {"/bucket/p/a"}
     assert all(each.headers["x-amz-copy-source-if-match"] == '"e"' for each in copies)
     assert meta.size == 6 * gib
+    [begun] = [each for each in asked if "uploads=" in each.target]
+    assert {name: begun.headers[name] for name in attributes} == attributes
+    assert (meta.content_encoding, meta.storage_class) == ("gzip", "STANDARD_IA")
 
 
 async def test_a_copy_by_parts_that_fails_leaves_no_upload() -> None:

@@ -18,6 +18,7 @@ from aioflux._services.s3 import endpoint as sites
 from aioflux._services.s3 import listing, wire
 from aioflux._services.s3.wire import deletion_error, error_in_success, service_error
 from aioflux._services.s3.writes import copy_headers, delete_body, fits_xml, plan_copy
+from aioflux._values.meta import ObjectAttributes
 from tests.service.responses import response
 
 ETAG = "5d41402abc4b2a76b9719d911017c592"
@@ -126,11 +127,16 @@ def test_a_size_that_differs_is_reported() -> None:
 )
 def test_metadata_that_no_header_takes_is_refused(metadata: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        wire.object_headers("", metadata)
+        wire.object_headers(ObjectAttributes(metadata=metadata))
 
 
 def test_metadata_comes_back_from_headers() -> None:
-    sent = {name.lower(): value for name, value in wire.object_headers("t/t", {"Label": "x y"})}
+    sent = {
+        name.lower(): value
+        for name, value in wire.object_headers(
+            ObjectAttributes(content_type="t/t", metadata={"Label": "x y"})
+        )
+    }
     told = {
         **sent,
         **TOLD,

@@ -34,6 +34,7 @@ AZURE = SuiteCapabilities(
     keeps_uploads_apart=False,
     takes_dots=False,
     takes_backslashes=False,
+    other_storage_class="Cool",
     page_size=1000,
 )
 

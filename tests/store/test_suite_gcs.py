@@ -14,6 +14,7 @@ import pytest
 from aioflux.testing.store_suite import (
     ManyContract,
     ReadContract,
+    SuiteCapabilities,
     WriteContract,
     WriterContract,
 )
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 
 class TestGCS(PlaceSuite):
+    can = SuiteCapabilities(other_storage_class="NEARLINE")
+
     @pytest.fixture(autouse=True)
     def set_place(self, gcs_server: GCSServer) -> None:
         self.place = GCSPlace(gcs_server)

@@ -28,11 +28,17 @@ if TYPE_CHECKING:
 # slash at their end are others there, and a whole key of 1,024 bytes is too long for it.
 # What is written past the store has no checksum, as listings tell none.
 SEAWEEDFS = SuiteCapabilities(
-    composes=False, has_checksums=False, takes_any_key=False, page_size=1000
+    composes=False,
+    has_checksums=False,
+    takes_any_key=False,
+    page_size=1000,
+    other_storage_class="STANDARD_IA",
 )
 
 # moto calls the checksum of the parts' checksums that of the whole object, so that none is sent.
-MOTO = SuiteCapabilities(composes=False, has_checksums=False, page_size=1000)
+MOTO = SuiteCapabilities(
+    composes=False, has_checksums=False, page_size=1000, other_storage_class="STANDARD_IA"
+)
 
 
 class TestSeaweedFS(PlaceSuite):

@@ -24,6 +24,7 @@ from aioflux import (
 )
 from aioflux._services.responses import Failure, error_from_status
 from aioflux._services.s3.wire import deletion_error
+from aioflux._values.meta import ObjectAttributes
 from aioflux.testing import GCSServer
 from aioflux.testing.faults import Fault, FlakyService
 from tests.patience import FAR_SECONDS
@@ -229,12 +230,30 @@ async def test_without_checksums_another_object_is_not_taken_for_the_revealed_on
         await writing
 
 
+OF_OTHERS: list[tuple[Any, Any]] = [
+    ({"metadata": {"by": "another"}}, {"metadata": {"by": "us"}}),
+    ({"cache_control": "no-store"}, {"cache_control": "max-age=60"}),
+    ({}, {"content_encoding": "gzip"}),
+    ({}, {"content_disposition": "inline"}),
+]
+
+
 @pytest.mark.usefixtures("clock")
-async def test_a_write_of_other_metadata_is_not_taken_for_done(scripted: ScriptedService) -> None:
-    scripted.bucket.store("a", b"same", metadata={"by": "another"})
+@pytest.mark.parametrize(("others", "ours"), OF_OTHERS, ids=lambda each: "".join(each))
+async def test_a_write_of_other_attributes_is_not_taken_for_done(
+    scripted: ScriptedService, others: Any, ours: Any
+) -> None:
+    scripted.bucket.store("a", b"same", ObjectAttributes(**others))
     scripted.service.fail("put", Fault(kind="hang"))
     with pytest.raises(TransientError):
-        await short_of_time(scripted).put("a", b"same", metadata={"by": "us"})
+        await short_of_time(scripted).put("a", b"same", **ours)
+
+
+async def test_a_lost_write_with_attributes_is_found(scripted: ScriptedService) -> None:
+    attributes: Any = {"cache_control": "no-store", "storage_class": "COLD"}
+    scripted.service.fail("put", LOSE)
+    meta = await scripted.store.put("a", b"1", mode="create", **attributes)
+    assert (meta.cache_control, meta.storage_class) == ("no-store", "COLD")
 
 
 # --- a write that another writer replaced before its retry ------------------------------------
@@ -718,7 +737,8 @@ async def test_a_refused_delete_of_a_generation_does_not_take_another_for_it(
 @pytest.fixture
 def sources(scripted: ScriptedService) -> None:
     scripted.put("a", b"1")
-    scripted.bucket.store("b", b"2", content_type="text/plain", metadata={"k": "v"})
+    attributes = ObjectAttributes(content_type="text/plain", metadata={"k": "v"})
+    scripted.bucket.store("b", b"2", attributes)
 
 
 @pytest.mark.usefixtures("sources")
@@ -857,7 +877,8 @@ async def test_an_attempt_that_is_carried_out_late_is_found(
         call = scripted.store.copy("b", "c", mode="create")
     running = asyncio.create_task(call)
     await hang.reached.wait()
-    late = scripted.bucket.store("c", b"2", content_type="text/plain", metadata={"k": "v"})
+    attributes = ObjectAttributes(content_type="text/plain", metadata={"k": "v"})
+    late = scripted.bucket.store("c", b"2", attributes)
     hang.released.set()
     assert await running == late
 

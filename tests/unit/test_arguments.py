@@ -11,12 +11,13 @@ import aioflux
 import aioflux.sync
 from aioflux._transfer.arguments import (
     check_listing,
-    check_metadata,
     check_mode,
+    parse_attributes,
     parse_key,
     parse_prefix,
     require_many_keys,
 )
+from aioflux._values.meta import ATTRIBUTE_NAMES, ObjectAttributes
 
 META = aioflux.ObjectMeta(key="a", uri="gs://b/a", size=1, generation="5")
 
@@ -99,14 +100,34 @@ def test_each_condition_that_can_be_meant_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content_type", "metadata"),
-    [(5, None), ("", ["a"]), ("", {"a": 5}), ("", {5: "a"}), ("", {"a": None})],
+    ("given", "said"),
+    [
+        ({"content_type": 5}, "content_type is a string, not 5"),
+        ({"storage_class": None}, "storage_class is a string, not None"),
+        ({"metadata": ["a"]}, "mapping of strings"),
+        ({"metadata": {"a": 5}}, "maps strings"),
+        ({"metadata": {5: "a"}}, "maps strings"),
+        ({"metadata": {"a": None}}, "maps strings"),
+        ({"cache": "no-store"}, "unexpected keyword argument 'cache'"),
+    ],
     ids=repr,
 )
-def test_labels_are_strings(content_type: Any, metadata: Any) -> None:
-    with pytest.raises(TypeError, match=r"content_type is|mapping of|maps strings"):
-        check_metadata(content_type, metadata)
-    check_metadata("text/plain", {"a": "b"})
+def test_attributes_are_strings(given: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        parse_attributes(given)
+
+
+@pytest.mark.parametrize("name", sorted(set(ATTRIBUTE_NAMES) - {"metadata"}))
+@pytest.mark.parametrize("value", ["a\r\nb: c", " a", "a ", "\x7f", "ü"])
+def test_attributes_can_be_headers(name: Any, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} cannot be .*: it is sent as a header"):
+        parse_attributes({name: value})  # type: ignore[misc]
+
+
+def test_names_of_metadata_are_lowered() -> None:
+    given = ObjectAttributes(cache_control="no-store", metadata={"a": "B"})
+    assert parse_attributes({"cache_control": "no-store", "metadata": {"A": "B"}}) == given
+    assert parse_attributes({}) == ObjectAttributes()
 
 
 @pytest.mark.parametrize("name", ["start", "end"])

@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 from array import array
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ def metas(draw: st.DrawFn, root: str) -> ObjectMeta:
         updated=draw(st.none() | TIMES),
         content_type=draw(st.sampled_from(["", "image/png"])),
         content_encoding=draw(st.sampled_from(["", "gzip"])),
+        content_disposition=draw(st.sampled_from(["", "inline"])),
+        cache_control=draw(st.sampled_from(["", "no-store"])),
         storage_class=draw(st.sampled_from(["STANDARD", "NEARLINE"])),
         metadata=draw(st.dictionaries(TEXTS, TEXTS, max_size=2)),
     )
@@ -300,6 +303,30 @@ def test_a_page_without_objects_adds_none() -> None:
         updated=TimeColumn(),
     )
     assert len(listing) == 0
+
+
+def test_a_listing_has_all_attributes_and_one_of_earlier_versions_has_fewer() -> None:
+    """Earlier versions saved four attributes of a kind of objects."""
+    texts = {"content_type": "a/b", "content_encoding": "gzip", "storage_class": "COLD"}
+    earlier = ObjectMeta(key="a", uri="gs://b/a", size=1, **texts, metadata={"k": "v"})
+    newer = replace(earlier, key="b", uri="gs://b/b", cache_control="c", content_disposition="d")
+    listing = Listing([earlier, newer])
+    assert list(Listing.from_bytes(listing.to_bytes())) == [earlier, newer]
+    saved = Listing()
+    kind: Any = ("a/b", "gzip", "COLD", (("k", "v"),))
+    updated = TimeColumn()
+    updated.append(None)
+    saved.extend_columns(
+        "gs://b/",
+        keys=["a"],
+        sizes=[1],
+        etags=[""],
+        generations=[""],
+        crc32c=array("q", [-1]),
+        updated=updated,
+        kind=kind,
+    )
+    assert list(Listing.from_bytes(saved.to_bytes())) == [earlier]
 
 
 def test_a_saved_listing_of_another_version_is_rejected() -> None:

@@ -50,7 +50,7 @@ class ListedBlob:
     changed: str
     """Time of the last change, as an HTTP date."""
     kind: Kind
-    """Content type, content encoding, access tier, user metadata."""
+    """Attributes; the storage class is the access tier."""
 
 
 @dataclass(slots=True)
@@ -107,11 +107,13 @@ def _add_blob(page: ListedPage, texts: Mapping[str, str]) -> None:
     if get("Properties/ResourceType") == "directory" or is_marker:
         page.has_directories = True
         return
-    kind = (
+    kind = Kind(
         get("Properties/Content-Type", ""),
         get("Properties/Content-Encoding", ""),
         get("Properties/AccessTier", ""),
         tuple(sorted(user.items())),
+        get("Properties/Content-Disposition", ""),
+        get("Properties/Cache-Control", ""),
     )
     size = int(get("Properties/Content-Length") or 0)
     if not 0 <= size <= MAX_SIZE_BYTES:

@@ -34,7 +34,7 @@ from aioflux._http import Origin, open_pool
 from aioflux._services.azure import batch, wire
 from aioflux._services.azure.listing import AzureLister
 from aioflux._services.azure.sender import AzureSender
-from aioflux._services.base import Body, Capabilities, Precondition
+from aioflux._services.base import Body, Capabilities, Precondition, WriteRequest
 from aioflux._services.http import COMPLETE_SECONDS, DELETE_SECONDS, HTTPService
 from aioflux._services.responses import (
     CONDITIONAL,
@@ -44,7 +44,7 @@ from aioflux._services.responses import (
     malformed_response,
 )
 from aioflux._services.sender import MAX_PAGE_BYTES, hash_body
-from aioflux._values.meta import OpenUpload
+from aioflux._values.meta import OpenUpload, attributes_of
 from aioflux._values.uri import check_endpoint
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
 
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
         ServiceConfig,
         Source,
         UploadedPart,
-        WriteRequest,
     )
     from aioflux._services.http import EncodedRead
     from aioflux._values.meta import ObjectMeta
@@ -131,6 +130,9 @@ class AzureService(HTTPService):
         self._started_uploads: set[str] = set()
 
     async def head(self, key: str, generation: str = "") -> ObjectMeta:
+        return self._meta(key, await self._head(key, generation))
+
+    async def _head(self, key: str, generation: str) -> Response:
         headers = [wire.match_header(generation)] if generation else []
         response = await self._sender.send(
             b"HEAD",
@@ -144,9 +146,12 @@ class AzureService(HTTPService):
         length = response.headers.get(b"content-length", b"")
         if not length.isdigit() or not wire.is_etag(wire.etag_of(response.headers)):
             raise self._not_from_service("read the metadata of", key, response)
-        return wire.meta_from_headers(
-            response.headers, key=key, uri=self.uri(key), size=int(length)
-        )
+        return response
+
+    def _meta(self, key: str, response: Response) -> ObjectMeta:
+        headers = response.headers
+        size = int(headers[b"content-length"])
+        return wire.meta_from_headers(headers, key=key, uri=self.uri(key), size=size)
 
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
         key, generation, start, end = request.key, request.generation, request.start, request.end
@@ -231,7 +236,7 @@ class AzureService(HTTPService):
         self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
         headers = [(b"x-ms-blob-type", b"BlockBlob")]
-        headers += wire.object_headers(request.content_type, request.metadata)
+        headers += wire.object_headers(request.attributes)
         headers += wire.precondition_headers(request.precondition)
         if crc32c is not None:
             headers.append(wire.md5_header(await hash_body("md5", pieces)))
@@ -313,10 +318,12 @@ class AzureService(HTTPService):
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         # The response to a copy has no size and no content type.
-        original = await self.head(source.key, generation=source.generation)
+        found = await self._head(source.key, source.generation)
+        original = self._meta(source.key, found)
         action, target = f"copy {original.uri} to", self._path(key)
         url = self._sender.with_sas(self._sender.url(self._path(source.key)))
-        headers = wire.precondition_headers(precondition)
+        tier = wire.tier_headers(found.headers)  # the service copies the other attributes
+        headers = wire.precondition_headers(precondition) + tier
         headers.append((b"x-ms-source-if-match", wire.match_header(original.generation)[1]))
         headers.append((b"x-ms-copy-source", url))
         try:
@@ -347,15 +354,14 @@ class AzureService(HTTPService):
                 uri=original.uri,
             ) from exc
         response = await self._wait_for_copy(target, response, action, key)
-        meta = wire.meta_from_headers(
-            response.headers, key=key, uri=self.uri(key), size=original.size
+        request = WriteRequest(
+            key,
+            attributes=replace(
+                attributes_of(original), storage_class=original.storage_class if tier else ""
+            ),
         )
-        return replace(
-            meta,
-            content_type=original.content_type,
-            content_encoding=original.content_encoding,
-            storage_class="",
-            metadata=original.metadata,
+        return wire.meta_from_headers(
+            response.headers, key=key, uri=self.uri(key), size=original.size, written=request
         )
 
     async def _wait_for_copy(
@@ -391,7 +397,7 @@ class AzureService(HTTPService):
         """Return a new upload id without a request; the ids of the blocks will contain it."""
         # Raise ValueError for an invalid key or metadata now, before parts are sent.
         self._path(request.key)
-        wire.object_headers(request.content_type, request.metadata)
+        wire.object_headers(request.attributes)
         upload_id = wire.new_upload_id(time.time(), os.urandom(12))
         self._started_uploads.add(upload_id)
         return upload_id
@@ -418,7 +424,7 @@ class AzureService(HTTPService):
             key,
             headers=[
                 (b"Content-Type", b"application/xml"),
-                *wire.object_headers(request.content_type, request.metadata),
+                *wire.object_headers(request.attributes),
                 *wire.precondition_headers(precondition),
             ],
             body=wire.block_list(part.etag for part in parts),

@@ -27,11 +27,18 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux._http import Response
     from aioflux._services.base import Precondition, ReadRequest, WriteRequest
-    from aioflux._values.meta import ObjectMeta
+    from aioflux._values.meta import ObjectAttributes, ObjectMeta
 
 VERSION = b"2023-11-03"
 """API version of requests."""
 _USER_PREFIX = b"x-ms-meta-"
+_TIER = b"x-ms-access-tier"
+_ATTRIBUTES = {
+    "content_encoding": b"x-ms-blob-content-encoding",
+    "content_disposition": b"x-ms-blob-content-disposition",
+    "cache_control": b"x-ms-blob-cache-control",
+    "storage_class": _TIER,
+}
 _META_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 is_etag = re.compile(r"[!#-~]+").fullmatch
 _MAX_NAME = 1024
@@ -175,16 +182,15 @@ def precondition_headers(precondition: Precondition) -> list[tuple[bytes, bytes]
     return [match_header(precondition.if_generation_match)]
 
 
-def object_headers(
-    content_type: str, metadata: Mapping[str, str] | None
-) -> list[tuple[bytes, bytes]]:
-    """Return content type and metadata as headers.
+def object_headers(attributes: ObjectAttributes) -> list[tuple[bytes, bytes]]:
+    """Return the attributes of a blob as headers.
 
     Raises:
         ValueError: The service cannot store the metadata.
     """
-    headers = [(b"x-ms-blob-content-type", (content_type or DEFAULT_TYPE).encode())]
-    for name, value in (metadata or {}).items():
+    headers = [(b"x-ms-blob-content-type", (attributes.content_type or DEFAULT_TYPE).encode())]
+    headers += attributes.headers(_ATTRIBUTES)
+    for name, value in (attributes.metadata or {}).items():
         if _META_NAME.fullmatch(name) is None:
             raise ValueError(
                 f"metadata cannot have the name {name!r} on Azure: use ASCII letters, digits and "
@@ -197,6 +203,17 @@ def object_headers(
             )
         headers.append((_USER_PREFIX + name.encode(), value.encode()))
     return headers
+
+
+def tier_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """Return the access tier for a copy of a blob, from the headers of a response to HEAD.
+
+    Empty if the tier was not set, and so is that of the account, or if the blob is archived: a copy
+    of it must be in another tier.
+    """
+    tier = headers.get(_TIER, b"")
+    is_inferred = headers.get(b"x-ms-access-tier-inferred", b"") == b"true"
+    return [] if is_inferred or tier in {b"", b"Archive"} else [(_TIER, tier)]
 
 
 def md5_header(digest: bytes) -> tuple[bytes, bytes]:
@@ -239,7 +256,7 @@ def meta_from_headers(
         size=size,
         generation=etag_of(headers),
         user_prefix=_USER_PREFIX,
-        class_header=b"x-ms-access-tier",
+        class_header=_TIER,
         content_encoding=headers.get(b"content-encoding", b"").decode("latin-1"),
         written=written,
     )

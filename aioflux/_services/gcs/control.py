@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 _ROOT: Final = "https://storage"
 """Begin of the urls of gcloud-aio-storage; the sender has the real server."""
 
+_FIELDS: Final = {
+    "content_type": "contentType",
+    "content_encoding": "contentEncoding",
+    "content_disposition": "contentDisposition",
+    "cache_control": "cacheControl",
+    "storage_class": "storageClass",
+    "metadata": "metadata",
+}
+"""Fields of an object resource, by attribute."""
+
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -76,11 +86,11 @@ class GCSControl:
 
         `sources` are pairs of full object name and source.
         """
-        destination: dict[str, Any] = {}
-        if request.content_type:
-            destination["contentType"] = request.content_type
-        if request.metadata:
-            destination["metadata"] = dict(request.metadata)
+        destination = {
+            field: value
+            for name, field in _FIELDS.items()
+            if (value := getattr(request.attributes, name))
+        }
         rows = [
             {"name": name, **({"generation": source.generation} if source.generation else {})}
             for name, source in sources

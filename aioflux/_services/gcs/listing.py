@@ -30,7 +30,10 @@ from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 from aioflux._values.meta import ObjectMeta
 
-_ITEM = "name,size,etag,generation,crc32c,updated,contentType,contentEncoding,storageClass,metadata"
+_ITEM = (
+    "name,size,etag,generation,crc32c,updated,contentType,contentEncoding,contentDisposition,"
+    "cacheControl,storageClass,metadata"
+)
 _LISTING = "storage#objects"
 LIST_FIELDS = f"kind,items({_ITEM}),prefixes,nextPageToken"
 """Value of `fields=` in a listing: the fields of `ObjectMeta` of each object, the common prefixes,
@@ -59,6 +62,8 @@ class ListedObject(msgspec.Struct, rename="camel", gc=False):
     storage_class: str = ""
     size: int = 0
     content_encoding: str = ""
+    content_disposition: str = ""
+    cache_control: str = ""
     crc32c: str = ""
     etag: str = ""
     updated: str = ""
@@ -85,7 +90,7 @@ _names = attrgetter("name")
 @lru_cache(maxsize=8)
 def _decoder_of(kind: Kind) -> msgspec.json.Decoder[ObjectsPage]:
     """Return a decoder for pages of one kind, which raises ValidationError for another kind."""
-    shared = dict(zip(("content_type", "content_encoding", "storage_class"), kind, strict=False))
+    shared = kind._asdict()
     literal: Any = Literal
     list_type: Any = list
     fields: list[Any] = []
@@ -233,25 +238,31 @@ def _shared_kind(items: Sequence[ListedObject]) -> Kind | None:
     first = items[0]
     if first.kind is not None:
         return first.kind
-    content_type, encoding, storage_class = (
-        first.content_type,
-        first.content_encoding,
-        first.storage_class,
-    )
+    kind = _kind(first)
+    content_type, encoding, storage_class, _, disposition, cache_control = kind
     others = [
         item
         for item in items
         if item.content_type != content_type
         or item.storage_class != storage_class
         or item.content_encoding != encoding
+        or item.cache_control != cache_control
+        or item.content_disposition != disposition
         or item.metadata
     ]
-    return None if others else _kind(first)
+    return None if others else kind
 
 
 def _kind(item: ListedObject) -> Kind:
     user = tuple(sorted(item.metadata.items())) if item.metadata else ()
-    return item.content_type, item.content_encoding, item.storage_class, user
+    return Kind(
+        item.content_type,
+        item.content_encoding,
+        item.storage_class,
+        user,
+        item.content_disposition,
+        item.cache_control,
+    )
 
 
 def _checksums(texts: list[str]) -> array[int]:
@@ -312,6 +323,8 @@ class ObjectResource(msgspec.Struct, rename="camel"):
     updated: datetime | None = None
     content_type: str = ""
     content_encoding: str = ""
+    content_disposition: str = ""
+    cache_control: str = ""
     storage_class: str = ""
     metadata: dict[str, str] = {}
 
@@ -400,6 +413,8 @@ def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> Objec
         updated=resource.updated,
         content_type=resource.content_type,
         content_encoding=resource.content_encoding,
+        content_disposition=resource.content_disposition,
+        cache_control=resource.cache_control,
         storage_class=resource.storage_class,
         metadata=resource.metadata,
     )

@@ -222,7 +222,7 @@ class GCSService(XMLService):
     async def put(
         self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
-        headers = wire.object_headers(request.content_type, request.metadata)
+        headers = wire.object_headers(request.attributes)
         headers += wire.precondition_headers(request.precondition)
         headers += wire.hash_headers(crc32c)
         response = await self._sender.send(
@@ -301,7 +301,7 @@ class GCSService(XMLService):
         return self._meta(resource, "copy to", key, maybe_done=True)
 
     def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
-        return wire.object_headers(request.content_type, request.metadata)
+        return wire.object_headers(request.attributes)
 
     async def _part_headers(self, request: PartRequest) -> Sequence[tuple[bytes, bytes]]:
         return wire.hash_headers(request.crc32c)

@@ -22,10 +22,16 @@ from aioflux._values.uri import check_endpoint
 if TYPE_CHECKING:
     from aioflux._http import Response
     from aioflux._services.base import Precondition, ReadRequest, WriteRequest
-    from aioflux._values.meta import ObjectMeta
+    from aioflux._values.meta import ObjectAttributes, ObjectMeta
 
 _ENDPOINT = "https://storage.googleapis.com"
 _USER_PREFIX = b"x-goog-meta-"
+_ATTRIBUTES = {
+    "content_encoding": b"Content-Encoding",
+    "content_disposition": b"Content-Disposition",
+    "cache_control": b"Cache-Control",
+    "storage_class": b"x-goog-storage-class",
+}
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
@@ -55,15 +61,14 @@ def generation_of(headers: Mapping[bytes, bytes]) -> str:
     return (headers.get(b"x-goog-generation") or b"").decode("latin-1")
 
 
-def object_headers(
-    content_type: str, metadata: Mapping[str, str] | None
-) -> list[tuple[bytes, bytes]]:
-    """Return content type and metadata as headers of the XML API.
+def object_headers(attributes: ObjectAttributes) -> list[tuple[bytes, bytes]]:
+    """Return the attributes of an object as headers of the XML API.
 
     Raises:
         ValueError: A header cannot represent the metadata.
     """
-    for name, value in (metadata or {}).items():
+    metadata = attributes.metadata or {}
+    for name, value in metadata.items():
         if _HEADER_NAME.fullmatch(name) is None:
             raise ValueError(
                 f"metadata cannot have the name {name!r}: it is sent as a header, so use ASCII "
@@ -74,10 +79,9 @@ def object_headers(
                 f"metadata {name!r} cannot have the value {value!r}: it is sent as a header, so it "
                 "cannot have line ends, unprintable characters, or space at either end"
             )
-    headers = [(b"Content-Type", (content_type or DEFAULT_TYPE).encode())]
-    headers += [
-        (_USER_PREFIX + name.encode(), value.encode()) for name, value in (metadata or {}).items()
-    ]
+    headers = [(b"Content-Type", (attributes.content_type or DEFAULT_TYPE).encode())]
+    headers += attributes.headers(_ATTRIBUTES)
+    headers += [(_USER_PREFIX + name.encode(), value.encode()) for name, value in metadata.items()]
     return headers
 
 
@@ -131,6 +135,8 @@ def meta_from_headers(
         generation=generation_of(headers),
         user_prefix=_USER_PREFIX,
         class_header=b"x-goog-storage-class",
+        # Responses for objects without a Cache-Control have the default of the service.
+        cache_header=b"",
         crc32c=hash_crc32c(headers.get(b"x-goog-hash")),
         content_encoding="" if coding == "identity" else coding,
         written=written,

@@ -5,7 +5,7 @@ rename, or by a link if the object must not exist yet. Both are atomic on local 
 NFS. A lock excludes other writers of the object, in all processes, while its precondition is
 checked and the file is published. On a file system without locks, writes with a generation as
 precondition fail, and other writes are not locked. Content types are not stored, and writes with
-user metadata are rejected.
+another attribute are rejected.
 
 `a` and `a/b` cannot both be objects, because `a` would be a file and a directory. See `walk` for
 symbolic links and for files that are not objects, and `write` for NFS.
@@ -61,7 +61,7 @@ from aioflux._services.local.write import (
     write_all,
 )
 from aioflux._values.checksums import combine_crc32c
-from aioflux._values.meta import ObjectMeta, OpenUpload
+from aioflux._values.meta import ATTRIBUTE_NAMES, ObjectMeta, OpenUpload
 from aioflux._values.uri import quote_path
 from aioflux.errors import (
     ChecksumError,
@@ -182,7 +182,7 @@ class LocalService(Service):
     ) -> ObjectMeta:
         key = request.key
         check_key(key)
-        self._reject_metadata(request)
+        self._reject_attributes(request)
 
         def write(stop: Stop) -> ObjectMeta:
             with self._mapped_errors("write", key), self._temporary(key) as (path, temporary):
@@ -244,7 +244,7 @@ class LocalService(Service):
         key = request.key
         for used_key in (key, *(source.key for source in sources)):
             check_key(used_key)
-        self._reject_metadata(request)
+        self._reject_attributes(request)
 
         def concatenate(stop: Stop) -> ObjectMeta:
             with self._mapped_errors("compose", key), self._temporary(key) as (path, temporary):
@@ -297,7 +297,7 @@ class LocalService(Service):
     async def initiate_upload(self, request: WriteRequest) -> str:
         key = request.key
         check_key(key)
-        self._reject_metadata(request)
+        self._reject_attributes(request)
 
         def create(_: Stop) -> Path:
             with self._mapped_errors("write", key):
@@ -420,11 +420,12 @@ class LocalService(Service):
         why = f"{state}, but the request requires generation {expected}"
         return PreconditionFailedError.of(action, self.uri(key), why)
 
-    def _reject_metadata(self, request: WriteRequest) -> None:
-        if request.metadata:
+    def _reject_attributes(self, request: WriteRequest) -> None:
+        names = [name for name in ATTRIBUTE_NAMES if getattr(request.attributes, name)]
+        if given := " and ".join(name for name in names if name != "content_type"):
             uri = self.uri(request.key)
             raise UnsupportedError(
-                f"could not write {uri}: file:// stores no metadata; write it without metadata",
+                f"could not write {uri}: file:// stores no {given}; write it without {given}",
                 uri=uri,
             )
 

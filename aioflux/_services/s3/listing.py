@@ -241,7 +241,7 @@ def listing_of(page: BucketPage, *, prefix: str, root: str) -> Listing:
         if not name.startswith(prefix):
             raise ValueError(f"{name!r} is not below {prefix!r}")
     num_cut = len(prefix)
-    kinds: list[Kind] = [("", "", storage_class, ()) for storage_class in page.classes]
+    kinds = [Kind(storage_class=storage_class) for storage_class in page.classes]
     has_one_kind = len(set(page.classes)) == 1
     listing.extend_columns(
         root,

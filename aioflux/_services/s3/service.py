@@ -22,7 +22,7 @@ from aioflux._services.base import (
     combined_crc32c,
 )
 from aioflux._services.http import COMPLETE_SECONDS
-from aioflux._services.responses import CONDITIONAL, DEFAULT_TYPE, PLAIN, RequestKind
+from aioflux._services.responses import CONDITIONAL, PLAIN, RequestKind, written_fields
 from aioflux._services.s3 import wire
 from aioflux._services.s3.endpoint import is_amazon
 from aioflux._services.s3.listing import S3Lister
@@ -40,7 +40,7 @@ from aioflux._services.s3.writes import (
 from aioflux._services.xml_multipart import XMLService
 from aioflux._services.xml_reader import parse_fields
 from aioflux._values.checksums import crc32c as crc32c_of
-from aioflux._values.meta import ObjectMeta
+from aioflux._values.meta import ObjectMeta, attributes_of
 from aioflux.errors import NotFoundError, PreconditionFailedError, StorageError, TransientError
 from aioflux.options import as_s3_access
 
@@ -292,7 +292,7 @@ class S3Service(XMLService):
         self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
         key = request.key
-        headers = wire.object_headers(request.content_type, request.metadata)
+        headers = wire.object_headers(request.attributes)
         if self._has_checksums:
             headers += wire.hash_headers(crc32c)
         condition = await self._precondition_to_send(key, request.precondition)
@@ -391,16 +391,19 @@ class S3Service(XMLService):
         condition = precondition if self._server_compares(precondition) else Precondition()
         try:
             if original.size > MAX_COPY_BYTES:
-                request = WriteRequest(key, precondition, original.content_type, original.metadata)
+                request = WriteRequest(key, precondition, attributes_of(original))
                 return await copy_by_parts(
                     self, self.put_part_copy, request, original.size, source_headers
                 )
+            headers = source_headers + wire.precondition_headers(condition)
+            if original.storage_class:  # S3 copies the other attributes
+                headers.append((wire.CLASS_HEADER, original.storage_class.encode()))
             response = await self._sender.send(
                 b"PUT",
                 self._path(key),
                 action,
                 key,
-                headers=source_headers + wire.precondition_headers(condition),
+                headers=headers,
                 head_seconds=COMPLETE_SECONDS,
                 kind=CONDITIONAL if condition else PLAIN,
             )
@@ -420,7 +423,6 @@ class S3Service(XMLService):
             generation=wire.generation_of(etag, original.size),
             crc32c=original.crc32c if checksum is None else checksum,
             updated=None,
-            storage_class="",
         )
 
     async def _check_source(self, source: Source, generation: str) -> None:
@@ -461,7 +463,7 @@ class S3Service(XMLService):
 
     def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
         return [
-            *wire.object_headers(request.content_type, request.metadata),
+            *wire.object_headers(request.attributes),
             *wire.upload_headers(has_checksums=self._has_checksums),
         ]
 
@@ -569,6 +571,5 @@ class S3Service(XMLService):
             etag=etag,
             generation=wire.generation_of(etag, size),
             crc32c=checksum if self._has_checksums else None,
-            content_type=request.content_type or DEFAULT_TYPE,
-            metadata=dict(request.metadata or {}),
+            **written_fields(request.attributes),
         )

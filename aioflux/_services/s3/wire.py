@@ -38,9 +38,16 @@ from aioflux.errors import (
 if TYPE_CHECKING:
     from aioflux._http import Response
     from aioflux._services.base import Precondition, ReadRequest
-    from aioflux._values.meta import ObjectMeta
+    from aioflux._values.meta import ObjectAttributes, ObjectMeta
 
 _USER_PREFIX = b"x-amz-meta-"
+CLASS_HEADER = b"x-amz-storage-class"
+_ATTRIBUTES = {
+    "content_encoding": b"Content-Encoding",
+    "content_disposition": b"Content-Disposition",
+    "cache_control": b"Cache-Control",
+    "storage_class": CLASS_HEADER,
+}
 _USER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_~.-][A-Za-z0-9_.~/-]{0,1023}")
 _DOTS = frozenset({".", ".."})
@@ -176,17 +183,16 @@ def precondition_headers(
     return [(b"If-Match", pin.quoted if is_quoted else pin.etag.encode())]
 
 
-def object_headers(
-    content_type: str, metadata: Mapping[str, str] | None
-) -> list[tuple[bytes, bytes]]:
-    """Return content type and metadata as headers.
+def object_headers(attributes: ObjectAttributes) -> list[tuple[bytes, bytes]]:
+    """Return the attributes of an object as headers.
 
     Raises:
         ValueError: A header cannot represent the metadata.
     """
-    headers = [(b"Content-Type", (content_type or DEFAULT_TYPE).encode())]
+    headers = [(b"Content-Type", (attributes.content_type or DEFAULT_TYPE).encode())]
+    headers += attributes.headers(_ATTRIBUTES)
     num_bytes = 0
-    for name, value in (metadata or {}).items():
+    for name, value in (attributes.metadata or {}).items():
         if _USER_NAME.fullmatch(name) is None:
             raise ValueError(
                 f"metadata cannot have the name {name!r}: it is sent as a header, so use ASCII "
@@ -246,7 +252,7 @@ def meta_from_headers(
         size=size,
         generation=generation_of(etag_of(headers), size),
         user_prefix=_USER_PREFIX,
-        class_header=b"x-amz-storage-class",
+        class_header=CLASS_HEADER,
         crc32c=crc32c,
         # SDKs send `aws-chunked` with a chunked body; it is not an encoding of the object.
         content_encoding=coding.replace("aws-chunked", "").strip(" ,"),

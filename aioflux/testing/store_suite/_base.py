@@ -57,7 +57,10 @@ class SuiteCapabilities:
     """Capabilities of the service under test. Tests of missing capabilities are skipped."""
 
     keeps_metadata: bool = True
-    """`head` returns the content type and the user's metadata as they were written."""
+    """`head` returns the attributes and the user's metadata as they were written. If False, a write
+    with an attribute other than the content type must raise UnsupportedError."""
+    other_storage_class: str = ""
+    """A storage class that objects do not have by default; empty if the service has none."""
     has_checksums: bool = True
     """`ObjectMeta.crc32c` is never None."""
     takes_any_key: bool = True
@@ -130,6 +133,16 @@ class SuiteBase(ABC):
         except KeyError:
             return True
         return False
+
+    def attributes(self) -> dict[str, Any]:
+        """Return all attributes but metadata, with values that objects do not have by default."""
+        return {
+            "content_type": "text/csv",
+            "content_encoding": "gzip",
+            "content_disposition": 'attachment; filename="a b.csv"',
+            "cache_control": "max-age=60",
+            "storage_class": self.can.other_storage_class,
+        }
 
     def require(self, capability: str) -> None:
         """Skip the test if the service lacks a capability."""

@@ -84,10 +84,12 @@ class ServerSideContract(SuiteBase):
         self.require("composes")
         self.require("keeps_metadata")
         self.write_back_door("a", b"1")
-        labels = {"numRows": "1"}
-        composed = await store.compose("c", ["a"], content_type="text/csv", metadata=labels)
+        attributes = {**self.attributes(), "storage_class": ""}
+        composed = await store.compose("c", ["a"], metadata={"numRows": "1"}, **attributes)
         for meta in (composed, await store.head("c")):
-            assert (meta.content_type, dict(meta.metadata)) == ("text/csv", {"numrows": "1"})
+            assert dict(meta.metadata) == {"numrows": "1"}
+            for name, value in attributes.items():
+                assert getattr(meta, name) == value or not value, name
 
     async def test_compose_may_be_unsupported(self, store: Store) -> None:
         """`compose` raises UnsupportedError on a service that cannot concatenate objects."""
@@ -110,10 +112,14 @@ class ServerSideContract(SuiteBase):
 
     async def test_copy_copies_metadata(self, store: Store) -> None:
         self.require("keeps_metadata")
-        await store.put("a", b"1", content_type="image/png", metadata={"label": "cat"})
-        await store.copy("a", "b")
-        head = await store.head("b")
-        assert (head.content_type, dict(head.metadata)) == ("image/png", {"label": "cat"})
+        # Azurite cannot read the source of a copy if it is marked as gzip.
+        attributes = {**self.attributes(), "content_encoding": "zstd"}
+        await store.put("a", b"1", metadata={"label": "cat"}, **attributes)
+        copied, original = await store.copy("a", "b"), await store.head("a")
+        assert original.cache_control == "max-age=60"
+        for meta in (copied, await store.head("b")):
+            for name in (*attributes, "metadata"):
+                assert getattr(meta, name) == getattr(original, name), name
 
     async def test_copy_honours_conditions(self, store: Store) -> None:
         """`copy` fails if the source is missing or was replaced, or the destination exists."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 from array import array
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aioflux.errors import AlreadyExistsError, PreconditionFailedError
+from aioflux.errors import AlreadyExistsError, PreconditionFailedError, UnsupportedError
 from aioflux.testing.store_suite._base import PART, SuiteBase, pattern
 
 if TYPE_CHECKING:
@@ -121,6 +122,28 @@ class WriteContract(SuiteBase):
         for meta in (stored, await store.head("a")):
             assert meta.content_type == "image/png"
             assert dict(meta.metadata) == {"label": "cat 7", "runid": "Cat 7"}
+
+    @pytest.mark.parametrize("size", SIZES_BY_REQUEST)
+    async def test_attributes_are_kept(self, store: Store, size: int) -> None:
+        """`put` and `head` return all attributes; reads return compressed bytes as they are."""
+        self.require("keeps_metadata")
+        attributes, data = self.attributes(), gzip.compress(pattern(size))
+        stored = await store.put("a", data, **attributes)
+        for meta in (stored, await store.head("a")):
+            for name, value in attributes.items():
+                assert getattr(meta, name) == value or not value, name
+        assert await store.get("a") == data
+        assert await store.get_range("a", 1, 9) == data[1:9]
+
+    @pytest.mark.parametrize("name", ["cache_control", "content_disposition", "content_encoding"])
+    async def test_attributes_are_not_dropped(self, store: Store, name: str) -> None:
+        """A store that cannot keep an attribute rejects the write."""
+        if self.can.keeps_metadata:
+            pytest.skip("the service keeps attributes")
+        attributes: dict[str, Any] = {name: "x"}
+        with pytest.raises(UnsupportedError, match=name):
+            await store.put("a", b"1", **attributes)
+        assert self.is_absent("a")
 
     async def test_metadata_names_that_differ_in_case_only_are_rejected(self, store: Store) -> None:
         """Most services ignore the case of names, so `put` raises a ValueError."""
