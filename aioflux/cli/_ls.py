@@ -79,8 +79,8 @@ def ls(
     listed, an error is printed and the next one is listed.
 
     --json: type ("object" or "prefix") and uri; for objects also size (bytes), updated (RFC 3339,
-    UTC), generation, etag, crc32c (base64), content_type, content_encoding, storage_class and
-    metadata. Unknown values are null or empty.
+    UTC), generation, etag, crc32c (base64), content_type, content_encoding, content_disposition,
+    cache_control, storage_class and metadata. Unknown values are null or empty.
 
     --manifest: writes the listing to one object (or file), from which `from_manifest` of the
     datasets reads it instead of listing again; prints the number of objects.

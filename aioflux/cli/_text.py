@@ -100,6 +100,8 @@ def meta_row(meta: ObjectMeta) -> dict[str, Any]:
         "crc32c": None if crc32c is None else base64.b64encode(crc32c.to_bytes(4, "big")).decode(),
         "content_type": meta.content_type,
         "content_encoding": meta.content_encoding,
+        "content_disposition": meta.content_disposition,
+        "cache_control": meta.cache_control,
         "storage_class": meta.storage_class,
         "metadata": dict(sorted(meta.metadata.items())),
     }

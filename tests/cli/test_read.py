@@ -21,6 +21,8 @@ OBJECT_FIELDS = [
     "crc32c",
     "content_type",
     "content_encoding",
+    "content_disposition",
+    "cache_control",
     "storage_class",
     "metadata",
 ]

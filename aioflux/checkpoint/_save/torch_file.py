@@ -106,6 +106,10 @@ def open_writer(
     mode: WriteMode = "overwrite",
     if_generation_match: str | None = None,
     content_type: str = "",
+    content_encoding: str = "",
+    content_disposition: str = "",
+    cache_control: str = "",
+    storage_class: str = "",
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[StoreOptions],
 ) -> CheckpointWriter:
@@ -118,6 +122,10 @@ def open_writer(
         mode: "overwrite" replaces an existing object; "create" fails if the object exists.
         if_generation_match: Replace the object only if it has this generation.
         content_type: Media type; `application/octet-stream` by default.
+        content_encoding: As for `Store.put`, and so the next three.
+        content_disposition: Presentation in browsers.
+        cache_control: Rules for caches.
+        storage_class: Storage class, by its name in the service.
         metadata: User metadata.
         options: `transfer`, `retry`, `timeouts`, `credentials`, `endpoint_url` and `ssl_context`,
             as for `aioflux.open_store`.
@@ -130,6 +138,10 @@ def open_writer(
         "mode": mode,
         "if_generation_match": if_generation_match,
         "content_type": content_type,
+        "content_encoding": content_encoding,
+        "content_disposition": content_disposition,
+        "cache_control": cache_control,
+        "storage_class": storage_class,
         "metadata": metadata,
     }
     return CheckpointWriter(_bridge.OpenContext(writing(root, key, settings, options)), uri)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aioflux._values.meta import ObjectMeta
+from aioflux._values.meta import ObjectMeta, portable_attributes
 from aioflux.cli._cp.plan import Entry, object_entry
 from aioflux.cli._output import call_in_daemon_thread, write_stdout
 from aioflux.cli._uri_or_path import find
@@ -157,22 +157,11 @@ class StoreObjects:
 
 
 def _attributes(job: CopyJob) -> dict[str, Any]:
-    """Return the content type and metadata of the copy.
-
-    Raises:
-        StorageError: The object has a content encoding, which the copy would lose.
-    """
+    """Return the attributes of the copy: those of the object, or a media type for its name."""
     if not isinstance(job.read_from, ObjectMeta):
         # Standard input has no name: the name of the target decides.
         return {"content_type": _guess_type(job.source if job.read_from else job.write_to)}
-    if job.read_from.content_encoding:
-        raise StorageError(
-            f"cannot copy {job.source} to another bucket: it is stored compressed (content "
-            f"encoding {job.read_from.content_encoding}), which the copy would lose; copy it to "
-            "local disk, and uncompress it there",
-            uri=job.source,
-        )
-    return {"content_type": job.read_from.content_type, "metadata": job.read_from.metadata}
+    return portable_attributes(job.read_from)
 
 
 def _guess_type(name: str) -> str:

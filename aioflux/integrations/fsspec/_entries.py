@@ -39,6 +39,8 @@ def object_entry(base: str, meta: ObjectMeta) -> Entry:
         "crc32c": meta.crc32c,
         "contentType": meta.content_type,
         "contentEncoding": meta.content_encoding,
+        "contentDisposition": meta.content_disposition,
+        "cacheControl": meta.cache_control,
         "storageClass": meta.storage_class,
         "metadata": dict(meta.metadata),
     }

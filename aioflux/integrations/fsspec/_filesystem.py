@@ -12,13 +12,13 @@ import atexit
 import io
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from datetime import datetime
 from functools import partial
 from glob import has_magic
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
 
 from fsspec import asyn  # type: ignore[import-untyped]
 from fsspec.asyn import AsyncFileSystem  # type: ignore[import-untyped]
@@ -67,6 +67,7 @@ from aioflux.integrations.fsspec._write_file import (
     WriteFile,
     open_writer,
 )
+from aioflux.options import WriteAttributes
 from aioflux.store import open_store, sessions_of
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ _MAX_OBJECTS: Final = 128
 _CLOSE_SECONDS: Final = 5.0
 """Maximum time to close the connections on fsspec's event loop when the process exits."""
 
-_WRITE_OPTIONS: tuple[str, ...] = ("content_type", "metadata")
+_WRITE_OPTIONS = frozenset(WriteAttributes.__annotations__)
 
 
 @add_blocking_methods
@@ -275,7 +276,7 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             block_size: Minimum number of bytes that a read requests; 1 MiB by default.
             cache_options: Without effect.
             compression: Name of a compression of fsspec; "infer" to choose by the path's suffix.
-            kwargs: `content_type` and `metadata` of a written object; `encoding`, `errors` and
+            kwargs: Attributes of a written object, as for `Store.put`; `encoding`, `errors` and
                 `newline` of text. The keywords `cache_type`, `default_cache`, `fill_cache` and
                 `size` of gcsfs and s3fs have no effect.
 
@@ -665,19 +666,11 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         path: Any,
         value: bytes | bytearray | memoryview,
         mode: WriteMode = "overwrite",
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
+        **attributes: Unpack[WriteAttributes],
     ) -> None:
         """Write an object from memory; in a transaction, when the transaction ends."""
         parsed = self._split_object(path)
-        put = partial(
-            self._store(parsed).put,
-            parsed.key,
-            value,
-            mode=mode,
-            content_type=content_type,
-            metadata=metadata,
-        )
+        put = partial(self._store(parsed).put, parsed.key, value, mode=mode, **attributes)
         await self._write(put)
 
     async def _put_file(

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from aioflux._values.meta import portable_attributes
 from aioflux.store import read_current
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ async def copy_object(
     source: Store, meta: ObjectMeta, target: Store, key: str, *, slots: LargeTransferSlots
 ) -> None:
     """Copy an object to another store: this process downloads and uploads the bytes."""
-    options: dict[str, Any] = {"content_type": meta.content_type, "metadata": meta.metadata or None}
+    options = portable_attributes(meta)
     if meta.size <= _BLOCK_BYTES:
         await target.put(key, await source.get(meta), **options)
         return

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fsspec.transaction import Transaction as _Transaction  # type: ignore[import-untyped]
 
 from aioflux._files import WritableFile
+from aioflux._values.meta import portable_attributes
 from aioflux.errors import AlreadyExistsError, NotFoundError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _MAX_FRAMES: Final = 3
 async def open_writer(
     store: Store, key: str, mode: str, write_options: Mapping[str, Any]
 ) -> AsyncIterator[ObjectWriter]:
-    """Open an object in a write mode; `write_options` are `content_type` and `metadata`."""
+    """Open an object in a write mode; `write_options` are attributes of `Store.put`."""
     if mode not in _MODES:
         known = ", ".join(("rb", *_MODES))
         raise ValueError(f"mode must be one of {known}, or the same without b, not {mode!r}")
@@ -56,8 +57,7 @@ async def open_writer(
         )
     if present is not None:
         options = {
-            "content_type": present.content_type,
-            "metadata": present.metadata or None,
+            **portable_attributes(present),
             **write_options,
             "if_generation_match": present.generation,
         }
