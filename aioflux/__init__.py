@@ -30,7 +30,14 @@ from aioflux.errors import (
     TransientError,
     UnsupportedError,
 )
-from aioflux.options import CleanupTimeouts, RetryPolicy, S3Access, Timeouts, TransferOptions
+from aioflux.options import (
+    CleanupTimeouts,
+    GCSAccess,
+    RetryPolicy,
+    S3Access,
+    Timeouts,
+    TransferOptions,
+)
 
 if TYPE_CHECKING:
     from aioflux import checkpoint as checkpoint
@@ -52,6 +59,7 @@ __all__ = [
     "CleanupTimeouts",
     "CredentialsError",
     "DeleteResult",
+    "GCSAccess",
     "LatencyHistogram",
     "Listing",
     "NotFoundError",

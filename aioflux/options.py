@@ -1,4 +1,4 @@
-"""Options of `open_store`: transfers, retries, timeouts, and access to S3."""
+"""Options of `open_store`: transfers, retries, timeouts, and access to a service."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CleanupTimeouts",
+    "GCSAccess",
     "RetryPolicy",
     "S3Access",
     "StoreOptions",
@@ -290,7 +291,7 @@ _ADDRESSINGS = ("auto", "path", "virtual")
 
 def is_asynchronous(credentials: Any) -> bool:
     """Return whether credentials are a coroutine function, or have asynchronous methods."""
-    provider = credentials.credentials if isinstance(credentials, S3Access) else credentials
+    provider = credentials.credentials if isinstance(credentials, _Access) else credentials
     methods = (provider, type(provider).__call__, getattr(provider, "get_token", None))
     return any(map(inspect.iscoroutinefunction, methods))
 
@@ -301,14 +302,64 @@ def carries_secret(credentials: Any) -> bool:
     A function of a module contains none, because it is pickled as its name, and neither does the
     path of a file. Other text, credential objects, lambdas and nested functions may contain one.
     """
-    provider = credentials.credentials if isinstance(credentials, S3Access) else credentials
+    provider = credentials.credentials if isinstance(credentials, _Access) else credentials
     if isinstance(provider, str | os.PathLike):
         return provider != ANONYMOUS and not os.path.isfile(provider)
     return provider is not None and "." in getattr(provider, "__qualname__", ".")
 
 
+class _Access:
+    """Base of the access settings of a service, which may contain a secret in `credentials`."""
+
+    __slots__ = ()
+    credentials: Any
+
+    def __repr__(self) -> str:
+        settings: list[str] = []
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value != field.default:
+                # Without the secret, but different for other credentials: fsspec uses the repr of
+                # its arguments as the key of its cache of filesystems.
+                is_secret = field.name == "credentials"
+                text = f"<{type(value).__name__} at {id(value):#x}>" if is_secret else repr(value)
+                settings.append(f"{field.name}={text}")
+        return f"{type(self).__name__}({', '.join(settings)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if carries_secret(self):
+            raise TypeError(
+                f"{self!r} holds credentials and cannot be pickled; pass a "
+                "module-level function that returns them, or rely on the default credentials"
+            )
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return partial(type(self), **settings), ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class S3Access:
+class GCSAccess(_Access):
+    """Access to Google Cloud Storage: `open_store("gs://...", credentials=GCSAccess(...))`.
+
+    It can be pickled if `credentials` is None or a function of a module.
+    """
+
+    credentials: Any = None
+    """Other value of `credentials=` for `gs://`. None, the default, means Application Default
+    Credentials."""
+    user_project: str = ""
+    """Project that is billed for the requests, which buckets with requester pays need. The
+    credentials need the permission `serviceusage.services.use` in it. By default the project of the
+    bucket is billed."""
+    kms_key: str = ""
+    """Cloud KMS key with which written, composed and copied objects are encrypted,
+    `projects/.../locations/.../keyRings/.../cryptoKeys/...`; by default the key of the bucket."""
+
+    def __post_init__(self) -> None:
+        _require_type(self, str, "user_project", "kms_key")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class S3Access(_Access):
     """Access to S3, for `open_store("s3://...", credentials=S3Access(...))`.
 
     It can be pickled if `credentials` is None or a function of a module.
@@ -350,6 +401,9 @@ class S3Access:
     them: the MD5 of the bytes is then compared with the ETag, if the ETag is an MD5."""
     requester_pays: bool = False
     """Bill the requester, not the bucket's owner, for the requests; False by default."""
+    kms_key: str = ""
+    """KMS key with which written and copied objects are encrypted (SSE-KMS): its id, its ARN, or an
+    alias such as `alias/aws/s3`. By default objects are encrypted as the bucket says."""
     require_conditions: bool = True
     """Raise UnsupportedError for `mode="create"` and `if_generation_match` on a server that ignores
     these conditions; True by default. If False, a RuntimeWarning is issued once, and two writers
@@ -368,34 +422,20 @@ class S3Access:
                 f"{self.addressing!r}"
             )
         _require_type(self, bool, "anonymous", "checksums", "requester_pays", "require_conditions")
-        _require_type(self, str, "region", "profile")
+        _require_type(self, str, "region", "profile", "kms_key")
         if self.anonymous and (self.credentials is not None or self.profile):
             raise ValueError("S3Access(anonymous=True) takes neither credentials nor a profile")
-        if self.anonymous and self.requester_pays:
-            raise ValueError("S3Access(requester_pays=True) needs signed requests, not anonymous")
+        if self.anonymous and (self.requester_pays or self.kms_key):
+            name = "requester_pays=True" if self.requester_pays else "kms_key=..."
+            raise ValueError(f"S3Access({name}) needs signed requests, not anonymous")
         if self.credentials is not None and self.profile:
             raise ValueError("S3Access takes credentials or a profile, not both")
 
-    def __repr__(self) -> str:
-        settings: list[str] = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                # Without the secret, but different for other credentials: fsspec uses the repr of
-                # its arguments as the key of its cache of filesystems.
-                is_secret = field.name == "credentials"
-                text = f"<{type(value).__name__} at {id(value):#x}>" if is_secret else repr(value)
-                settings.append(f"{field.name}={text}")
-        return f"{type(self).__name__}({', '.join(settings)})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if carries_secret(self):
-            raise TypeError(
-                f"{self!r} holds credentials and cannot be pickled; pass a "
-                "module-level function that returns them, or rely on the default credentials"
-            )
-        settings = {field.name: getattr(self, field.name) for field in fields(self)}
-        return partial(S3Access, **settings), ()
+def as_gcs_access(credentials: Any) -> GCSAccess:
+    """Return the access that `credentials=` of `gs://` means."""
+    is_access = isinstance(credentials, GCSAccess)
+    return credentials if is_access else GCSAccess(credentials=credentials)
 
 
 def as_s3_access(credentials: Any) -> S3Access:

@@ -134,8 +134,8 @@ def open_store(
 
     Credentials:
         `gs://`: google-auth credentials, the path of a JSON key file or its content as a mapping,
-        "anonymous", or a function that returns an access token. By default Application Default
-        Credentials.
+        "anonymous", a function that returns an access token, or `aioflux.GCSAccess`. By default
+        Application Default Credentials.
 
         `s3://`: `aioflux.S3Access`, a value of its field `credentials`, or "anonymous". By default
         the credentials that botocore finds.
@@ -150,8 +150,8 @@ def open_store(
         in a thread.
 
         A store whose `credentials` may contain a secret cannot be pickled. These contain no secret:
-        a function of a module, a path, "anonymous", None, and `S3Access` with one of these as its
-        `credentials`.
+        a function of a module, a path, "anonymous", None, and `GCSAccess` and `S3Access` with one
+        of these as `credentials`.
 
     Endpoints:
         `gs://`: by default the environment variable STORAGE_EMULATOR_HOST, if it is set. Requests

@@ -65,17 +65,19 @@ class GoogleToken(RenewedToken):
         return f"{source}, of {owner}" if owner else source
 
     async def presign(
-        self, method: bytes, path: bytes, host: bytes, *, seconds: int, now: float
+        self, method: bytes, path: bytes, query: bytes, host: bytes, *, seconds: int, now: float
     ) -> bytes:
         """Return the query of a signed url (V4); arguments as in `Signer.presign` of `sigv4`.
 
         Raises:
             CredentialsError: No credentials were found, or they cannot sign.
         """
-        return await asyncio.to_thread(self._presign_blocking, method, path, host, seconds, now)
+        return await asyncio.to_thread(
+            self._presign_blocking, method, path, query, host, seconds, now
+        )
 
     def _presign_blocking(
-        self, method: bytes, path: bytes, host: bytes, seconds: int, now: float
+        self, method: bytes, path: bytes, query: bytes, host: bytes, seconds: int, now: float
     ) -> bytes:
         from google.auth.credentials import Signing
 
@@ -87,7 +89,8 @@ class GoogleToken(RenewedToken):
             raise CredentialsError(f"{type(credentials).__name__} {NO_PRIVATE_KEY}")
         try:
             credential = b"%b/%b" % (credentials.signer_email.encode(), scope)
-            query = presigned_query(b"X-Goog", algorithm, credential, timestamp, seconds)
+            added = presigned_query(b"X-Goog", algorithm, credential, timestamp, seconds)
+            query = b"%b&%b" % (added, query) if query else added
             text = presigned_text(algorithm, timestamp, scope, method, path, query, host)
             signature: bytes = credentials.sign_bytes(text)  # type: ignore[no-untyped-call]
         except Exception as exc:  # of google-auth, or of requests

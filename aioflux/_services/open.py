@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from aioflux.options import as_s3_access
+from aioflux.options import as_gcs_access, as_s3_access
 
 if TYPE_CHECKING:
     from aioflux._services.base import Service, ServiceConfig
@@ -27,7 +27,7 @@ def check_credentials(location: Location, credentials: Any) -> None:
     if location.scheme == "gs":
         from aioflux._auth.google import open_token
 
-        open_token(credentials, emulator=False)
+        open_token(as_gcs_access(credentials).credentials, emulator=False)
     elif location.scheme == "s3":
         from aioflux._auth.aws import AWSSource
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from aioflux._auth.redaction import redact, redact_error
 from aioflux._services.base import MAX_EMPTY_PAGES
-from aioflux._values.meta import ATTRIBUTE_NAMES, ObjectMeta
+from aioflux._values.meta import ATTRIBUTE_NAMES, DEFAULT_TYPE, ObjectMeta
 from aioflux.errors import (
     ChecksumError,
     NotFoundError,
@@ -208,8 +208,6 @@ def error_from_status(failure: Failure) -> StorageError:
     return failure.error(error, before=before, advice=advice.format(action=failure.action))
 
 
-DEFAULT_TYPE = "application/octet-stream"
-"""Content type of objects that are written without a content type."""
 _CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
 _UNSATISFIED = re.compile(rb"bytes \*/([0-9]{1,18})", re.IGNORECASE)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

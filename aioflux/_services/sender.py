@@ -351,9 +351,16 @@ class TokenSender(Sender):
     """Sender of requests to one server, with an access token if there is one."""
 
     def __init__(
-        self, token: TokenSource, pool: Pool, origin: Origin, uri: Callable[[str], str]
+        self,
+        token: TokenSource,
+        pool: Pool,
+        origin: Origin,
+        uri: Callable[[str], str],
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
+        """Initialize; all requests have `headers`."""
         super().__init__(uri)
+        self._common = (USER_AGENT, *headers)
         self._credentials = self._token = token
         self.pool: Pool = hide_proxy_credentials(pool)
         self._origin = origin

@@ -238,9 +238,6 @@ def has_attributes(meta: ObjectMeta, attributes: ObjectAttributes) -> bool:
     """
     for name, value in portable_attributes(meta).items():
         expected = getattr(attributes, name)
-        if name == "metadata":
-            if expected is not None and dict(value) != dict(expected):
-                return False
-        elif expected and value != expected:
+        if expected not in ("", None, value):
             return False
     return True

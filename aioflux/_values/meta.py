@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from aioflux.errors import StorageError
 
 
+DEFAULT_TYPE: Final = "application/octet-stream"
+"""Content type of objects that are written without a content type."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectMeta:
     """Metadata of one object, as the service returned it."""
@@ -70,13 +74,16 @@ class ObjectAttributes:
     metadata: Mapping[str, str] | None = None
     """User metadata. Names are stored in lower case, as most services return them."""
 
-    def headers(self, names: Mapping[str, bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the attributes that are not empty as headers, whose `names` a service defines."""
-        return [
-            (header, value.encode())
-            for name, header in names.items()
-            if (value := getattr(self, name))
-        ]
+    def headers(self, class_header: bytes, *, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
+        """Return the attributes, without metadata, as headers; `prefix` is not for the class."""
+        texts = {
+            prefix + b"content-type": self.content_type or DEFAULT_TYPE,
+            prefix + b"content-encoding": self.content_encoding,
+            prefix + b"content-disposition": self.content_disposition,
+            prefix + b"cache-control": self.cache_control,
+            class_header: self.storage_class,
+        }
+        return [(name, text.encode()) for name, text in texts.items() if text]
 
 
 DEFAULT_ATTRIBUTES: Final = ObjectAttributes()

@@ -95,14 +95,23 @@ def key_file() -> Mapping[str, Any]:
 
 
 def by_google(
-    info: Mapping[str, Any], name: str, method: str, seconds: int, endpoint: str | None = None
+    info: Mapping[str, Any],
+    name: str,
+    method: str,
+    seconds: int,
+    endpoint: str | None = None,
+    **options: Any,
 ) -> str:
     """Return the url of google-cloud-storage."""
     account = service_account.Credentials.from_service_account_info(info)
     blob = storage.Client("project", account).bucket("bucket").blob(name)
     with mock.patch.object(_signing, "_NOW", return_value=MOMENT):
         url: str = blob.generate_signed_url(
-            timedelta(seconds=seconds), api_access_endpoint=endpoint, method=method, version="v4"
+            timedelta(seconds=seconds),
+            api_access_endpoint=endpoint,
+            method=method,
+            version="v4",
+            **options,
         )
     return url
 

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from aioflux.options import MIB, CleanupTimeouts, RetryPolicy, S3Access, Timeouts, TransferOptions
+from aioflux.options import (
+    MIB,
+    CleanupTimeouts,
+    GCSAccess,
+    RetryPolicy,
+    S3Access,
+    Timeouts,
+    TransferOptions,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -62,9 +70,13 @@ def test_the_table_has_the_defaults_of_a_store(cells: list[str]) -> None:
         assert cells[1] == ", ".join(map(shown, defaults))
 
 
-def test_each_field_of_s3_access_is_in_its_table_once() -> None:
-    listed = [name for cells in rows("s3.md", "field of `S3Access`") for name in names(cells)]
-    assert sorted(listed) == sorted(field.name for field in dataclasses.fields(S3Access))
+@pytest.mark.parametrize(
+    ("page", "kind"), [("s3.md", S3Access), ("google-cloud-storage.md", GCSAccess)]
+)
+def test_each_field_of_access_to_a_service_is_in_its_table_once(page: str, kind: Any) -> None:
+    header = f"field of `{kind.__name__}`"
+    listed = [name for cells in rows(page, header) for name in names(cells)]
+    assert sorted(listed) == sorted(field.name for field in dataclasses.fields(kind))
 
 
 def test_each_keyword_of_a_dataset_is_in_its_table_once() -> None:

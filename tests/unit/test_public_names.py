@@ -24,6 +24,7 @@ PUBLIC = {
     "CleanupTimeouts",
     "CredentialsError",
     "DeleteResult",
+    "GCSAccess",
     "LatencyHistogram",
     "Listing",
     "NotFoundError",

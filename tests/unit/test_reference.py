@@ -92,9 +92,12 @@ def test_each_option_says_its_default(package: griffe.Module, name: str) -> None
     ]
 
 
-def test_each_field_of_s3_access_is_described(package: griffe.Module) -> None:
-    fields = package["options.S3Access"].attributes.values()
-    assert [each.name for each in fields if not each.docstring] == []
+@pytest.mark.parametrize("name", ["GCSAccess", "S3Access"])
+def test_each_field_of_access_to_a_service_is_described(package: griffe.Module, name: str) -> None:
+    fields = package[f"options.{name}"].attributes.values()
+    shown = [each for each in fields if not each.name.startswith("_")]
+    assert [each.name for each in shown if not each.docstring] == []
+    assert "credentials" in [each.name for each in shown]
 
 
 def test_keywords_of_a_typed_dict_are_shown(package: griffe.Module) -> None:

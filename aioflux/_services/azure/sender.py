@@ -10,7 +10,7 @@ from aioflux._auth.azure import is_sas
 from aioflux._auth.redaction import add_secret
 from aioflux._http import FixedHeaders
 from aioflux._services.azure import wire
-from aioflux._services.sender import USER_AGENT, ErrorResponse, TokenSender
+from aioflux._services.sender import ErrorResponse, TokenSender
 from aioflux.errors import (
     NotFoundError,
     PreconditionFailedError,
@@ -39,11 +39,11 @@ class AzureSender(TokenSender):
     ) -> None:
         self._access = access
         self._set_sas(access.sas)
-        super().__init__(access.token, pool, origin, uri)
+        super().__init__(access.token, pool, origin, uri, [_VERSION])
         self._credentials = access
 
     def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
-        headers = [USER_AGENT, _VERSION]
+        headers = [*self._common]
         if token is not None and is_sas(token):
             self._set_sas(token.removeprefix("?"))
         elif token is not None:

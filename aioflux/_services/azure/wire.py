@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from aioflux._services import responses as _responses
-from aioflux._services.responses import DEFAULT_TYPE, Failure, error_from_status
+from aioflux._services.responses import Failure, error_from_status
 from aioflux._services.xml_reader import parse_fields, read_xml
 from aioflux.errors import (
     ChecksumError,
@@ -33,12 +33,6 @@ VERSION = b"2023-11-03"
 """API version of requests."""
 _USER_PREFIX = b"x-ms-meta-"
 _TIER = b"x-ms-access-tier"
-_ATTRIBUTES = {
-    "content_encoding": b"x-ms-blob-content-encoding",
-    "content_disposition": b"x-ms-blob-content-disposition",
-    "cache_control": b"x-ms-blob-cache-control",
-    "storage_class": _TIER,
-}
 _META_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 is_etag = re.compile(r"[!#-~]+").fullmatch
 _MAX_NAME = 1024
@@ -188,8 +182,7 @@ def object_headers(attributes: ObjectAttributes) -> list[tuple[bytes, bytes]]:
     Raises:
         ValueError: The service cannot store the metadata.
     """
-    headers = [(b"x-ms-blob-content-type", (attributes.content_type or DEFAULT_TYPE).encode())]
-    headers += attributes.headers(_ATTRIBUTES)
+    headers = attributes.headers(_TIER, prefix=b"x-ms-blob-")
     for name, value in (attributes.metadata or {}).items():
         if _META_NAME.fullmatch(name) is None:
             raise ValueError(

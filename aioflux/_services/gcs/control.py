@@ -47,12 +47,25 @@ class GCSControl:
     """Copies and composes within one bucket. Keys are relative to the prefix, names are full."""
 
     def __init__(
-        self, bucket: str, path: str, sender: TokenSender, *, uri: Callable[[str], str]
+        self,
+        bucket: str,
+        path: str,
+        sender: TokenSender,
+        params: Mapping[str, str],
+        kms_key: str,
+        *,
+        uri: Callable[[str], str],
     ) -> None:
-        """Initialize with the path of the bucket; `uri` returns the uri of a key, for errors."""
+        """Initialize; `path` is that of the bucket, and all requests have the query `params`.
+
+        Objects are encrypted with `kms_key`, if it is not empty. `uri` returns the uri of a key,
+        for errors.
+        """
         self._bucket = bucket
         self._path = path
         self._sender = sender
+        self._params = params
+        self._kms_key = kms_key
         self._uri = uri
 
     async def copy(
@@ -62,7 +75,9 @@ class GCSControl:
 
         Large copies take several requests. `name` is the full name of the target, `key` its key.
         """
-        params = {**wire.precondition_params(precondition)}
+        params = {**self._params, **wire.precondition_params(precondition)}
+        if self._kms_key:
+            params["destinationKmsKeyName"] = self._kms_key
         if source.generation:
             params["sourceGeneration"] = source.generation
         try:
@@ -96,7 +111,9 @@ class GCSControl:
             for name, source in sources
         ]
         body = json.dumps({"sourceObjects": rows, "destination": destination})
-        params = dict(wire.precondition_params(request.precondition))
+        params = {**self._params, **wire.precondition_params(request.precondition)}
+        if self._kms_key:
+            params["kmsKeyName"] = self._kms_key
         url = f"{_ROOT}{self._path}/o/{wire.quote_key(name)}/compose"
         headers = {"Content-Type": "application/json; charset=UTF-8"}
 

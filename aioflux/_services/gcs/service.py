@@ -35,7 +35,6 @@ from aioflux._services.responses import (
 )
 from aioflux._services.sender import (
     MAX_PAGE_BYTES,
-    USER_AGENT,
     ErrorResponse,
     TokenSender,
     resolve_credentials,
@@ -43,6 +42,7 @@ from aioflux._services.sender import (
 from aioflux._services.xml_multipart import XMLService
 from aioflux._services.xml_reader import parse_error, parse_fields
 from aioflux.errors import CredentialsError, StorageError, TransientError
+from aioflux.options import as_gcs_access
 
 if TYPE_CHECKING:
     from aioflux._http import Response
@@ -70,20 +70,22 @@ class GCSSender(TokenSender):
     """Sender of the requests to one bucket."""
 
     def _encode_headers(self, token: str | None) -> tuple[FixedHeaders, FixedHeaders]:
-        headers = [USER_AGENT]
+        headers = [*self._common]
         if token is not None:
             add_secret(token)
             headers.append((b"Authorization", b"Bearer " + token.encode()))
         return FixedHeaders(headers), FixedHeaders([*headers, _STORED_BYTES])
 
     async def presign(
-        self, method: bytes, path: bytes, key: str, *, seconds: int, now: float
+        self, method: bytes, path: bytes, query: bytes, key: str, *, seconds: int, now: float
     ) -> str:
         """Return a signed url; arguments as in `Signer.presign` of `sigv4`."""
         action, uri, origin = "sign a url of", self._uri(key), self._origin
         if not isinstance(self._token, GoogleToken):
             raise CredentialsError(f"could not {action} {uri}: an access token {NO_PRIVATE_KEY}")
-        signing = self._token.presign(method, path, origin.authority, seconds=seconds, now=now)
+        signing = self._token.presign(
+            method, path, query, origin.authority, seconds=seconds, now=now
+        )
         query = await resolve_credentials(signing, action, uri)
         return f"{origin.url}{path.decode()}?{query.decode()}"
 
@@ -115,14 +117,20 @@ class GCSService(XMLService):
         self.capabilities = replace(
             GCSService.capabilities, guarded_transport=origin.scheme == "https"
         )
-        token = open_token(config.credentials, emulator=is_emulator)
+        access = as_gcs_access(config.credentials)
+        token = open_token(access.credentials, emulator=is_emulator)
         pool = open_pool(
             origin,
             max_idle=config.max_idle,
             timeouts=config.timeouts,
             ssl_context=config.ssl_context,
         )
-        self._sender = GCSSender(token, pool, origin, self.uri)
+        project = access.user_project
+        # The header is that of the XML API; the JSON API and signed urls have a parameter.
+        billing = [(b"x-goog-user-project", project.encode())] if project else []
+        self._params = {"userProject": project} if project else {}
+        self._sender = GCSSender(token, pool, origin, self.uri, billing)
+        self._kms_key = access.kms_key
         self._bucket = bucket
         self._bucket_path = f"/{quote(bucket, safe='')}/".encode()
         self._json_path = f"/storage/v1/b/{quote(bucket, safe='')}"
@@ -136,13 +144,14 @@ class GCSService(XMLService):
         """
         from aioflux._services.gcs.control import GCSControl
 
-        return GCSControl(self._bucket, self._json_path, self._sender, uri=self.uri)
+        return GCSControl(
+            self._bucket, self._json_path, self._sender, self._params, self._kms_key, uri=self.uri
+        )
 
     async def head(self, key: str, generation: str = "") -> ObjectMeta:
         action = "read the metadata of"
-        target = f"{self._json_path}/o/{wire.quote_key(self._name(key))}"
-        if generation:
-            target += f"?generation={quote(generation, safe='')}"
+        query = urlencode(self._params | ({"generation": generation} if generation else {}))
+        target = f"{self._json_path}/o/{wire.quote_key(self._name(key))}{query and '?'}{query}"
         kind = RequestKind(generation=generation)
         response = await self._sender.send(b"GET", target.encode(), action, key, kind=kind)
         try:
@@ -222,7 +231,7 @@ class GCSService(XMLService):
     async def put(
         self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
-        headers = wire.object_headers(request.attributes)
+        headers = self._upload_headers(request)
         headers += wire.precondition_headers(request.precondition)
         headers += wire.hash_headers(crc32c)
         response = await self._sender.send(
@@ -243,6 +252,7 @@ class GCSService(XMLService):
 
         prefix, glob = request.prefix, request.match_glob
         query = {
+            **self._params,
             "fields": listing.LIST_FIELDS,
             "prettyPrint": "false",  # by default, a third of a response is spaces
             "maxResults": str(request.page_size or self.capabilities.page_size),
@@ -301,7 +311,7 @@ class GCSService(XMLService):
         return self._meta(resource, "copy to", key, maybe_done=True)
 
     def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
-        return wire.object_headers(request.attributes)
+        return wire.object_headers(request.attributes, self._kms_key)
 
     async def _part_headers(self, request: PartRequest) -> Sequence[tuple[bytes, bytes]]:
         return wire.hash_headers(request.crc32c)
@@ -331,7 +341,8 @@ class GCSService(XMLService):
         from aioflux._services.gcs import listing
 
         action = "test the permissions of"
-        query = urlencode([("permissions", permission) for permission in permissions])
+        names = [("permissions", permission) for permission in permissions]
+        query = urlencode([*names, *self._params.items()])
         target = f"{self._json_path}/iam/testPermissions?{query}".encode()
         response = await self._sender.send(b"GET", target, action, "")
         try:
@@ -342,8 +353,10 @@ class GCSService(XMLService):
             raise malformed_response(action, self.uri(), why, maybe_done=False) from exc
 
     async def sign(self, key: str, *, method: str, seconds: int, now: float) -> str:
-        path = self._path(key)
-        return await self._sender.presign(method.encode(), path, key, seconds=seconds, now=now)
+        path, query = self._path(key), urlencode(self._params, quote_via=quote).encode()
+        return await self._sender.presign(
+            method.encode(), path, query, key, seconds=seconds, now=now
+        )
 
     def _path(self, key: str) -> bytes:
         name = self._prefix + key

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from aioflux._services import responses as _responses
 from aioflux._services.responses import (
-    DEFAULT_TYPE,
     decode_crc32c,
     encode_crc32c,
     size_from_response,
@@ -26,12 +25,7 @@ if TYPE_CHECKING:
 
 _ENDPOINT = "https://storage.googleapis.com"
 _USER_PREFIX = b"x-goog-meta-"
-_ATTRIBUTES = {
-    "content_encoding": b"Content-Encoding",
-    "content_disposition": b"Content-Disposition",
-    "cache_control": b"Cache-Control",
-    "storage_class": b"x-goog-storage-class",
-}
+_CLASS_HEADER = b"x-goog-storage-class"
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
@@ -61,8 +55,8 @@ def generation_of(headers: Mapping[bytes, bytes]) -> str:
     return (headers.get(b"x-goog-generation") or b"").decode("latin-1")
 
 
-def object_headers(attributes: ObjectAttributes) -> list[tuple[bytes, bytes]]:
-    """Return the attributes of an object as headers of the XML API.
+def object_headers(attributes: ObjectAttributes, kms_key: str = "") -> list[tuple[bytes, bytes]]:
+    """Return the attributes and the KMS key of an object as headers of the XML API.
 
     Raises:
         ValueError: A header cannot represent the metadata.
@@ -79,8 +73,9 @@ def object_headers(attributes: ObjectAttributes) -> list[tuple[bytes, bytes]]:
                 f"metadata {name!r} cannot have the value {value!r}: it is sent as a header, so it "
                 "cannot have line ends, unprintable characters, or space at either end"
             )
-    headers = [(b"Content-Type", (attributes.content_type or DEFAULT_TYPE).encode())]
-    headers += attributes.headers(_ATTRIBUTES)
+    headers = attributes.headers(_CLASS_HEADER)
+    if kms_key:
+        headers.append((b"x-goog-encryption-kms-key-name", kms_key.encode()))
     headers += [(_USER_PREFIX + name.encode(), value.encode()) for name, value in metadata.items()]
     return headers
 
@@ -134,7 +129,7 @@ def meta_from_headers(
         size=size,
         generation=generation_of(headers),
         user_prefix=_USER_PREFIX,
-        class_header=b"x-goog-storage-class",
+        class_header=_CLASS_HEADER,
         # Responses for objects without a Cache-Control have the default of the service.
         cache_header=b"",
         crc32c=hash_crc32c(headers.get(b"x-goog-hash")),

@@ -84,6 +84,7 @@ class S3Service(XMLService):
         access = as_s3_access(config.credentials)
         self._bucket = bucket
         self._has_checksums = access.checksums
+        self._encryption = wire.encryption_headers(access.kms_key)
         self._requires_conditions = access.require_conditions
         self.conditions_known = False
         self._is_amazon = False
@@ -292,7 +293,7 @@ class S3Service(XMLService):
         self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
         key = request.key
-        headers = wire.object_headers(request.attributes)
+        headers = wire.object_headers(request.attributes) + self._encryption
         if self._has_checksums:
             headers += wire.hash_headers(crc32c)
         condition = await self._precondition_to_send(key, request.precondition)
@@ -395,7 +396,7 @@ class S3Service(XMLService):
                 return await copy_by_parts(
                     self, self.put_part_copy, request, original.size, source_headers
                 )
-            headers = source_headers + wire.precondition_headers(condition)
+            headers = source_headers + wire.precondition_headers(condition) + self._encryption
             if original.storage_class:  # S3 copies the other attributes
                 headers.append((wire.CLASS_HEADER, original.storage_class.encode()))
             response = await self._sender.send(
@@ -464,6 +465,7 @@ class S3Service(XMLService):
     def _upload_headers(self, request: WriteRequest) -> list[tuple[bytes, bytes]]:
         return [
             *wire.object_headers(request.attributes),
+            *self._encryption,
             *wire.upload_headers(has_checksums=self._has_checksums),
         ]
 

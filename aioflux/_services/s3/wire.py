@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 from aioflux._services import responses as _responses
 from aioflux._services.responses import (
-    DEFAULT_TYPE,
     TRANSIENT,
     Failure,
     RequestKind,
@@ -42,12 +41,6 @@ if TYPE_CHECKING:
 
 _USER_PREFIX = b"x-amz-meta-"
 CLASS_HEADER = b"x-amz-storage-class"
-_ATTRIBUTES = {
-    "content_encoding": b"Content-Encoding",
-    "content_disposition": b"Content-Disposition",
-    "cache_control": b"Cache-Control",
-    "storage_class": CLASS_HEADER,
-}
 _USER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_~.-][A-Za-z0-9_.~/-]{0,1023}")
 _DOTS = frozenset({".", ".."})
@@ -183,14 +176,21 @@ def precondition_headers(
     return [(b"If-Match", pin.quoted if is_quoted else pin.etag.encode())]
 
 
+def encryption_headers(kms_key: str) -> list[tuple[bytes, bytes]]:
+    """Return the headers of SSE-KMS for a new object; none without a key."""
+    if not kms_key:
+        return []
+    name = b"x-amz-server-side-encryption"
+    return [(name, b"aws:kms"), (name + b"-aws-kms-key-id", kms_key.encode())]
+
+
 def object_headers(attributes: ObjectAttributes) -> list[tuple[bytes, bytes]]:
     """Return the attributes of an object as headers.
 
     Raises:
         ValueError: A header cannot represent the metadata.
     """
-    headers = [(b"Content-Type", (attributes.content_type or DEFAULT_TYPE).encode())]
-    headers += attributes.headers(_ATTRIBUTES)
+    headers = attributes.headers(CLASS_HEADER)
     num_bytes = 0
     for name, value in (attributes.metadata or {}).items():
         if _USER_NAME.fullmatch(name) is None:

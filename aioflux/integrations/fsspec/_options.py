@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from aioflux.options import ANONYMOUS, RetryPolicy, S3Access, Timeouts, TransferOptions
+from aioflux.options import (
+    ANONYMOUS,
+    GCSAccess,
+    RetryPolicy,
+    S3Access,
+    Timeouts,
+    TransferOptions,
+)
 
 if TYPE_CHECKING:
     from aioflux.options import StoreOptions
@@ -126,15 +133,16 @@ def _only_one(options: Mapping[str, Any], *names: str) -> Any:
 
 
 def _map_gcsfs(foreign: Mapping[str, Any]) -> dict[str, Any]:
-    if foreign.get("requester_pays"):
-        raise ValueError(
-            "aioflux cannot bill another project for requests to gs://; leave requester_pays out"
-        )
-    # gcsfs uses `project` to create and list buckets, which aioflux cannot do.
     token = _only_one(foreign, "token", "anon")
-    if token is None or token == "google_default":  # noqa: S105  # a name of gcsfs
-        return {}
-    return {"credentials": _google_credentials(token)}
+    is_default = token is None or token == "google_default"  # noqa: S105  # a name of gcsfs
+    credentials = None if is_default else _google_credentials(token)
+    if payer := foreign.get("requester_pays"):
+        # gcsfs also uses `project` to create and list buckets, which aioflux cannot do.
+        project = foreign.get("project") if payer is True else payer
+        if not project:
+            raise ValueError("requester_pays=True needs project=, the project that is billed")
+        credentials = GCSAccess(credentials=credentials, user_project=project)
+    return {} if credentials is None else {"credentials": credentials}
 
 
 def _google_credentials(token: Any) -> Any:

@@ -121,8 +121,12 @@ def test_a_missing_or_damaged_key_file(tmp_path: Path) -> None:
     assert "s3cret" not in repr(failure.value)
 
 
-def test_requester_pays_is_rejected_for_gs() -> None:
-    with pytest.raises(ValueError, match="leave requester_pays out"):
+def test_requester_pays_of_gcsfs() -> None:
+    """It is the project that is billed, or True for `project`."""
+    assert credentials_of(requester_pays="p") == aioflux.GCSAccess(user_project="p")
+    access = credentials_of(requester_pays=True, project="p", token="anon")
+    assert access == aioflux.GCSAccess(user_project="p", credentials="anonymous")
+    with pytest.raises(ValueError, match="requester_pays=True needs project="):
         GSFileSystem(requester_pays=True)
 
 
