@@ -23,7 +23,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypeVar, Unpack, cast
 
 from aioflux._concurrency.async_iteration import aclosing_inner, rejects_plain_for
-from aioflux._services.base import Precondition, ServiceConfig, Source
+from aioflux._services.base import Precondition, ServiceConfig
 from aioflux._services.open import check_credentials, check_proxy, open_service
 from aioflux._transfer import clean as _clean
 from aioflux._transfer import compose as _compose
@@ -45,11 +45,14 @@ from aioflux._transfer.arguments import (
     parse_expires,
     parse_key,
     parse_memory,
+    parse_path,
     parse_prefix,
+    parse_source,
     require_many_keys,
     write_request,
 )
 from aioflux._transfer.composite_plan import can_compose
+from aioflux._transfer.file_transfer import TransferProgress, download_file, upload_file
 from aioflux._transfer.get_many import fetch_many, try_all, try_many
 from aioflux._transfer.read_plan import MAX_GAP_BYTES
 from aioflux._transfer.read_range import Pin, read_into
@@ -65,6 +68,7 @@ from aioflux.options import RetryPolicy, Timeouts, TransferOptions, carries_secr
 
 if TYPE_CHECKING:
     import ssl
+    from os import PathLike
 
     from aioflux._concurrency.fan_out import Items
     from aioflux._services.base import WriteRequest
@@ -310,13 +314,22 @@ class Store:
         config = self._config
         return Store(config.location, ssl_context=config.ssl_context, **self._settings())
 
-    async def head(self, key: str | ObjectMeta) -> ObjectMeta:
+    async def head(self, key: str | ObjectMeta, *, generation: str | None = None) -> ObjectMeta:
         """Read the metadata of an object, by one request.
 
+        Args:
+            key: Name of the object, or its metadata.
+            generation: Generation to read, as in the `generation` of an `ObjectMeta`; the current
+                one by default. Noncurrent ones exist in buckets with versioning on `gs://` and
+                `s3://`, where `version:<id>` names a version by its id.
+
         Raises:
-            NotFoundError: No object has this key, or it was replaced since `key` was listed.
+            NotFoundError: No object has this key or this generation, or it was replaced since `key`
+                was listed.
+            TypeError: `key` is metadata, which has a generation, and `generation` is given.
+            ValueError: `generation` is empty, or not one of `s3://` or `az://`.
         """
-        source, session = _source(key), self._sessions.current()
+        source, session = parse_source(key, generation), self._sessions.current()
         started_at = session.clock()
         meta = await session.head(source.key, source.generation)
         session.counters.add_call(source.key, session.clock() - started_at)
@@ -333,18 +346,25 @@ class Store:
             return False
         return True
 
-    async def get(self, key: str | ObjectMeta) -> bytes:
+    async def get(self, key: str | ObjectMeta, *, generation: str | None = None) -> bytes:
         """Read a whole object, in parallel ranges if it is large, and verify its checksum.
 
         A file of `file://` has a checksum if aioflux wrote it on a file system with extended
         attributes, and nothing changed it in place since. Other files are returned unverified.
 
+        Args:
+            key: Name of the object, or its metadata, which pins its generation.
+            generation: As in `head`, which is called first if this is given.
+
         Raises:
-            NotFoundError: No object has this key, or it was replaced since `key` was listed.
+            NotFoundError: No object has this key or this generation, or it was replaced since `key`
+                was listed.
             ChecksumError: The bytes did not match the object's checksum in three reads.
             PreconditionFailedError: The object was replaced during every attempt. Only reads by
                 name, not by `ObjectMeta`, raise it.
         """
+        if generation is not None:
+            key = await self.head(key, generation=generation)
         name, meta = parse_key(key)
         session = self._sessions.current()
         started_at = session.clock()
@@ -837,6 +857,78 @@ class Store:
         check_mode(mode, None)
         return Precondition(if_absent=mode == "create")
 
+    async def upload_file(
+        self,
+        path: str | PathLike[str],
+        key: str,
+        *,
+        mode: WriteMode = "overwrite",
+        if_generation_match: str | None = None,
+        progress: Callable[[int], object] | None = None,
+        **attributes: Unpack[WriteAttributes],
+    ) -> ObjectMeta:
+        """Write an object from a local file, in parallel parts, and return its metadata.
+
+        The whole object becomes visible, or nothing. Each part has its own memory while it is read
+        and sent; all parts of all files of the store have at most
+        `TransferOptions.max_in_flight_bytes`. Errors as in `put`, and:
+
+        Args:
+            path: Path of the file.
+            key: Name of the object.
+            mode: As in `put`.
+            if_generation_match: As in `put`.
+            progress: Called on the event loop with the number of bytes that were sent since the
+                last call, such as `update` of a tqdm bar.
+            attributes: As in `put`.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: `path` is not a regular file, or it changed while it was read.
+        """
+        request = self._request(key, mode, if_generation_match, attributes)
+        done, session = TransferProgress(progress), self._sessions.current()
+        return await upload_file(session, request, parse_path(path), done)
+
+    async def download_file(
+        self,
+        key: str | ObjectMeta,
+        path: str | PathLike[str],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> ObjectMeta:
+        """Read an object into a local file, in parallel ranges, and return its metadata.
+
+        The complete and verified file replaces `path`; after an error, `path` is unchanged. Until
+        then the bytes are in a file beside it, whose name begins with `.aioflux-partial-`. If the
+        process is killed, or the call is cancelled or fails because of the network, this file
+        remains. The next call with the same `path` reads only the ranges that it lacks if the
+        object, its generation and `TransferOptions.range_size_bytes` are the same, and otherwise
+        replaces it; `clean` of the directory's `file://` uri removes it. Two calls at the same time
+        do not disturb each other: the second one reads all bytes into another temporary file.
+
+        The buffers of all files of the store have at most `TransferOptions.max_in_flight_bytes`.
+        With a name, one request for the metadata comes first.
+
+        Args:
+            key: Name of the object, or its metadata, which pins its generation.
+            path: Path of the file, in an existing directory. A file of this name is replaced, and
+                its mode is kept.
+            progress: As in `upload_file`, with the bytes that were received, or kept by an earlier
+                call; a negative number if bytes are read again.
+
+        Raises:
+            NotFoundError: No object has this key, or it was replaced since `key` was listed.
+            ChecksumError: The bytes did not match the object's checksum in three reads.
+            PreconditionFailedError: The object was replaced during every attempt. Only reads by
+                name raise it.
+            OSError: The file cannot be written; the error names `path`.
+            ValueError: `path` exists and is not a regular file.
+        """
+        name, meta = parse_key(key)
+        done, session = TransferProgress(progress), self._sessions.current()
+        return await download_file(session, name, parse_path(path), meta, done)
+
     @asynccontextmanager
     async def open_writer(
         self,
@@ -934,7 +1026,7 @@ class Store:
                 "them first"
             )
         request = self._request(key, mode, if_generation_match, attributes)
-        pins = [_source(source) for source in sources]
+        pins = [parse_source(source) for source in sources]
         return await session.timed(request.key, _compose.compose(session, request, pins))
 
     async def copy(
@@ -953,7 +1045,7 @@ class Store:
         """
         session, condition = self._sessions.current(), self._condition(mode)
         name, _ = parse_key(key)
-        copying = _compose.copy(session, _source(source), name, precondition=condition)
+        copying = _compose.copy(session, parse_source(source), name, precondition=condition)
         return await session.timed(name, copying)
 
     async def move(
@@ -977,7 +1069,7 @@ class Store:
             PreconditionFailedError: The source was replaced after it was copied. Both are kept.
             ValueError: `key` is the name of the source.
         """
-        if _source(source).key == parse_key(key)[0]:
+        if parse_source(source).key == parse_key(key)[0]:
             raise ValueError(f"cannot move {key!r} to its own name; give another name")
         meta = await self.head(source)
         copied = await self.copy(meta, key, mode=mode)
@@ -1013,7 +1105,7 @@ class Store:
             NotFoundError: No object has this key.
             PreconditionFailedError: The object was replaced since it was listed.
         """
-        source = _source(key)
+        source = parse_source(key)
         session = self._sessions.current()
         deleting = _delete.delete(session, source.key, generation=source.generation)
         await session.timed(source.key, deleting)
@@ -1035,7 +1127,7 @@ class Store:
             TypeError: `keys` is one string.
         """
         require_many_keys(keys)
-        sources = [_source(key) for key in keys]
+        sources = [parse_source(key) for key in keys]
         return await _delete.delete_many(
             self._sessions.current(), sources, max_in_flight=self.transfer.max_in_flight
         )
@@ -1173,11 +1265,6 @@ def _tried_batch(results: TriedMany) -> TriedBatch:
         (result[1].meta(), result[1].data) if isinstance(result, tuple) else (None, result)
         for result in results
     ]
-
-
-def _source(key: str | ObjectMeta) -> Source:
-    name, meta = parse_key(key)
-    return Source(key=name, generation=meta.generation if meta else "")
 
 
 async def read_hashed(store: Store, meta: ObjectMeta, view: memoryview, *, start: int) -> int:

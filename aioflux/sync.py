@@ -11,7 +11,7 @@ running operation. A store may be used from several threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -22,6 +22,7 @@ from aioflux._transfer.read_plan import MAX_GAP_BYTES
 
 if TYPE_CHECKING:
     import ssl
+    from os import PathLike
 
     from aioflux._values.listing import Listing
     from aioflux._values.meta import CleanResult, DeleteResult, ObjectMeta
@@ -162,17 +163,17 @@ class Store:
         """Close the store and its connections. A second call has no effect."""
         _bridge.run(self._store.aclose())
 
-    def head(self, key: str | ObjectMeta) -> ObjectMeta:
+    def head(self, key: str | ObjectMeta, *, generation: str | None = None) -> ObjectMeta:
         """Read the metadata of an object."""
-        return _bridge.run(self._store.head(key))
+        return _bridge.run(self._store.head(key, generation=generation))
 
     def exists(self, key: str | ObjectMeta) -> bool:
         """Return whether an object has this key, or with metadata, this generation."""
         return _bridge.run(self._store.exists(key))
 
-    def get(self, key: str | ObjectMeta) -> bytes:
+    def get(self, key: str | ObjectMeta, *, generation: str | None = None) -> bytes:
         """Read a whole object, and verify its crc32c."""
-        return _bridge.run(self._store.get(key))
+        return _bridge.run(self._store.get(key, generation=generation))
 
     def get_into(
         self, key: str | ObjectMeta, buffer: bytearray | memoryview, *, start: int = 0
@@ -330,6 +331,38 @@ class Store:
         yielded, because one thread runs both iterations.
         """
         return self._iterate(self._store.put_batches, pairs, num_ahead=1, mode=mode)
+
+    def upload_file(
+        self,
+        path: str | PathLike[str],
+        key: str,
+        *,
+        mode: WriteMode = "overwrite",
+        if_generation_match: str | None = None,
+        progress: Callable[[int], object] | None = None,
+        **attributes: Unpack[WriteAttributes],
+    ) -> ObjectMeta:
+        """Write an object from a local file; `progress` is called on the background thread."""
+        return _bridge.run(
+            self._store.upload_file(
+                path,
+                key,
+                mode=mode,
+                if_generation_match=if_generation_match,
+                progress=progress,
+                **attributes,
+            )
+        )
+
+    def download_file(
+        self,
+        key: str | ObjectMeta,
+        path: str | PathLike[str],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> ObjectMeta:
+        """Read an object into a local file; `progress` is called on the background thread."""
+        return _bridge.run(self._store.download_file(key, path, progress=progress))
 
     @contextmanager
     def open_writer(

@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 T = TypeVar("T")
 
@@ -33,6 +38,27 @@ async def wait_until_done(future: asyncio.Future[Any]) -> asyncio.CancelledError
         except asyncio.CancelledError as exc:
             cancelled = exc
     return cancelled
+
+
+async def run_in_thread(
+    function: Callable[..., T],
+    *arguments: Any,
+    executor: Executor | None = None,
+    on_cancel: Callable[[], object] = bool,
+) -> T:
+    """Call a function in a thread. A cancelled call still waits until the function returns.
+
+    `executor` is by default that of the event loop. A cancellation first calls `on_cancel`.
+    """
+    future = asyncio.get_running_loop().run_in_executor(executor, partial(function, *arguments))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        on_cancel()
+        await wait_until_done(future)
+        with suppress(Exception):  # marks the exception as retrieved
+            future.exception()
+        raise
 
 
 async def run_to_completion(

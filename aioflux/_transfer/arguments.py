@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from aioflux._services.base import Precondition, WriteRequest
+from aioflux._services.base import Precondition, Source, WriteRequest
 from aioflux._transfer.temp_keys import TEMPORARY_PREFIXES, is_temporary
 from aioflux._values.meta import (
     ATTRIBUTE_NAMES,
@@ -37,6 +38,31 @@ def parse_key(key: str | ObjectMeta) -> tuple[str, ObjectMeta | None]:
     if not key:
         raise ValueError("a key must not be empty")
     return key, None
+
+
+def parse_source(key: str | ObjectMeta, generation: str | None = None) -> Source:
+    """Return the key and the generation of an object, the current one by default.
+
+    Raises:
+        TypeError: `key` is metadata, and `generation` is given, too.
+        ValueError: `generation` is empty.
+    """
+    name, meta = parse_key(key)
+    if generation is None:
+        return Source(key=name, generation=meta.generation if meta else "")
+    if meta is not None or not isinstance(generation, str):
+        raise TypeError("a generation is text, given with a name; metadata has a generation")
+    if not generation:
+        raise ValueError("generation must not be empty; None means the current one")
+    return Source(key=name, generation=generation)
+
+
+def parse_path(path: Any) -> str:
+    """Return the absolute path of a local file, or raise TypeError if it is not text."""
+    name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError(f"a path is text or an os.PathLike of text, not {path!r:.80}")
+    return os.path.abspath(name)
 
 
 def parse_data(key: str, data: Any) -> memoryview:

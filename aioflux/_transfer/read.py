@@ -8,7 +8,7 @@ key, or meta of a listing
 
 ranges -> coalesce_ranges -> merged ranges -> fetch_range of each, pinned -> slices, in order
 
-Over 500 lines because all reads share `_read_known`, `_read_unknown` and `_verify`.
+Over 500 lines because all reads share `_read_known`, `_read_unknown` and `read_verified`.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ async def fetch(
             return await _fetch_known(session, key, meta)
         return await _fetch_unknown(session, key, first_bytes, may_hold, next(reads, None))
 
-    return await _verify(session, key, read, num_reads=num_reads)
+    return await read_verified(session, key, read, num_reads=num_reads)
 
 
 async def fetch_into(
@@ -239,7 +239,7 @@ async def _fetch_part(
         first = await read_first(session, key, start=start, end=stop, allocate=target.place)
         return await _read_unknown(session, key, start, end, target, first)
 
-    return await _verify(session, key, read)
+    return await read_verified(session, key, read)
 
 
 async def fetch_ranges(
@@ -309,10 +309,10 @@ async def fetch_pinned(session: Session, key: str, read: Callable[[ObjectMeta], 
             failed[version] = exc
             raise ReplacedError from exc
 
-    return await _verify(session, key, attempt)
+    return await read_verified(session, key, attempt)
 
 
-async def _verify(
+async def read_verified(
     session: Session,
     key: str,
     read: Callable[[], Awaitable[tuple[T, int | None, int]]],
@@ -357,7 +357,7 @@ def replaced_error(session: Session, key: str, num_tries: int) -> PreconditionFa
     return PreconditionFailedError.of("read", session.service.uri(key), why)
 
 
-async def _head_of(session: Session, key: str, meta: ObjectMeta) -> ObjectMeta:
+async def head_of(session: Session, key: str, meta: ObjectMeta) -> ObjectMeta:
     """Read the metadata of a generation again, and check that the size is the same."""
     current = await session.head(key, meta.generation)
     if current.size != meta.size:
@@ -369,7 +369,7 @@ async def _fetch_known(
     session: Session, key: str, meta: ObjectMeta
 ) -> tuple[Fetched, int | None, int]:
     if meta.size == 0:
-        current = await _head_of(session, key, meta)
+        current = await head_of(session, key, meta)
         return Fetched(b"", current), current.crc32c, 0
     target = _NewBytes(session.memory.allocate)
     _, expected, actual = await _read_known(session, key, 0, meta.size, target, meta)
@@ -415,7 +415,7 @@ async def _read_known(
     length = max(0, min(end, meta.size) - start)
     if not length:
         # No bytes to read, but a read must fail if the generation does not exist.
-        await _head_of(session, key, meta)
+        await head_of(session, key, meta)
         target.place(0)
         return 0, None, 0
     is_whole = length == meta.size
@@ -438,10 +438,10 @@ async def _read_known(
         actual = await read()
     elif session.options.verify_ranges:
         # Whether a checksum covers the bytes must be known before they are read.
-        expected = (await _head_of(session, key, meta)).crc32c
+        expected = (await head_of(session, key, meta)).crc32c
         actual = await read()
     else:
-        current, actual = await pair(_head_of(session, key, meta), read())
+        current, actual = await pair(head_of(session, key, meta), read())
         expected = current.crc32c
     session.count_unverified(length, is_whole=is_whole, expected=expected)
     return length, expected, actual

@@ -27,6 +27,7 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
+from aioflux._concurrency.byte_budget import ByteBudget
 from aioflux._concurrency.loop_threads import loop_threads, run_on
 from aioflux._concurrency.run_to_completion import run_to_completion, start_task
 from aioflux._http.memory import BytesPool
@@ -125,6 +126,7 @@ class Session:
             received bytes.
         unknown_size: Estimate of the sizes of objects, for first ranges.
         open_transfers: Transfers that need clean-up when the store is closed.
+        file_memory: Budget of the buffers of uploads and downloads of local files.
         cleanup_tasks: Tasks that `aclose` waits for.
     """
 
@@ -156,6 +158,7 @@ class Session:
         self.cleanup_tasks: set[asyncio.Task[Any]] = set()
         self.prefaulter = Prefaulter()
         self.memory = BytesPool(options.max_in_flight_bytes)
+        self.file_memory = ByteBudget(options.max_in_flight_bytes)
         self._retries = EventLog("were retried")
         self._slow_seconds = inf if slow_seconds is None else slow_seconds
         self._slow_requests = EventLog(f"took over {self._slow_seconds:g} s")
@@ -435,13 +438,17 @@ class Session:
         assert self.progress is not None
         if not num_bytes:
             return
-        progress = Progress(self.service.uri(key), direction, num_bytes)
-        try:
-            self.progress(progress)
-        except (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError) as exc:
-            # SystemExit and KeyboardInterrupt would stop the event loop and all requests. The other
-            # two would look as if the caller had closed or cancelled the call.
-            raise RuntimeError(f"the progress hook raised {exc!r}") from exc
+        call_hook(self.progress, Progress(self.service.uri(key), direction, num_bytes))
+
+
+def call_hook(hook: Callable[[T], object], argument: T) -> None:
+    """Call a progress hook; no exception of it ends the event loop or looks like a cancellation."""
+    try:
+        hook(argument)
+    except (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError) as exc:
+        # SystemExit and KeyboardInterrupt would stop the event loop and all requests. The other
+        # two would look as if the caller had closed or cancelled the call.
+        raise RuntimeError(f"the progress hook raised {exc!r}") from exc
 
 
 _jitter: Final = random.SystemRandom().random

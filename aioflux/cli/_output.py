@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import concurrent.futures
-import os
 import sys
 import threading
 import traceback
@@ -18,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from aioflux._local_files import write_all
 from aioflux.cli._settings import DEBUG, settings
 from aioflux.cli._text import describe
 from aioflux.errors import AiofluxError
@@ -124,13 +124,6 @@ def _write_stdout(data: bytes | bytearray | memoryview) -> None:
         raise
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, "standard output") from exc
-
-
-def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all bytes to a descriptor, in several calls if the system writes fewer at once."""
-    view = memoryview(data)
-    while view.nbytes:
-        view = view[os.write(descriptor, view) :]
 
 
 async def call_in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:

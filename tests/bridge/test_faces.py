@@ -35,6 +35,8 @@ METHODS = {
     "put",
     "put_many",
     "put_batches",
+    "upload_file",
+    "download_file",
     "open_writer",
     "open_reader",
     "compose",

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioflux._local_files import is_temporary
 from aioflux._values.meta import ObjectMeta
 from aioflux.cli._cp.plan import (
     LARGE_BYTES,
@@ -19,7 +20,6 @@ from aioflux.cli._cp.plan import (
     NameClashes,
     base_name,
     differs,
-    is_temporary,
     local_problem,
     object_entry,
 )
@@ -46,7 +46,9 @@ def test_a_key_that_is_no_path_below_the_directory_is_rejected(key: str) -> None
 
 def test_only_names_of_unfinished_writes_are_temporary() -> None:
     name = f".aioflux-{'0a' * 16}"
-    assert all(map(is_temporary, [name, name.replace("-", "-lock-")]))
+    assert all(
+        map(is_temporary, [name, name.replace("-", "-lock-"), name.replace("-", "-partial-")])
+    )
     assert not any(map(is_temporary, [".aioflux-mine", f"{name}0", f"x{name}", f"{name}\n", ""]))
 
 

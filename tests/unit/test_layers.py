@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, str] = {
     "_values": "errors",
     "options": "_values.stats",
     "_concurrency": "",
+    "_local_files": "",
     "_http": "options _values.checksums",
     "_auth": (
         "errors options _values.distribution _concurrency.fork_safe_lock _concurrency.single_flight"
@@ -54,8 +55,10 @@ MAY_IMPORT: dict[str, str] = {
     "_services.gcs": f"errors options _values.* _http _auth.google {SERVICE_PARTS}",
     "_services.s3": f"errors options _values.* _http _auth.aws _auth.sigv4 {SERVICE_PARTS}",
     "_services.azure": f"errors options _values.* _http _auth.azure {SERVICE_PARTS}",
-    "_services.local": "errors _values.* _http.memory _services.base",
-    "_transfer": ("errors options _values.* _concurrency.* _http _http.memory _services.base"),
+    "_services.local": "_local_files errors _values.* _http.memory _services.base",
+    "_transfer": (
+        "_local_files errors options _values.* _concurrency.* _http _http.memory _services.base"
+    ),
     "store": ("errors options _values.* _concurrency.* _services.base _services.open _transfer.*"),
     "_bridge": "store _concurrency.* _transfer.session",
     "_files": "_bridge store _values.*",
@@ -106,7 +109,7 @@ MAY_IMPORT: dict[str, str] = {
     # the front door and the command line
     "aioflux": f"{STORE} sync data checkpoint testing",
     "cli": (
-        f"{STORE} aioflux _concurrency.* {CHECKPOINT_FILES} testing testing._process "
+        f"{STORE} aioflux _concurrency.* _local_files {CHECKPOINT_FILES} testing testing._process "
         "testing.gcs_server.* _auth.access_token _services.http _services.sender"
     ),
 }

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aioflux._http.memory import BytesBuffer
+from aioflux._local_files import is_temporary
 from aioflux._services.base import (
     Body,
     Capabilities,
@@ -41,7 +42,6 @@ from aioflux._services.base import (
 from aioflux._services.local.walk import (
     Walk,
     check_key,
-    is_temporary,
     locate,
     modified,
     status_of,

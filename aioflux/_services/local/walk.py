@@ -18,19 +18,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
-TEMPORARY = ".aioflux-"
-"""Prefix of the names of temporary files and locks, which are not listed and cannot be keys."""
+from aioflux._local_files import TEMPORARY, is_temporary
+
 _NFS_DELETED = re.compile(r"\.nfs[0-9a-f]{16,}")
 """Names that NFS clients give to a file that is deleted while it is open."""
-_TEMPORARY = re.compile(re.escape(TEMPORARY) + r"(lock-)?[0-9a-f]{32}")
 _FIRST, _LAST = (datetime(year, 1, 2, tzinfo=UTC) for year in (1, 9999))
 _MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 """Errors for a path that does not exist."""
-
-
-def is_temporary(name: str) -> bool:
-    """Return whether a file name is the name of a temporary file or lock of this package."""
-    return _TEMPORARY.fullmatch(name) is not None
 
 
 def check_key(key: str) -> None:

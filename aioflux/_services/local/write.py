@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from aioflux._services.local.walk import TEMPORARY
+from aioflux._local_files import TEMPORARY
 from aioflux._values.checksums import crc32c
 
 if TYPE_CHECKING:

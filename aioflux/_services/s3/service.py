@@ -213,9 +213,10 @@ class S3Service(XMLService):
             checksum = self._checksum_from_headers(headers)
         except ValueError as exc:
             raise self._malformed_response(key, exc) from exc
-        return wire.meta_from_headers(
+        meta = wire.meta_from_headers(
             headers, key=key, uri=self.uri(key), size=size, crc32c=checksum
         )
+        return replace(meta, generation=generation) if pin.version else meta
 
     def _encode_read(self, request: ReadRequest) -> EncodedRead:
         generation, start, end = request.generation, request.start, request.end

@@ -9,9 +9,7 @@ object with a `/` at the end of its key represents.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import stat
 import threading
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
@@ -19,10 +17,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from aioflux._concurrency.run_to_completion import wait_until_done
+from aioflux._concurrency.run_to_completion import run_in_thread
+from aioflux._local_files import (
+    TEMPORARY,
+    create_file,
+    fill,
+    mode_of_target,
+    open_regular,
+    reject_changed,
+    remove_file,
+    write_all,
+)
 from aioflux._values.checksums import crc32c
-from aioflux.cli._cp.plan import LARGE_BYTES, TEMPORARY, Entry
-from aioflux.cli._output import write_all
+from aioflux.cli._cp.plan import LARGE_BYTES, Entry
 from aioflux.cli._text import one_line
 
 if TYPE_CHECKING:
@@ -52,16 +59,9 @@ class FileThreads:
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a thread. A cancelled call still waits until the function returns."""
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor, function, *arguments)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            self.stop.set()
-            await wait_until_done(future)
-            with suppress(Exception):  # marks the exception as retrieved
-                future.exception()
-            raise
+        return await run_in_thread(
+            function, *arguments, executor=self._executor, on_cancel=self.stop.set
+        )
 
 
 class LocalFiles:
@@ -146,7 +146,7 @@ class LocalFiles:
                 os.close(descriptor)
             self._publish(temporary, path)
         except BaseException:
-            _unlink(temporary)
+            remove_file(temporary)
             raise
 
     def _set_time(self, descriptor: int, job: CopyJob) -> None:
@@ -196,15 +196,15 @@ class LocalFiles:
             ValueError: The file changed while it was read.
         """
         path = str(job.read_from)
-        descriptor = _open_regular(path)
+        descriptor = open_regular(path)
         try:
             before = os.fstat(descriptor)
             buffer = memoryview(bytearray(_PIECE_BYTES))
             done = 0
-            while num_read := await self._threads.run(_fill, descriptor, buffer):
+            while num_read := await self._threads.run(fill, descriptor, buffer, done):
                 done += num_read
                 yield buffer[:num_read]
-            _reject_changed(path, before, os.fstat(descriptor), done)
+            reject_changed(path, before, os.fstat(descriptor), done)
         finally:
             os.close(descriptor)
 
@@ -223,7 +223,7 @@ class LocalFiles:
                 os.close(descriptor)
             await self._threads.run(self._publish, temporary, path)
         except BaseException:
-            _unlink(temporary)
+            remove_file(temporary)
             raise
 
     def _create_temporary(self, path: str) -> tuple[int, str]:
@@ -235,20 +235,11 @@ class LocalFiles:
         parent = os.path.dirname(path) or "."
         if parent not in self._known:
             self._reject_links(parent)
-        mode: int | None = None
-        with suppress(FileNotFoundError, NotADirectoryError):
-            mode = os.stat(path).st_mode
-            if stat.S_ISDIR(mode):
-                raise ValueError(
-                    f"cannot write {one_line(path)}: it is a directory where this object needs a "
-                    "file; copy one of the two elsewhere"
-                )
-            if not stat.S_ISREG(mode):
-                raise ValueError(f"cannot write {one_line(path)}: it is not a regular file")
+        mode = mode_of_target(path)
         if parent not in self._known:
             self._make_directory(parent)
         temporary = f"{parent}/{TEMPORARY}{uuid.uuid4().hex}"
-        return _create(temporary, None if mode is None else mode & 0o777), temporary
+        return create_file(temporary, mode), temporary
 
     def _publish(self, temporary: str, path: str) -> None:
         """Give a temporary file its final name.
@@ -260,7 +251,7 @@ class LocalFiles:
             _fsync(temporary)
         if self._no_clobber:
             os.link(temporary, path)
-            _unlink(temporary)
+            remove_file(temporary)
         else:
             os.replace(temporary, path)
         if self._is_durable:
@@ -342,14 +333,14 @@ def file_crc32c(path: str) -> int:
         ValueError: The file changed while it was read.
     """
     checksum = 0
-    descriptor = _open_regular(path)
+    descriptor = open_regular(path)
     try:
         before = os.fstat(descriptor)
         buffer, done = memoryview(bytearray(_CRC_BYTES)), 0
-        while num_read := _fill(descriptor, buffer):
+        while num_read := fill(descriptor, buffer, done):
             checksum = crc32c(buffer[:num_read], checksum)
             done += num_read
-        _reject_changed(path, before, os.fstat(descriptor), done)
+        reject_changed(path, before, os.fstat(descriptor), done)
     finally:
         os.close(descriptor)
     return checksum
@@ -382,66 +373,13 @@ def _fsync(path: str) -> None:
         os.close(descriptor)
 
 
-def _unlink(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-
-
-def _create(path: str, mode: int | None) -> int:
-    """Create a file; `mode` is the mode of the file to overwrite, None if there is none."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    if mode is None:
-        return os.open(path, flags, 0o666)
-    # Created with `mode`, and not with 0o666, the file is never readable by more users than the
-    # old one. `fchmod` sets the bits that the umask removed.
-    descriptor = os.open(path, flags, mode)
-    try:
-        os.fchmod(descriptor, mode)
-    except PermissionError:
-        pass  # a file system without modes
-    except BaseException:
-        os.close(descriptor)
-        os.unlink(path)
-        raise
-    return descriptor
-
-
-def _open_regular(path: str) -> int:
-    # Without O_NONBLOCK, opening a pipe without a writer would block.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError(f"cannot read {one_line(path)}: it is not a regular file")
-    return descriptor
-
-
 def _read_whole(path: str) -> bytes:
-    descriptor = _open_regular(path)
+    descriptor = open_regular(path)
     try:
         before = os.fstat(descriptor)
         # One byte more than the size, to detect a file that has grown.
         data = os.read(descriptor, before.st_size + 1)
-        _reject_changed(path, before, os.fstat(descriptor), len(data))
+        reject_changed(path, before, os.fstat(descriptor), len(data))
     finally:
         os.close(descriptor)
     return data
-
-
-def _fill(descriptor: int, buffer: memoryview) -> int:
-    done = 0
-    while done < buffer.nbytes:
-        num_read = os.readv(descriptor, [buffer[done:]])
-        if not num_read:
-            break
-        done += num_read
-    return done
-
-
-def _reject_changed(
-    path: str, before: os.stat_result, after: os.stat_result, num_read: int
-) -> None:
-    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-    if not same or num_read != before.st_size:
-        raise ValueError(
-            f"could not read {one_line(path)}: it changed while it was read; copy it again"
-        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
+
+from aioflux._local_files import TEMPORARY
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
@@ -19,10 +20,6 @@ _BATCH_BYTES = 32 * MIB
 _BATCH_OBJECTS = 128
 """Limits of one batch. Four batches in flight are 512 objects and 128 MiB, enough to keep 64
 requests in flight while files are written."""
-
-TEMPORARY = ".aioflux-"
-"""Prefix of local file names that is reserved for unfinished writes."""
-_TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"(lock-)?[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +108,6 @@ def differs(source: Entry, target: Entry) -> bool:
 def base_name(text: str) -> str:
     """Return the last segment of a key or path."""
     return text.rstrip("/").rpartition("/")[2]
-
-
-def is_temporary(name: str) -> bool:
-    """Return whether a local file name has the form of the temporary files of unfinished writes."""
-    return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def local_problem(key: str) -> str:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import bounded_map
+from aioflux._local_files import is_temporary
 from aioflux._values.uri import join_uri
 from aioflux.cli._cp.local_files import file_entry
 from aioflux.cli._cp.plan import (
@@ -19,7 +20,6 @@ from aioflux.cli._cp.plan import (
     NameClashes,
     Problem,
     base_name,
-    is_temporary,
     local_problem,
     object_entry,
 )

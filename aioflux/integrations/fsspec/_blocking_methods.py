@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 BLOCKING_METHODS: Final = (
     *("info", "ls", "find", "walk", "glob", "expand_path", "du", "size", "sizes"),
-    *("exists", "isdir", "isfile", "created", "modified"),
+    *("exists", "isdir", "isfile", "created", "modified", "sign"),
     *("cat", "cat_file", "cat_ranges", "head", "tail", "get", "get_file"),
     *("pipe", "pipe_file", "put", "put_file", "touch", "mkdir", "makedirs"),
     *("copy", "cp_file", "mv", "mv_file", "rm", "rm_file"),

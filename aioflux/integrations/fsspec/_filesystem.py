@@ -31,7 +31,7 @@ from fsspec.utils import isfilelike, stringify_path  # type: ignore[import-untyp
 from aioflux import _bridge
 from aioflux._concurrency.fan_out import gather_bounded
 from aioflux._store_cache import StoreCache
-from aioflux.errors import AiofluxError, NotFoundError, PermissionDeniedError
+from aioflux.errors import AiofluxError, NotFoundError, PermissionDeniedError, UnsupportedError
 from aioflux.integrations.fsspec._async_file import AsyncFile
 from aioflux.integrations.fsspec._blocking_methods import add_blocking_methods, run_blocking
 from aioflux.integrations.fsspec._entries import (
@@ -55,9 +55,8 @@ from aioflux.integrations.fsspec._transfers import (
     LargeTransferSlots,
     cat_slices,
     copy_object,
-    download,
+    download_into,
     pair_slices,
-    upload,
 )
 from aioflux.integrations.fsspec._write_file import (
     CompressedFile,
@@ -76,21 +75,12 @@ if TYPE_CHECKING:
     from aioflux.integrations.fsspec._paths import ObjectPath
     from aioflux.integrations.fsspec._transfers import Callback
     from aioflux.options import StoreOptions
-    from aioflux.store import Store, WriteMode
+    from aioflux.store import Store, UrlMethod, WriteMode
 
     Metas = dict[ObjectPath, ObjectMeta]
 
 _EXAMPLE_BUCKETS: Final = {"file": "/", "az": "account/container"}
 """Bucket of the store that is opened only to check the options, by scheme; otherwise "bucket"."""
-
-_SIGNING_ADVICE: Final = {
-    "gs": "use Blob.generate_signed_url of google-cloud-storage",
-    "s3": "use generate_presigned_url of boto3",
-    "az": "use generate_blob_sas of azure-storage-blob",
-    "file": "only objects that are read over HTTP have signed urls",
-    "memory": "only objects that are read over HTTP have signed urls",
-}
-"""Second half of the error message of `sign`, by scheme."""
 
 _MAX_DIRECTORIES: Final = 256
 """Maximum number of local directories whose stores are cached."""
@@ -206,12 +196,6 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    def sign(self, path: str, expiration: int = 100, **kwargs: Any) -> str:
-        """Raise NotImplementedError: aioflux cannot sign urls."""
-        raise NotImplementedError(
-            f"aioflux signs no urls, so {path!r} has none; {_SIGNING_ADVICE[self.scheme]}"
-        )
 
     # --- Paths ---------------------------------------------------------------------------
 
@@ -522,6 +506,18 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         """Return the same as `modified`, because an object can only be replaced as a whole."""
         return await self._modified(path)
 
+    async def _sign(self, path: Any, expiration: float = 100, method: UrlMethod = "GET") -> str:
+        """Return a url with which anyone can send requests for an object, for `expiration` seconds.
+
+        Raises:
+            NotImplementedError: The storage or the credentials sign no urls.
+        """
+        parsed = self._split_object(path)
+        try:
+            return await self._store(parsed).sign(parsed.key, method=method, expires=expiration)
+        except UnsupportedError as exc:
+            raise NotImplementedError(str(exc)) from exc
+
     # --- Reads of whole objects and of ranges --------------------------------------------
 
     async def _cat_file(
@@ -645,12 +641,17 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         else:
             target = Path(os.fspath(lpath))
         meta = await self._head_object(parsed) if parsed.key else None
-        if meta is not None:
-            if isinstance(target, Path):
-                target.parent.mkdir(parents=True, exist_ok=True)
-            await download(self._store(parsed), meta, target, callback=callback, slots=self._slots)
-        elif isinstance(target, Path):
+        if not isinstance(target, Path):
+            if meta is not None:
+                slots, store = self._slots, self._store(parsed)
+                await download_into(store, meta, target, callback=callback, slots=slots)
+        elif meta is None:
             target.mkdir(parents=True, exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            callback.set_size(meta.size)
+            update = callback.relative_update
+            await self._store(parsed).download_file(meta, target, progress=update)
 
     # --- Writes of whole objects ---------------------------------------------------------
 
@@ -686,11 +687,9 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
         if await asyncio.to_thread(source.is_dir):
             return
         parsed = self._split_object(rpath)
-        store = self._store(parsed)
-        put = partial(
-            upload, store, parsed.key, source, mode=mode, callback=callback, slots=self._slots
-        )
-        await self._write(put)
+        callback.set_size((await asyncio.to_thread(source.stat)).st_size)
+        put, update = self._store(parsed).upload_file, callback.relative_update
+        await self._write(partial(put, source, parsed.key, mode=mode, progress=update))
 
     async def _touch(self, path: Any, truncate: bool = True, **kwargs: Any) -> None:
         """Write an empty object or, with `truncate=False`, update the time of an object."""
@@ -727,11 +726,16 @@ class AiofluxFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no
             copied[source] = meta
 
     async def _mv_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
-        """Copy an object, then delete the generation of the source that was copied."""
+        """Rename an object with `Store.move`; between buckets, copy it, then delete it."""
+        source, target = self._split(path1), self._split_object(path2)
+        meta = await self._head_object(source) if source.key else None
+        if meta is None:
+            raise IsADirectoryError(f"{path1!r} is a directory; move it with recursive=True")
+        if source.store_uri == target.store_uri:
+            await self._store(source).move(meta, target.key)
+            return
         copied: Metas = {}
         await self._cp_file(path1, path2, copied=copied)
-        if not copied:
-            raise IsADirectoryError(f"{path1!r} is a directory; move it with recursive=True")
         await self._delete_objects(copied)
 
     async def _mv(

@@ -1,33 +1,29 @@
-"""Uploads and downloads of local files, copies between stores, and reads of slices of objects.
+"""Downloads to open files, copies between stores, and reads of slices of objects.
 
-Files are transferred in blocks, and only a few large files at the same time. All slices of one
+Objects are transferred in blocks, and only a few large ones at the same time. All slices of one
 object are read from the same generation.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import uuid
 import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from aioflux._values.meta import portable_attributes
 from aioflux.store import read_current
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
-    from aioflux.store import Store, WriteMode
+    from aioflux.store import Store
 
 _BLOCK_BYTES = 4 * 1024 * 1024
-"""Bytes of one read from, or one write to, a local file."""
+"""Bytes of one read or write."""
 
 _MAX_LARGE = 4
-"""Maximum number of files above `_BLOCK_BYTES` in transfer at once. Each transfers parts or ranges
-in parallel, and buffers up to `TransferOptions.max_buffered_bytes` for them."""
+"""Maximum number of objects above `_BLOCK_BYTES` in transfer at once. Each transfers parts or
+ranges in parallel, and buffers up to `TransferOptions.max_buffered_bytes` for them."""
 
 
 class Callback(Protocol):
@@ -54,62 +50,11 @@ class LargeTransferSlots:
         return self._by_loop.setdefault(loop, asyncio.Semaphore(_MAX_LARGE))
 
 
-async def upload(
-    store: Store,
-    key: str,
-    source: Path,
-    *,
-    mode: WriteMode,
-    callback: Callback,
-    slots: LargeTransferSlots,
+async def download_into(
+    store: Store, meta: ObjectMeta, file: Any, *, callback: Callback, slots: LargeTransferSlots
 ) -> None:
-    """Upload a local file. The object becomes visible, whole, after the last byte."""
-    file = await asyncio.to_thread(source.open, "rb", 0)
-    try:
-        size = os.fstat(file.fileno()).st_size
-        callback.set_size(size)
-        block = bytearray(min(size, _BLOCK_BYTES))
-        if size <= _BLOCK_BYTES:
-            num = await asyncio.to_thread(file.readinto, block)
-            await store.put(key, memoryview(block)[:num], mode=mode)
-            callback.relative_update(num)
-            return
-        async with slots.current(), store.open_writer(key, mode=mode) as writer:
-            while num := await asyncio.to_thread(file.readinto, block):
-                await writer.write(memoryview(block)[:num])
-                callback.relative_update(num)
-    finally:
-        file.close()
-
-
-async def download(
-    store: Store,
-    meta: ObjectMeta,
-    target: Path | IO[bytes],
-    *,
-    callback: Callback,
-    slots: LargeTransferSlots,
-) -> None:
-    """Download an object to an open file, or to a path at which the complete file appears."""
+    """Download an object to an open file."""
     callback.set_size(meta.size)
-    if not isinstance(target, Path):
-        await _download_into(store, meta, target, callback, slots)
-        return
-    temporary = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}")
-    file = await asyncio.to_thread(temporary.open, "xb", 0)
-    try:
-        with file:
-            await _download_into(store, meta, file, callback, slots)
-        await asyncio.to_thread(temporary.replace, target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-
-
-async def _download_into(
-    store: Store, meta: ObjectMeta, file: Any, callback: Callback, slots: LargeTransferSlots
-) -> None:
     if meta.size <= _BLOCK_BYTES:
         data = await store.get(meta)
         await asyncio.to_thread(_write_all, file, memoryview(data))

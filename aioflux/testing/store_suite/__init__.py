@@ -18,6 +18,7 @@ subclass never overrides a test. To run some of the tests only, derive from `Rea
 from __future__ import annotations
 
 from aioflux.testing.store_suite._base import SuiteBase, SuiteCapabilities
+from aioflux.testing.store_suite._files import FileContract
 from aioflux.testing.store_suite._keys import KeyContract
 from aioflux.testing.store_suite._list import ListContract
 from aioflux.testing.store_suite._many import ManyContract
@@ -27,6 +28,7 @@ from aioflux.testing.store_suite._streams import ReaderContract, WriterContract
 from aioflux.testing.store_suite._write import WriteContract
 
 __all__ = [
+    "FileContract",
     "KeyContract",
     "ListContract",
     "ManyContract",
@@ -48,6 +50,7 @@ class StoreSuite(
     WriteContract,
     WriterContract,
     ReaderContract,
+    FileContract,
     ServerSideContract,
     KeyContract,
 ):

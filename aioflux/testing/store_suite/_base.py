@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 # Let pytest show the values in failing assertions. Modules must be registered before their first
 # import. All of these modules import this module first.
-_MODULES = ("keys", "list", "many", "read", "server_side", "streams", "write")
+_MODULES = ("files", "keys", "list", "many", "read", "server_side", "streams", "write")
 pytest.register_assert_rewrite(*(f"aioflux.testing.store_suite._{name}" for name in _MODULES))
 
 KIB = 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -76,8 +77,8 @@ def test_a_url_is_opened_by_either_protocol(
     again = pickle.loads(pickle.dumps(fs))
     assert again.cat_file(f"{path}/a", start=1, end=3) == b"at"
     assert options["endpoint_url"] in fs.fsid
-    with pytest.raises(NotImplementedError, match="signs no urls"):
-        fs.sign(path)
+    with urllib.request.urlopen(fs.sign(f"{path}/a", expiration=60)) as response:
+        assert response.read() == b"data"
 
 
 def test_torch_saves_and_loads(registered: None, root: tuple[str, dict[str, Any]]) -> None:

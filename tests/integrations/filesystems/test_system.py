@@ -414,9 +414,44 @@ def test_heads_and_tails(fs: GSFileSystem, bucket: str) -> None:
     assert fs.read_block(f"{bucket}/a", 2, 4) == b"2345"
 
 
-def test_signing_names_the_library_that_signs(fs: GSFileSystem) -> None:
-    with pytest.raises(NotImplementedError, match="generate_signed_url"):
+def test_times_are_those_of_the_last_write(fs: GSFileSystem, bucket: str) -> None:
+    before = datetime.now(UTC)
+    fs.pipe({f"{bucket}/d/a": b"1", f"{bucket}/d/b": b"2"})
+    times = [fs.modified(f"{bucket}/d/{key}") for key in "ab"]
+    assert all(before - timedelta(seconds=1) <= time <= datetime.now(UTC) for time in times)
+    assert fs.created(f"{bucket}/d/a") == times[0] == fs.info(f"{bucket}/d/a")["mtime"]
+    assert fs.modified(f"{bucket}/d") == max(times)
+    with pytest.raises(FileNotFoundError):
+        fs.modified(f"{bucket}/none")
+
+
+def test_a_moved_object_is_the_one_that_was_compared(
+    shared: GCSServer, fs: GSFileSystem, bucket: str
+) -> None:
+    """The service copies the bytes, and the copy is compared before the source is deleted."""
+    fs.pipe_file(f"{bucket}/a", b"data" * 1000)
+    shared.stats.reset()
+    fs.mv_file(f"{bucket}/a", f"{bucket}/b")
+    assert shared.keys(bucket) == ["b"]
+    assert shared.stats.total.bytes_in + shared.stats.total.bytes_out < 4000
+    with pytest.raises(ValueError, match="own name"):
+        fs.mv_file(f"{bucket}/b", f"{bucket}/b")
+    assert fs.cat_file(f"{bucket}/b") == b"data" * 1000
+
+
+def test_objects_move_to_another_bucket(shared: GCSServer, fs: GSFileSystem, bucket: str) -> None:
+    shared.create_bucket(f"{bucket}-other")
+    fs.pipe_file(f"{bucket}/a", b"data")
+    fs.mv_file(f"{bucket}/a", f"{bucket}-other/b")
+    assert shared.keys(bucket) == []
+    assert shared.get(f"{bucket}-other", "b") == b"data"
+
+
+def test_credentials_that_cannot_sign_are_an_error(fs: GSFileSystem) -> None:
+    with pytest.raises(aioflux.CredentialsError):
         fs.sign("bucket/a")
+    with pytest.raises(NotImplementedError):
+        fsspec.filesystem("aiomemory").sign("bucket/a")
 
 
 def test_mappers_and_other_filesystems_use_it(fs: GSFileSystem, bucket: str) -> None:
