@@ -117,6 +117,7 @@ QUICK := $(addprefix tests/,\
 	transfer/test_get_ranges.py \
 	transfer/test_session.py \
 	store/test_suite_memory.py::TestMemory \
+	testing/test_record.py \
 	unit/test_architecture.py \
 	unit/test_arguments.py \
 	unit/test_errors.py \

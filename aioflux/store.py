@@ -243,7 +243,7 @@ class Store:
             num_loops=transfer.num_loops if is_remote else 1,
             cleanup_timeouts=timeouts.cleanup,
             slow_seconds=timeouts.slow_seconds,
-            owner=repr(self),
+            uri=self.uri,
         )
 
     _open_service = staticmethod(open_service)
@@ -256,7 +256,7 @@ class Store:
     @property
     def stats(self) -> StoreStats:
         """Counters of this store in this process: requests, retries, bytes and latency."""
-        return self._sessions.stats(self.uri)
+        return self._sessions.stats()
 
     def __repr__(self) -> str:
         return f"<Store {self.uri}>"

@@ -467,6 +467,7 @@ class Sessions:
     Attributes:
         cleanup_timeouts: Time limits of the clean-up of the store's transfers.
         clock: Monotonic clock of sessions that are opened from now on.
+        uri: Uri of the store.
     """
 
     def __init__(
@@ -479,7 +480,7 @@ class Sessions:
         num_loops: int,
         cleanup_timeouts: CleanupTimeouts,
         slow_seconds: float | None,
-        owner: str,
+        uri: str,
     ) -> None:
         self._open_service = open_service
         self._transfer = transfer
@@ -488,7 +489,7 @@ class Sessions:
         self._num_loops = num_loops
         self.cleanup_timeouts = cleanup_timeouts
         self._slow_seconds = slow_seconds
-        self._owner = owner
+        self.uri = uri
         self.clock = time.monotonic
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = (
             weakref.WeakKeyDictionary()
@@ -504,7 +505,7 @@ class Sessions:
             ValueError: The store is closed.
         """
         if self._is_closed:
-            raise ValueError(f"{self._owner} is closed; open a new store")
+            raise ValueError(f"<Store {self.uri}> is closed; open a new store")
         loop = asyncio.get_running_loop()
         session = self._by_loop.get(loop)
         return session if session is not None else self._open(loop)
@@ -564,9 +565,9 @@ class Sessions:
         """Number of requests that were repeated, summed over all event loops of this process."""
         return self._counters.num_repeated
 
-    def stats(self, uri: str) -> StoreStats:
-        """Return the counters of the store `uri`, summed over all event loops of this process."""
-        return self._counters.stats(uri, self._transfer.max_in_flight)
+    def stats(self) -> StoreStats:
+        """Return the counters of the store, summed over all event loops of this process."""
+        return self._counters.stats(self.uri, self._transfer.max_in_flight)
 
     async def close_current(self, *, is_interrupted: bool = False) -> None:
         """Close the connections of the running loop; the store stays usable."""

@@ -37,7 +37,7 @@ _TAIL = struct.Struct("<I")
 
 
 class Kind(NamedTuple):
-    """Attributes that many objects share. Manifests of earlier versions have the first four."""
+    """Attributes that many objects share. Manifests have the first four if the others are empty."""
 
     content_type: str = ""
     content_encoding: str = ""
@@ -52,7 +52,8 @@ _DEFAULT_KIND = Kind()
 
 @lru_cache(maxsize=_MAX_CACHED_KINDS)
 def _encode_kind(kind: Kind) -> str:
-    return json.dumps(kind, separators=(",", ":"))
+    """Encode a kind, without its last fields if they are empty: earlier versions read that."""
+    return json.dumps(kind if any(kind[4:]) else kind[:4], separators=(",", ":"))
 
 
 class Listing(Sequence[ObjectMeta]):

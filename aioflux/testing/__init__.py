@@ -1,4 +1,4 @@
-"""Tools for testing aioflux and programs that use it: a GCS server, a store suite, and faults."""
+"""Tools for testing aioflux and programs that use it: a GCS server, recorded requests, faults."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aioflux.testing._process import GCSServerProcess
+    from aioflux.testing._record import SentRequests, record
     from aioflux.testing.gcs_server import GCSServer
     from aioflux.testing.store_suite import StoreSuite
 
-__all__ = ["GCSServer", "GCSServerProcess", "StoreSuite"]
+__all__ = ["GCSServer", "GCSServerProcess", "SentRequests", "StoreSuite", "record"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a class on first use: the server needs httptools and uvloop, the suite pytest."""
+    """Import a name on first use: the server needs httptools and uvloop, the suite pytest."""
     if name == "GCSServer":
         from aioflux.testing.gcs_server import GCSServer
 
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> object:
         from aioflux.testing._process import GCSServerProcess
 
         return GCSServerProcess
+    if name in {"SentRequests", "record"}:
+        from aioflux.testing import _record
+
+        return getattr(_record, name)
     if name == "StoreSuite":
         from aioflux.testing.store_suite import StoreSuite
 

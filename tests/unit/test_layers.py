@@ -91,6 +91,10 @@ MAY_IMPORT: dict[str, str] = {
         f"{BLOCKING} checkpoint checkpoint.dcp checkpoint._tag_checkpoints integrations.fsspec"
     ),
     "integrations.deepspeed": f"{BLOCKING} checkpoint checkpoint._tag_checkpoints",
+    "integrations.opentelemetry": (
+        f"{STORE} aioflux _concurrency.async_iteration _http _transfer.get_many _transfer.read "
+        "_transfer.session _transfer.small_read_loop"
+    ),
     "integrations.ray": (
         f"{BLOCKING} data data._records.* data._sample checkpoint checkpoint._format.commit "
         "checkpoint._store.history checkpoint._store.steps integrations.fsspec"
