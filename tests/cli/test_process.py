@@ -101,7 +101,7 @@ def test_the_copy_shows_its_progress_on_a_terminal(environment, bucket, tmp_path
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.4, 0.8])
-def test_ctrl_c_leaves_nothing_of_a_download(environment, bucket, tmp_path, moment) -> None:
+def test_ctrl_c_leaves_whole_files_of_a_download(environment, bucket, tmp_path, moment) -> None:
     contents = {f"{at:03}/{at}": b"x" * 1000 for at in range(300)} | {"big": b"y" * 40 * MIB}
     for key, data in contents.items():
         bucket.put(key, data)
@@ -112,12 +112,39 @@ def test_ctrl_c_leaves_nothing_of_a_download(environment, bucket, tmp_path, mome
         terminal.process.send_signal(signal.SIGINT)
         status = terminal.end()
     arrived = read_files(tmp_path / "out")
+    partial = {name for name in arrived if name.startswith(".aioflux-partial-")}
+    assert len(partial) <= 1  # of "big"
+    arrived = {name: data for name, data in arrived.items() if name not in partial}
     assert arrived == {key: contents[key] for key in arrived}
     assert not [
         path for path in (tmp_path / "out").rglob("*") if path.is_dir() and not any(path.iterdir())
     ]
     assert status == 130 or (status == 0 and arrived == contents)
     assert "Traceback" not in terminal.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_large_download_continues(environment, bucket, tmp_path, number) -> None:
+    data = os.urandom(96 * MIB)
+    bucket.put("big", data)
+    (tmp_path / "big").write_bytes(b"old")
+    os.chmod(tmp_path / "big", 0o600)
+    program = [*PROGRAM, "cp", f"{bucket.uri}/big", tmp_path / "big"]
+    with slow(bucket.server, 60 * MIB):
+        process = subprocess.Popen(program, env=environment, stderr=subprocess.DEVNULL)
+        while sum(path.stat().st_blocks for path in tmp_path.iterdir()) * 512 < 48 * MIB:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        process.wait(FAR_SECONDS)
+    assert (tmp_path / "big").read_bytes() == b"old"
+    found = tmp_path.glob(".aioflux-partial-*")
+    assert [path.stat().st_mode & 0o777 for path in found] == [0o600]
+    before = bucket.server.stats.total.bytes_out
+    subprocess.run(program, env=environment, check=True, stderr=subprocess.DEVNULL)
+    assert bucket.server.stats.total.bytes_out - before < len(data)
+    assert read_files(tmp_path) == {"big": data}
+    assert (tmp_path / "big").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.4, 0.8])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -65,17 +65,9 @@ def test_nothing_is_loaded():
 def run_pytest(directory: Path, code: str, *arguments: str) -> str:
     """Run tests with the plugin, without the settings of this repository; return the output."""
     (directory / "test_it.py").write_text(code)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        PLUGIN,
-        "-p",
-        "no:cacheprovider",
-        *arguments,
-    ]
+    is_installed = "aioflux" in entry_points(group="pytest11").names
+    plugins = ["-pno:cacheprovider", *([] if is_installed else [f"-p{PLUGIN}"])]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, *arguments]
     ended = subprocess.run(
         [*command, "--rootdir", str(directory), str(directory)],
         capture_output=True,

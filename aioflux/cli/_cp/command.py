@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self, cast
 
 import typer
 
@@ -30,6 +30,7 @@ from aioflux.cli._progress import CommandProgress
 from aioflux.cli._text import one_line
 from aioflux.cli._uri_or_path import parse_arguments
 from aioflux.errors import AiofluxError
+from aioflux.options import WriteAttributes
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,6 +61,18 @@ NoClobber = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print what would be copied, and copy nothing.")
 ]
+ContentType = Annotated[
+    str, typer.Option("--content-type", help="Media type; by default by the name's extension.")
+]
+CacheControl = Annotated[
+    str, typer.Option("--cache-control", help='Rules for caches, such as "max-age=60".')
+]
+StorageClass = Annotated[
+    str, typer.Option("--storage-class", help='By its name in the service, such as "NEARLINE".')
+]
+Metadata = Annotated[
+    list[str] | None, typer.Option("--metadata", metavar="NAME=VALUE", help="Can be repeated.")
+]
 
 
 def cp(
@@ -71,6 +84,10 @@ def cp(
     dry_run: DryRun = False,
     include: Include = None,
     exclude: Exclude = None,
+    content_type: ContentType = "",
+    cache_control: CacheControl = "",
+    storage_class: StorageClass = "",
+    metadata: Metadata = None,
 ) -> int:
     """Copy objects and files; names follow "aws s3 cp".
 
@@ -91,15 +108,22 @@ def cp(
     that are known to differ. Copies appear whole or not at all; a local file that is overwritten
     keeps its mode, and a copy of an object has its time. The bytes of objects are verified with
     crc32c when they are read and when they are written. Copies within a bucket keep all metadata.
-    Copies to another bucket keep content type and custom metadata, but not cache control, content
-    disposition, content language and storage class.
+    Copies to another bucket do not keep content language and storage class.
+
+    --content-type, --cache-control, --storage-class and --metadata are for all written objects;
+    with them, copies within a bucket are downloaded and uploaded.
 
     Examples: aioflux cp "gs://bucket/train/*.tar" data/;
     aioflux cp -r --exclude .git . gs://bucket/code
     """
     names = _filter(include, exclude, recursive=recursive)
     origins, destination = _parse(sources, target, recursive=recursive)
-    options = CopyOptions(no_clobber=no_clobber, dry_run=dry_run, names=names)
+    attributes = parse_attributes(
+        destination, content_type, cache_control, storage_class, metadata or []
+    )
+    options = CopyOptions(
+        no_clobber=no_clobber, dry_run=dry_run, names=names, attributes=attributes
+    )
     return _run(origins, destination, options, recursive=recursive)
 
 
@@ -128,6 +152,38 @@ def mv(
         raise typer.BadParameter("mv does not move standard input or output; use cp")
     options = CopyOptions(no_clobber=no_clobber, dry_run=dry_run, names=names, moves=True)
     return _run(origins, destination, options, recursive=recursive)
+
+
+def parse_attributes(
+    target: Destination,
+    content_type: str,
+    cache_control: str,
+    storage_class: str,
+    metadata: Sequence[str],
+) -> WriteAttributes:
+    """Return the attributes of all written objects that options give.
+
+    Raises:
+        typer.BadParameter: The target is not a store, or metadata is not NAME=VALUE.
+    """
+    given = {
+        "content_type": content_type,
+        "cache_control": cache_control,
+        "storage_class": storage_class,
+        "metadata": dict(_split_metadata(text) for text in metadata),
+    }
+    attributes = {name: value for name, value in given.items() if value}
+    if attributes and (target.argument is None or target.argument.is_local):
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in attributes)
+        raise typer.BadParameter(f"{names} is for objects, and TARGET is none")
+    return cast("WriteAttributes", attributes)
+
+
+def _split_metadata(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"--metadata is NAME=VALUE, not {text!r}")
+    return name, value
 
 
 def _filter(include: list[str] | None, exclude: list[str] | None, *, recursive: bool) -> NameFilter:
@@ -199,6 +255,8 @@ class CopyOptions:
     """Give local copies of files the time of their source, as copies of objects have it."""
     names: NameFilter = field(default_factory=NameFilter)
     """Names to copy from below a source."""
+    attributes: WriteAttributes = field(default_factory=WriteAttributes)
+    """Attributes that all written objects get."""
 
 
 class CopyRun:
@@ -306,19 +364,24 @@ class CopyRun:
     async def _stdin(self) -> AsyncGenerator[JobOrProblem, None]:
         yield self._target.job("standard input", Entry("", -1, 0), "")
 
-    def _copy_target(self) -> CopyTarget:
+    def _copy_target(self, source: CopySource | None = None) -> CopyTarget:
         goal = self._target.argument
         if goal is None:
             return StandardStreams()
         if goal.is_local:
             return self._files
-        return StoreObjects(goal.open()[0], no_clobber=self._options.no_clobber)
+        return StoreObjects(
+            goal.open()[0],
+            no_clobber=self._options.no_clobber,
+            attributes=self._options.attributes,
+            source=source.store if isinstance(source, StoreObjects) else None,
+        )
 
     async def _run(self, source: CopySource, jobs: AsyncGenerator[JobOrProblem, None]) -> None:
         if self._options.dry_run:
             await self._print_plan(jobs)
             return
-        target = self._copy_target()
+        target = self._copy_target(source)
         copier = Copier(source, target, self._progress, self._report, moves=self._options.moves)
         await copier.run(jobs)
 

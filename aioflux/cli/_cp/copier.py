@@ -9,12 +9,13 @@ Objects are written to standard output one after the other, in order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aioflux._concurrency.fan_out import bounded_map
-from aioflux.cli._cp.local_files import file_crc32c
+from aioflux.cli._cp.local_files import LocalFiles, file_crc32c
 from aioflux.cli._cp.objects import StandardStreams, StoreObjects
 from aioflux.cli._cp.plan import Batcher, Problem
 from aioflux.cli._output import MAX_LINES, print_notice
@@ -61,12 +62,21 @@ class Copier:
         self._report = report
         self._is_ordered = isinstance(target, StandardStreams)
         self._large = asyncio.Semaphore(_MAX_LARGE)
-        # Set if both are one store: then the service copies, and nothing is downloaded.
+        # With `--no-clobber`, another process may create the target meanwhile: see `open_writer`.
+        self._download: Callable[[CopyJob, Callable[[int], object]], Awaitable[None]] | None = None
+        if (
+            isinstance(source, StoreObjects)
+            and isinstance(target, LocalFiles)
+            and not target.no_clobber
+        ):
+            self._download = partial(target.download, source.store)
+        # Set if the service can copy, so that nothing is downloaded.
         self._within: StoreObjects | None = None
         if (
             isinstance(source, StoreObjects)
             and isinstance(target, StoreObjects)
             and source.store is target.store
+            and not target.attributes
         ):
             self._within = target
 
@@ -119,9 +129,10 @@ class Copier:
         return [next(removed) if outcome is None else outcome for outcome in outcomes]
 
     async def _stream(self, job: CopyJob) -> None:
-        # A standard stream cannot be rewound for another attempt.
-        streams = (self._source, self._target)
-        max_reads = 1 if any(isinstance(each, StandardStreams) for each in streams) else _MAX_READS
+        # A standard stream cannot be rewound for another attempt, and a download has its own.
+        sides = (self._source, self._target)
+        has_stream = any(isinstance(each, StandardStreams) for each in sides)
+        max_reads = 1 if has_stream or self._download else _MAX_READS
         async with self._large:
             for attempt in range(max_reads):
                 outcome, num_bytes = await self._stream_once(job)
@@ -134,15 +145,23 @@ class Copier:
     async def _stream_once(self, job: CopyJob) -> tuple[Outcome, int]:
         """Copy a large object; return its outcome and the bytes that the progress has counted."""
         num_bytes = 0
+
+        def advance(count: int) -> None:
+            nonlocal num_bytes
+            num_bytes += count
+            self._progress.advance(count)
+
         try:
+            if self._download is not None:
+                await self._download(job, advance)
+                return None, num_bytes
             async with (
                 self._target.open_writer(job) as writer,
                 aclosing(self._source.pieces(job)) as pieces,
             ):
                 async for piece in pieces:
                     await writer.write(piece)
-                    num_bytes += len(piece)
-                    self._progress.advance(len(piece))
+                    advance(len(piece))
         except BrokenPipeError:
             raise
         except (StorageError, OSError, ValueError) as exc:

@@ -34,6 +34,7 @@ from aioflux.cli._text import one_line
 
 if TYPE_CHECKING:
     from aioflux.cli._cp.plan import CopyJob
+    from aioflux.store import Store
 
 T = TypeVar("T")
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -88,7 +89,7 @@ class LocalFiles:
         self._threads = threads
         self._is_durable = is_durable
         self._keeps_times = keeps_times
-        self._no_clobber = no_clobber
+        self.no_clobber = no_clobber
         self._root = None if root is None else root.rstrip("/")
         self._known: set[str] = set()
         self._created: list[str] = []
@@ -157,7 +158,7 @@ class LocalFiles:
         return not job.write_to.endswith("/") and self._keeps(job.write_to)
 
     def _keeps(self, path: str) -> bool:
-        return self._no_clobber and os.path.lexists(path)
+        return self.no_clobber and os.path.lexists(path)
 
     async def find(self, job: CopyJob) -> Entry | None:
         """Return the file that is at the target of a job."""
@@ -226,8 +227,26 @@ class LocalFiles:
             remove_file(temporary)
             raise
 
-    def _create_temporary(self, path: str) -> tuple[int, str]:
-        """Create a temporary file in the directory of a path; create the directory if needed.
+    async def download(self, store: Store, job: CopyJob, progress: Callable[[int], object]) -> None:
+        """Write a large object; ranges that an interrupted run has received are not read again."""
+        path = job.write_to
+        self._make_parent(path)
+        await store.download_file(job.read_from, path, progress=progress)
+        await self._threads.run(self._complete, path, job)
+
+    def _complete(self, path: str, job: CopyJob) -> None:
+        """Set the time of a file that has its name already."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._set_time(descriptor, job)
+        finally:
+            os.close(descriptor)
+        if self._is_durable:
+            _fsync(path)
+            _fsync(os.path.dirname(path) or ".")
+
+    def _make_parent(self, path: str) -> tuple[str, int | None]:
+        """Create the directory of a path if needed; return it, and the mode of the file there.
 
         Raises:
             ValueError: The path exists and is not a regular file.
@@ -238,6 +257,11 @@ class LocalFiles:
         mode = mode_of_target(path)
         if parent not in self._known:
             self._make_directory(parent)
+        return parent, mode
+
+    def _create_temporary(self, path: str) -> tuple[int, str]:
+        """Create a temporary file in the directory of a path. Raises errors as `_make_parent`."""
+        parent, mode = self._make_parent(path)
         temporary = f"{parent}/{TEMPORARY}{uuid.uuid4().hex}"
         return create_file(temporary, mode), temporary
 
@@ -249,7 +273,7 @@ class LocalFiles:
         """
         if self._is_durable:
             _fsync(temporary)
-        if self._no_clobber:
+        if self.no_clobber:
             os.link(temporary, path)
             remove_file(temporary)
         else:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from aioflux.cli._cp.local_files import Buffer, Outcome
     from aioflux.cli._cp.plan import CopyJob
+    from aioflux.options import WriteAttributes
     from aioflux.store import ObjectWriter, Store
 
 _PIECE_BYTES = 16 * 1024 * 1024
@@ -83,10 +84,26 @@ async def _gather(calls: Sequence[Awaitable[Any]]) -> list[Any]:
 
 
 class StoreObjects:
-    """Reader and writer of objects of one store."""
+    """Reader and writer of objects of one store.
 
-    def __init__(self, store: Store, *, no_clobber: bool = False) -> None:
+    Args:
+        store: The store.
+        no_clobber: Do not overwrite existing objects.
+        attributes: Attributes that all written objects get.
+        source: Store from which objects are copied, if it is a store.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        no_clobber: bool = False,
+        attributes: WriteAttributes | None = None,
+        source: Store | None = None,
+    ) -> None:
         self.store = store
+        self.attributes: WriteAttributes = attributes or {}
+        self._source = source
         self._mode: Any = "create" if no_clobber else "overwrite"
         self._no_clobber = no_clobber
 
@@ -110,7 +127,8 @@ class StoreObjects:
         return [body if isinstance(body, Exception) else next(written) for body in bodies]
 
     async def _write(self, job: CopyJob, body: Buffer) -> None:
-        await self.store.put(job.write_to, body, mode=self._mode, **_attributes(job))
+        attributes = await self._attributes(job)
+        await self.store.put(job.write_to, body, mode=self._mode, **attributes)
 
     async def copy_many(self, jobs: Sequence[CopyJob]) -> list[Outcome]:
         """Copy objects within the bucket; the service copies the bytes."""
@@ -147,21 +165,23 @@ class StoreObjects:
     async def open_writer(self, job: CopyJob) -> AsyncIterator[ObjectWriter]:
         if await self.keeps(job):
             raise FileExistsError(job.target)
-        async with self.store.open_writer(
-            job.write_to, mode=self._mode, **_attributes(job)
-        ) as writer:
+        attributes = await self._attributes(job)
+        async with self.store.open_writer(job.write_to, mode=self._mode, **attributes) as writer:
             yield writer
 
     async def keeps(self, job: CopyJob) -> bool:
         return self._no_clobber and await find(self.store, job.write_to) is not None
 
-
-def _attributes(job: CopyJob) -> dict[str, Any]:
-    """Return the attributes of the copy: those of the object, or a media type for its name."""
-    if not isinstance(job.read_from, ObjectMeta):
-        # Standard input has no name: the name of the target decides.
-        return {"content_type": _guess_type(job.source if job.read_from else job.write_to)}
-    return portable_attributes(job.read_from)
+    async def _attributes(self, job: CopyJob) -> dict[str, Any]:
+        """Return the attributes of a copy: those of the object, or a media type for its name."""
+        meta = job.read_from
+        if not isinstance(meta, ObjectMeta):
+            # Standard input has no name: the name of the target decides.
+            guessed = _guess_type(job.source if meta else job.write_to)
+            return {"content_type": guessed, **self.attributes}
+        if not meta.content_type and self._source is not None:
+            meta = await self._source.head(meta)  # listings of S3 have no attributes
+        return {**portable_attributes(meta), **self.attributes}
 
 
 def _guess_type(name: str) -> str:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aioflux.cli._cp.command import CopyOptions, CopyRun
+from aioflux.cli._cp.command import (
+    CacheControl,
+    ContentType,
+    CopyOptions,
+    CopyRun,
+    Metadata,
+    StorageClass,
+    parse_attributes,
+)
 from aioflux.cli._cp.local_files import file_crc32c, remove_empty_tree
 from aioflux.cli._cp.objects import StoreObjects
 from aioflux.cli._cp.plan import Problem, differs, object_entry
@@ -51,6 +59,10 @@ def sync(
     ] = False,
     include: Include = None,
     exclude: Exclude = None,
+    content_type: ContentType = "",
+    cache_control: CacheControl = "",
+    storage_class: StorageClass = "",
+    metadata: Metadata = None,
 ) -> int:
     """Copy what is below SOURCE and is not the same below TARGET, in this direction only.
 
@@ -59,6 +71,9 @@ def sync(
     included; a file has the time of its object, which copies of objects have. If both sides list
     a crc32c, it decides. With --checksum it always decides, and local files are read; an object
     without a crc32c is copied. The clock of this machine must be right to a second or so.
+
+    --content-type, --cache-control, --storage-class and --metadata are for the objects that this
+    run writes; they are not compared.
 
     --delete deletes last, and only what still is as it was listed; before that, only files in the
     place of a needed directory, or in a directory in the place of a needed file. If a listing was
@@ -74,14 +89,18 @@ def sync(
     """
     origin, goal = parse_arguments([source, target])
     names = NameFilter.parse(include, exclude)
-    options = CopyOptions(dry_run=dry_run, keeps_times=True, names=names)
+    destination = Destination(goal, True)
+    attributes = parse_attributes(
+        destination, content_type, cache_control, storage_class, metadata or []
+    )
+    options = CopyOptions(dry_run=dry_run, keeps_times=True, names=names, attributes=attributes)
 
     async def work() -> int:
         if origin.is_local and not origin.is_directory():
             raise ValueError(
                 f"{origin.text} is not a directory; {origin.hint('use cp for a file')}"
             )
-        async with SyncRun(Destination(goal, True), options, checksum=checksum) as copy:
+        async with SyncRun(destination, options, checksum=checksum) as copy:
             await copy.sync(origin, deletes=delete)
         return copy.finish()
 
