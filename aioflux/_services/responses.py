@@ -344,7 +344,9 @@ def meta_from_headers(
 
 def written_fields(attributes: ObjectAttributes) -> dict[str, Any]:
     """Return the fields of the metadata of an object that was written with these attributes."""
-    fields = {name: getattr(attributes, name) for name in ATTRIBUTE_NAMES}
+    fields: dict[str, Any] = {}
+    for name in ATTRIBUTE_NAMES:
+        fields[name] = getattr(attributes, name)
     fields["content_type"] = attributes.content_type or DEFAULT_TYPE
     fields["metadata"] = dict(attributes.metadata or {})
     return fields

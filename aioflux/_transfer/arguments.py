@@ -164,6 +164,8 @@ def parse_attributes(given: WriteAttributes) -> ObjectAttributes:
         TypeError: There is no such attribute, or a value is not a string.
         ValueError: A value cannot be a header, or two names of metadata differ only in case.
     """
+    if not given:
+        return DEFAULT_ATTRIBUTES
     attributes = ObjectAttributes(**given)
     for name in ATTRIBUTE_NAMES:
         value = getattr(attributes, name)

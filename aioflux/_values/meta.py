@@ -76,14 +76,17 @@ class ObjectAttributes:
 
     def headers(self, class_header: bytes, *, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Return the attributes, without metadata, as headers; `prefix` is not for the class."""
-        texts = {
-            prefix + b"content-type": self.content_type or DEFAULT_TYPE,
-            prefix + b"content-encoding": self.content_encoding,
-            prefix + b"content-disposition": self.content_disposition,
-            prefix + b"cache-control": self.cache_control,
-            class_header: self.storage_class,
-        }
-        return [(name, text.encode()) for name, text in texts.items() if text]
+        headers = []
+        for name, text in (
+            (prefix + b"content-type", self.content_type or DEFAULT_TYPE),
+            (prefix + b"content-encoding", self.content_encoding),
+            (prefix + b"content-disposition", self.content_disposition),
+            (prefix + b"cache-control", self.cache_control),
+            (class_header, self.storage_class),
+        ):
+            if text:
+                headers.append((name, text.encode()))
+        return headers
 
 
 DEFAULT_ATTRIBUTES: Final = ObjectAttributes()

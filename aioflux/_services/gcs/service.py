@@ -231,7 +231,7 @@ class GCSService(XMLService):
     async def put(
         self, request: WriteRequest, pieces: Sequence[bytes | memoryview], *, crc32c: int | None
     ) -> ObjectMeta:
-        headers = self._upload_headers(request)
+        headers = wire.object_headers(request.attributes, self._kms_key)
         headers += wire.precondition_headers(request.precondition)
         headers += wire.hash_headers(crc32c)
         response = await self._sender.send(
