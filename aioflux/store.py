@@ -25,9 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypeV
 from aioflux._concurrency.async_iteration import aclosing_inner, rejects_plain_for
 from aioflux._services.base import Precondition, ServiceConfig
 from aioflux._services.open import check_credentials, check_proxy, open_service
-from aioflux._transfer import clean as _clean
 from aioflux._transfer import compose as _compose
-from aioflux._transfer import composed_read as _composed_read
 from aioflux._transfer import conditions as _conditions
 from aioflux._transfer import delete as _delete
 from aioflux._transfer import list as _list
@@ -52,7 +50,6 @@ from aioflux._transfer.arguments import (
     write_request,
 )
 from aioflux._transfer.composite_plan import can_compose
-from aioflux._transfer.file_transfer import TransferProgress, download_file, upload_file
 from aioflux._transfer.get_many import fetch_many, try_all, try_many
 from aioflux._transfer.read_plan import MAX_GAP_BYTES
 from aioflux._transfer.read_range import Pin, read_into
@@ -627,7 +624,9 @@ class Store:
         if max_composite_bytes < 1:
             raise ValueError(f"max_composite_bytes must be above 0, not {max_composite_bytes!r}")
         if can_compose(session.service.capabilities):
-            batches = _composed_read.try_fetch_composed(
+            from aioflux._transfer import composed_read
+
+            batches = composed_read.try_fetch_composed(
                 session, metas, max_composite_bytes=max_composite_bytes
             )
         else:
@@ -886,6 +885,8 @@ class Store:
             OSError: The file cannot be read.
             ValueError: `path` is not a regular file, or it changed while it was read.
         """
+        from aioflux._transfer.file_transfer import TransferProgress, upload_file
+
         request = self._request(key, mode, if_generation_match, attributes)
         done, session = TransferProgress(progress), self._sessions.current()
         return await upload_file(session, request, parse_path(path), done)
@@ -925,6 +926,8 @@ class Store:
             OSError: The file cannot be written; the error names `path`.
             ValueError: `path` exists and is not a regular file.
         """
+        from aioflux._transfer.file_transfer import TransferProgress, download_file
+
         name, meta = parse_key(key)
         done, session = TransferProgress(progress), self._sessions.current()
         return await download_file(session, name, parse_path(path), meta, done)
@@ -1233,7 +1236,9 @@ class Store:
         """
         if not older_than_seconds >= 0:
             raise ValueError(f"older_than_seconds must be 0 or more, not {older_than_seconds!r}")
-        return await _clean.clean(
+        from aioflux._transfer.clean import clean
+
+        return await clean(
             self._sessions.current(),
             prefix,
             now=datetime.now(UTC),

@@ -21,6 +21,7 @@ __all__ = ["main"]
 def main() -> NoReturn:
     """Run the command and exit."""
     _open_standard_streams()
+    gc.set_threshold(50_000)  # imports and listings make many objects, and few cycles
     # Until a command runs there is nothing to clean up, and code that is being imported may
     # swallow a KeyboardInterrupt.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
