@@ -10,9 +10,8 @@ import pytest
 
 from aioflux import RetryPolicy, TransientError, open_store
 from aioflux._transfer.retry import with_retry
-from aioflux.cli._cp.copier import Copier
+from aioflux.cli._cp.copier import Copier, StandardStreams, StoreObjects
 from aioflux.cli._cp.local_files import FileThreads, LocalFiles
-from aioflux.cli._cp.objects import StandardStreams, StoreObjects
 from aioflux.cli._cp.plan import LARGE_BYTES, CopyJob
 from aioflux.cli._event_loop import run as run_command
 from aioflux.cli._output import Report, call_in_daemon_thread

@@ -1,15 +1,12 @@
-"""`aioflux ckpt`: the commands for checkpoints, a module for each. PyTorch is not needed."""
+"""`aioflux ckpt`: the commands for checkpoints. PyTorch is not needed."""
 
 from __future__ import annotations
 
 import typer
 
-from aioflux.cli._ckpt.copy import copy_command
 from aioflux.cli._ckpt.history import history
-from aioflux.cli._ckpt.list import list_command
-from aioflux.cli._ckpt.prune import prune_command
-from aioflux.cli._ckpt.show import show
-from aioflux.cli._ckpt.verify import verify_command
+from aioflux.cli._ckpt.inspect import list_command, show, verify_command
+from aioflux.cli._ckpt.modify import copy_command, prune_command
 from aioflux.cli._settings import with_common_options
 
 ckpt = typer.Typer(

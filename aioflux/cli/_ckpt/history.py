@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aioflux._values.stats import format_size
-from aioflux.cli._ckpt.root import Root, open_checkpoints
+from aioflux.cli._ckpt.inspect import Root, open_checkpoints
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import print_lines
 from aioflux.cli._text import (

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Self, cast
 import typer
 
 from aioflux._concurrency.fan_out import bounded_batches
-from aioflux.cli._cp.copier import Copier
+from aioflux.cli._cp.copier import Copier, StandardStreams, StoreObjects
 from aioflux.cli._cp.local_files import FileThreads, LocalFiles, remove_empty_tree
-from aioflux.cli._cp.objects import StandardStreams, StoreObjects
 from aioflux.cli._cp.plan import CopyJob, Entry, Problem
 from aioflux.cli._cp.sources import (
     Destination,
@@ -35,7 +34,7 @@ from aioflux.options import WriteAttributes
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from aioflux.cli._cp.objects import CopySource, CopyTarget
+    from aioflux.cli._cp.copier import CopySource, CopyTarget
     from aioflux.cli._cp.plan import JobOrProblem
     from aioflux.cli._uri_or_path import UriOrPath
 

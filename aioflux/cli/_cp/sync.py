@@ -23,8 +23,8 @@ from aioflux.cli._cp.command import (
     StorageClass,
     parse_attributes,
 )
+from aioflux.cli._cp.copier import StoreObjects
 from aioflux.cli._cp.local_files import file_crc32c, remove_empty_tree
-from aioflux.cli._cp.objects import StoreObjects
 from aioflux.cli._cp.plan import Problem, differs, object_entry
 from aioflux.cli._cp.sources import Destination, TreeJobs, is_below, reject_copy_into_itself, walk
 from aioflux.cli._event_loop import run

@@ -1,4 +1,4 @@
-"""`aioflux ckpt prune`: deletion of old steps, except those that a rule keeps."""
+"""`aioflux ckpt prune` and `copy`: deletion of the steps that no rule keeps, and copies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aioflux.cli._ckpt.root import Root, open_checkpoints
+from aioflux._values.stats import format_size
+from aioflux.cli._ckpt.inspect import (
+    Root,
+    Steps,
+    open_checkpoints,
+)
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
+from aioflux.cli._progress import CommandProgress
 from aioflux.cli._text import format_count, json_line, one_line, parse_age
-from aioflux.cli._uri_or_path import Json, parse_root_argument
+from aioflux.cli._uri_or_path import Json, parse_arguments, parse_root_argument
 
 if TYPE_CHECKING:
+    from aioflux.checkpoint._store.copy import CheckpointLocation, Copied
     from aioflux.checkpoint._store.retention_rules import Retention
+    from aioflux.cli._uri_or_path import UriOrPath
+    from aioflux.errors import AiofluxError
+
 
 KeepLast = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Keep the N newest valid steps.")
@@ -129,3 +139,76 @@ def _parse_best(text: str) -> tuple[str, str] | tuple[str, str, int]:
             f'--keep-best: {text!r} is not a rule; write "loss:min" or "accuracy:max:3"'
         )
     return (metric, mode, int(count)) if more else (metric, mode)
+
+
+def copy_command(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="One checkpoint, or the root of a run.")
+    ],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The uri of the copy.")],
+    *,
+    step: Steps = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Overwrite different checkpoints at TARGET.")
+    ] = False,
+) -> int:
+    """Copy checkpoints: first the objects, verified, then the commit object.
+
+    A copy can be loaded like the original, also by PyTorch alone. An interrupted copy is not
+    visible. The same command resumes it: objects that exist are not copied again. If a step cannot
+    be copied, an error is printed, the other steps are copied, and the exit status is 1.
+
+    "aioflux cp -r" copies the same bytes, but an interrupted copy can be visible and incomplete,
+    and the copy is not verified with the commit object.
+
+    Example: aioflux ckpt copy --step 1000 gs://bucket/runs/7 s3://archive/7
+    """
+    from aioflux.checkpoint._store.copy import copy_checkpoint, copy_root
+    from aioflux.checkpoint._store.steps import read_commits
+
+    arguments = parse_arguments([source, target])
+    report = Report()
+
+    async def work() -> int:
+        errors: dict[str, AiofluxError] = {}
+        progress = CommandProgress()
+        locations = [_locate(each) for each in arguments]
+        is_one = bool(await read_commits(locations[0].store, locations[0].prefix))
+        if is_one and step:
+            raise ValueError(f"{source} is one checkpoint; --step needs the run's root")
+        with progress.show():
+            count = progress.advance
+            if is_one:
+                copied = [await copy_checkpoint(*locations, overwrite=overwrite, progress=count)]
+            else:
+                copied, errors = await copy_root(
+                    *locations, steps=step, overwrite=overwrite, progress=count
+                )
+        for _, error in sorted(errors.items()):
+            report.fail(error)
+        if not copied and not errors:
+            report.fail(f"there is no checkpoint at {one_line(source)}")
+        await print_lines("\n".join(_line(each) for each in copied))
+        new = [each for each in copied if each.is_new]
+        size = format_size(sum(each.num_bytes for each in new))
+        return report.finish(f"copied {format_count(len(new), 'checkpoint')}, {size}")
+
+    return run(work)
+
+
+def _locate(argument: UriOrPath) -> CheckpointLocation:
+    """Return store and prefix of an argument.
+
+    Source and target in one bucket get the same store, so that the service copies the bytes.
+    """
+    from aioflux.checkpoint._store.copy import CheckpointLocation
+
+    return CheckpointLocation(*argument.open())
+
+
+def _line(copied: Copied) -> str:
+    uri = one_line(copied.uri)
+    if not copied.is_new:
+        return f"exists  {uri}"
+    count = format_count(copied.num_objects, "object")
+    return f"copied  {uri}  {count}, {format_size(copied.num_bytes)}"

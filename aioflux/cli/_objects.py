@@ -1,4 +1,4 @@
-"""`aioflux cat`: objects, written to standard output."""
+"""`aioflux cat`, `stat` and `sign`: the commands for single objects."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import re
 import zlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from aioflux.cli._output import write_stdout
+from aioflux.cli._output import print_lines, write_stdout
 from aioflux.cli._patterns import run_for_each
-from aioflux.cli._uri_or_path import LIST_BELOW, Objects
+from aioflux.cli._text import json_line, meta_row, paragraph, parse_age
+from aioflux.cli._uri_or_path import LIST_BELOW, Json, Objects
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
     from aioflux.cli._uri_or_path import UriOrPath
-    from aioflux.store import Store
+    from aioflux.store import Store, UrlMethod
+
 
 _PIECE_BYTES = 4 * 1024 * 1024
 _GZIP = zlib.MAX_WBITS | 16
@@ -109,3 +111,60 @@ async def _gunzip(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
                 data = decoder.unconsumed_tail or decoder.unused_data
     if not decoder.eof:
         raise ValueError("--decompress: the object is not gzip, or its end is missing")
+
+
+def stat(
+    uris: Objects,
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line, with the fields of ls --json.")
+    ] = False,
+) -> int:
+    """Show all metadata of objects. If one cannot be read, an error is printed.
+
+    Example: aioflux stat --json "gs://bucket/train/*.tar"
+    """
+
+    async def show(argument: UriOrPath) -> None:
+        argument.require_object("stat")
+        async with argument.open_object(LIST_BELOW, follow=True) as (store, key):
+            row = meta_row(await store.head(key))
+        if argument.is_link():
+            row["uri"] = str(argument.location)
+        await print_lines(json_line(row) if as_json else paragraph(row))
+
+    return run_for_each(uris, show)
+
+
+def sign(
+    uris: Objects,
+    *,
+    expires: Annotated[
+        str,
+        typer.Option(metavar="AGE", help="Time for which the url is valid: 90s, 30m, 12h, 7d."),
+    ] = "1h",
+    method: Annotated[
+        str, typer.Option(metavar="METHOD", help="GET, HEAD, PUT or DELETE: what the url allows.")
+    ] = "GET",
+    as_json: Json = False,
+) -> int:
+    """Print a signed url for each object. Who has the url needs no credentials: keep it secret.
+
+    The object need not exist. On gs://, a service account key or impersonated credentials sign;
+    on az://, an account key. On gs:// and s3:// a url is valid for 7 days at most.
+
+    --json: uri and url.
+
+    Example: curl "$(aioflux sign --expires 15m gs://bucket/a.bin)" -o a.bin
+    """
+    seconds = parse_age(expires)
+
+    async def show(argument: UriOrPath) -> None:
+        argument.require_object("sign")
+        store, key = argument.open()
+        allowed = cast("UrlMethod", method.upper())  # `Store.sign` checks it
+        url = await store.sign(key, method=allowed, expires=seconds)
+        row = {"uri": str(argument.location), "url": url}
+        await print_lines(json_line(row) if as_json else url)
+
+    return run_for_each(uris, show)
