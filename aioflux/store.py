@@ -335,7 +335,8 @@ class Store:
     async def exists(self, key: str | ObjectMeta) -> bool:
         """Return whether an object has this key, by one request.
 
-        With metadata, return whether its generation is the current one.
+        With metadata, return whether its generation exists: the current one, or in a bucket with
+        versioning a noncurrent one.
         """
         try:
             await self.head(key)
@@ -651,6 +652,7 @@ class Store:
         delimiter: str = "",
         match_glob: str = "",
         limit: int | None = None,
+        versions: bool = False,
     ) -> AsyncGenerator[ObjectMeta, None]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key.
 
@@ -675,12 +677,25 @@ class Store:
                 one level, "**.jpg" all levels.
             limit: Most keys to list; with a delimiter, most keys and common prefixes. Pages are
                 requested one after another, and none after the limit.
+            versions: List noncurrent generations, too: `is_latest` of their metadata is False, and
+                they are read and deleted by their metadata. Those of one key are in the order of
+                the service: on `gs://` the oldest first, on `s3://` the newest. Delete markers of
+                S3 are omitted; then no version of the key is the latest. Pages are requested one
+                after another.
 
         Raises:
-            ValueError: Both `delimiter` and `match_glob` are given, the pattern is not valid, or
-                `limit` is negative.
+            ValueError: Both `delimiter` and `match_glob` are given, or one of them with `versions`,
+                the pattern is not valid, or `limit` is negative.
+            UnsupportedError: `versions` is True, and the store is not `gs://` or `s3://`.
         """
-        pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob, limit=limit)
+        pages: AsyncGenerator[Sequence[ObjectMeta], None]
+        if versions:
+            if delimiter or match_glob:
+                raise ValueError("versions are listed without a delimiter and without a pattern")
+            check_listing("", "", limit)
+            pages = _list.list_versions(self._sessions.current(), parse_prefix(prefix), limit=limit)
+        else:
+            pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob, limit=limit)
         async with aclosing_inner(pages) as inner:
             async for page in inner:
                 for meta in page:
@@ -1090,6 +1105,9 @@ class Store:
     async def delete(self, key: str | ObjectMeta) -> None:
         """Delete an object; with metadata, only the generation in the metadata.
 
+        In a bucket with versioning, the object that was deleted becomes noncurrent, and a
+        noncurrent generation, given by its metadata, is deleted for good.
+
         A delete by name needs two requests: the first finds the current generation, and the second
         deletes only this generation, so that a retry cannot delete a newer object. If other writers
         replace the object between the two requests three times in a row, the current object is
@@ -1110,7 +1128,9 @@ class Store:
         """
         source = parse_source(key)
         session = self._sessions.current()
-        deleting = _delete.delete(session, source.key, generation=source.generation)
+        deleting = _delete.delete(
+            session, source.key, generation=source.generation, is_latest=source.is_latest
+        )
         await session.timed(source.key, deleting)
 
     async def delete_many(self, keys: Iterable[str | ObjectMeta]) -> DeleteResult:

@@ -251,8 +251,14 @@ class Store:
         delimiter: str = "",
         match_glob: str = "",
         limit: int | None = None,
+        versions: bool = False,
     ) -> Iterator[ObjectMeta]:
         """Yield the metadata of every object whose key begins with `prefix`, sorted by key."""
+        if versions:
+            listed = self._store.list(
+                prefix, delimiter=delimiter, match_glob=match_glob, limit=limit, versions=True
+            )
+            return _bridge.iterate(listed)
         pages = self.list_pages(prefix, delimiter=delimiter, match_glob=match_glob, limit=limit)
         return _bridge.flatten(pages)
 

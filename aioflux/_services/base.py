@@ -88,6 +88,8 @@ class Capabilities:
     """A listing can start at a key without reading the keys before it."""
     match_glob: bool = False
     """The service filters keys by a pattern."""
+    versions: bool = False
+    """The service lists noncurrent generations."""
     checksums: bool = True
     """Responses contain the crc32c of an object, if it has one. If False, the service module
     compares other checksums if there are any."""
@@ -189,6 +191,9 @@ class ListRequest:
     """Token of the page; empty for the first one."""
     page_size: int | None = None
     """Largest number of objects in the page; None for `Capabilities.page_size`."""
+    versions: bool = False
+    """List noncurrent generations, too; set only for services that declare `versions`, and without
+    offsets, delimiter and pattern."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +203,8 @@ class Source:
     key: str
     generation: str = ""
     """Generation that the source must have; empty for any."""
+    is_latest: bool = True
+    """False if the generation is known to be noncurrent."""
 
 
 @dataclass(slots=True)
@@ -394,6 +401,10 @@ class Service(ABC):
     async def delete(self, key: str, *, generation: str = "") -> None:
         """Delete an object."""
 
+    async def delete_version(self, key: str, *, generation: str) -> None:
+        """Delete a noncurrent generation for good."""
+        await self.delete(key, generation=generation)
+
     async def delete_page(self, sources: Sequence[Source]) -> Mapping[str, StorageError]:
         """Delete objects, in one request except for names that the request cannot contain.
 
@@ -514,6 +525,7 @@ class ServiceWrapper(Service):
     get = _forward(Service.get)
     put = _forward(Service.put)
     delete = _forward(Service.delete)
+    delete_version = _forward(Service.delete_version)
     delete_page = _forward(Service.delete_page)
     list_page = _forward(Service.list_page)
     compose = _forward(Service.compose)

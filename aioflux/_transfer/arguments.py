@@ -49,7 +49,9 @@ def parse_source(key: str | ObjectMeta, generation: str | None = None) -> Source
     """
     name, meta = parse_key(key)
     if generation is None:
-        return Source(key=name, generation=meta.generation if meta else "")
+        if meta is None:
+            return Source(key=name)
+        return Source(key=name, generation=meta.generation, is_latest=meta.is_latest)
     if meta is not None or not isinstance(generation, str):
         raise TypeError("a generation is text, given with a name; metadata has a generation")
     if not generation:

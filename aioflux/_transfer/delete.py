@@ -36,7 +36,9 @@ _MAX_LIST_PAGES: Final = 3
 """Maximum number of pages that are listed before one page delete."""
 
 
-async def delete(session: Session, key: str, *, generation: str = "") -> None:
+async def delete(
+    session: Session, key: str, *, generation: str = "", is_latest: bool = True
+) -> None:
     """Delete an object, so that a retry cannot delete an object that was written later.
 
     If no generation is given, the service has generations and the policy allows retries, then the
@@ -53,6 +55,7 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
         session: The session.
         key: Name of the object.
         generation: Delete only this generation; empty for the current one.
+        is_latest: False if the generation is known to be noncurrent.
 
     Raises:
         NotFoundError: No object has this key, and no ambiguous attempt can have deleted it.
@@ -61,7 +64,7 @@ async def delete(session: Session, key: str, *, generation: str = "") -> None:
     """
     is_pinned = generation or not session.service.capabilities.generations
     if is_pinned or session.retry.max_attempts == 1:
-        await _delete_once(session, key, generation)
+        await _delete_once(session, key, generation, is_latest=is_latest)
         return
     backoff = Backoff(session.retry)
     for number in range(1, _NUM_PINNED_TRIES + 1):
@@ -122,13 +125,19 @@ async def _delete_unpinned(session: Session, key: str) -> None:
 
 
 async def _delete_once(
-    session: Session, key: str, generation: str, *, is_seen: bool = False
+    session: Session,
+    key: str,
+    generation: str,
+    *,
+    is_seen: bool = False,
+    is_latest: bool = True,
 ) -> None:
     """Delete one generation of an object, or any generation if `generation` is empty.
 
     With `is_seen` the caller has just read that the generation is current.
     """
     service = session.service
+    call = service.delete if is_latest else service.delete_version
     ambiguous = AmbiguousAttempts()
 
     async def attempt() -> None:
@@ -137,7 +146,7 @@ async def _delete_once(
         try:
             if generation and not (await service.has_conditional_delete() or was_seen):
                 await _require_generation(session, key, generation)
-            await ambiguous.run_attempt(service.delete(key, generation=generation))
+            await ambiguous.run_attempt(call(key, generation=generation))
         except (NotFoundError, PreconditionFailedError):
             # The generation no longer exists: after an ambiguous attempt that is a success.
             if not ambiguous.maybe_done:
@@ -196,7 +205,9 @@ async def delete_many(
 
     async def delete_one(source: Source, *, maybe_done: bool = False) -> None:
         try:
-            await delete(session, source.key, generation=source.generation)
+            await delete(
+                session, source.key, generation=source.generation, is_latest=source.is_latest
+            )
         except StorageError as exc:
             is_done = maybe_done and isinstance(exc, NotFoundError | PreconditionFailedError)
             outcome.add(source.key, None if is_done else exc)
@@ -209,7 +220,8 @@ async def delete_many(
             await delete_one(source, maybe_done=ambiguous.maybe_done)
 
     size = session.service.capabilities.delete_page_size
-    if size:
+    sources = list(sources)
+    if size and all(source.is_latest for source in sources):
         sources = list({source.key: source for source in sources}.values())
         if len(sources) >= _MIN_PAGE:
             sources.sort(key=lambda source: source.key)

@@ -21,12 +21,13 @@ from aioflux._transfer.list_plan import ListingPlan
 from aioflux._transfer.temp_keys import TEMPORARY_PREFIXES, is_temporary
 from aioflux._values.glob import compile_glob, literal_prefix
 from aioflux._values.listing import Listing
-from aioflux.errors import StorageError
+from aioflux.errors import StorageError, UnsupportedError
 
 if TYPE_CHECKING:
     from aioflux._services.base import Page
     from aioflux._transfer.list_plan import Request
     from aioflux._transfer.session import Session
+    from aioflux._values.meta import ObjectMeta
 
 _MAX_IN_FLIGHT = 32
 """Maximum number of requests of one listing in flight, even if the store allows more: parsing their
@@ -100,6 +101,37 @@ async def list_pages(
                 yield shown
     finally:
         await fetcher.aclose()
+
+
+async def list_versions(
+    session: Session, prefix: str, *, limit: int | None
+) -> AsyncGenerator[Sequence[ObjectMeta], None]:
+    """Yield pages with all generations of the objects whose keys begin with `prefix`.
+
+    Pages are requested one after another, and none after `limit` objects. Temporary objects are
+    left out as in `list_pages`.
+
+    Raises:
+        UnsupportedError: The service does not list noncurrent generations.
+    """
+    capabilities = session.service.capabilities
+    if not capabilities.versions:
+        uri = session.service.uri(prefix)
+        raise UnsupportedError(
+            f"could not list {uri}: only gs:// and s3:// list noncurrent generations", uri=uri
+        )
+    size = None if limit is None else min(max(limit, _MIN_PAGE_SIZE), capabilities.page_size)
+    request = ListRequest(prefix, page_size=size, versions=True)
+    while limit is None or limit > 0:
+        page = await session.call(prefix, session.service.list_page, request)
+        metas = page.objects
+        if not is_temporary(prefix):
+            metas = [meta for meta in metas if not is_temporary(meta.key)]
+        yield metas[:limit]
+        if not page.next_token:
+            return
+        limit = None if limit is None else limit - len(metas)
+        request = replace(request, page_token=page.next_token)
 
 
 async def list_all(

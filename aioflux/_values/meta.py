@@ -30,9 +30,9 @@ class ObjectMeta:
     """Entity tag, without quotes; empty if the service returned none."""
     generation: str = ""
     """Identifier of this content, to which reads and deletes can be pinned; empty if the service
-    has none. On Google Cloud Storage it is the generation, on S3 `<entity tag>/<size>`, and
-    elsewhere the entity tag. It changes when the content changes; on S3 it may stay the same if
-    equal bytes are written again."""
+    has none. On Google Cloud Storage it is the generation, on S3 `<entity tag>/<size>`, or
+    `version:<id>` for a noncurrent version, and elsewhere the entity tag. It changes when the
+    content changes; on S3 it may stay the same if equal bytes are written again."""
     crc32c: int | None = None
     """CRC32C (Castagnoli) of the stored bytes; None if the service returned none."""
     updated: datetime | None = None
@@ -53,6 +53,9 @@ class ObjectMeta:
     """Storage class, by its name in the service; empty if the service returned none."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """User metadata."""
+    is_latest: bool = True
+    """False for a noncurrent generation from `list(versions=True)`, or from `head` on Google Cloud
+    Storage. `head` of a version of S3 does not know it, and returns True."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -164,6 +164,7 @@ class FlakyService(ServiceWrapper):
     head = _forward(Service.head)
     put = _forward(Service.put)
     delete = _forward(Service.delete)
+    delete_version = _forward(Service.delete_version, "delete")
     delete_page = _forward(Service.delete_page, "delete")
     list_page = _forward(Service.list_page)
     compose = _forward(Service.compose)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
-from operator import attrgetter, lt
+from operator import attrgetter, le, lt
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -38,6 +38,8 @@ _LISTING = "storage#objects"
 LIST_FIELDS = f"kind,items({_ITEM}),prefixes,nextPageToken"
 """Value of `fields=` in a listing: the fields of `ObjectMeta` of each object, the common prefixes,
 the token of the next page, and the type of the response."""
+VERSION_FIELDS = f"kind,items({_ITEM},timeDeleted),nextPageToken"
+"""Value of `fields=` in a listing with versions."""
 _MAX_UNCOUNTED_BYTES = 4 * 1024 * 1024
 """Largest page that is parsed without a count of its entries: into less than 150 MiB."""
 _WINDOW_BYTES = 256 * 1024
@@ -68,6 +70,7 @@ class ListedObject(msgspec.Struct, rename="camel", gc=False):
     etag: str = ""
     updated: str = ""
     metadata: dict[str, str] | None = None
+    time_deleted: str = ""
 
     kind: ClassVar[Kind | None] = None
     """None here. In a class that `_decoder_of` creates, the kind of every object of the page."""
@@ -169,17 +172,24 @@ def _count_entries(data: bytes) -> None:
 
 
 def check_page(
-    page: ObjectsPage, *, prefix: str, start_offset: str, end_offset: str, page_token: str
+    page: ObjectsPage,
+    *,
+    prefix: str,
+    start_offset: str,
+    end_offset: str,
+    page_token: str,
+    versions: bool = False,
 ) -> None:
-    """Check that a page is sorted and matches the request.
+    """Check that a page is sorted and matches the request; with `versions`, names may repeat.
 
     Raises:
         ValueError: The page is not sorted, has names that were not requested, or its next page
             token is its own.
     """
     for names in (list(map(_names, page.items)), page.prefixes):
-        if not all(map(lt, names, names[1:])):
-            before, after = next(pair for pair in pairwise(names) if pair[0] >= pair[1])
+        is_before = le if versions else lt
+        if not all(map(is_before, names, names[1:])):
+            before, after = next(pair for pair in pairwise(names) if not is_before(*pair))
             raise ValueError(f"{after!r} follows {before!r}")
         # Names are sorted: if the first and the last one begin with the prefix, all of them do.
         for name in (*names[:1], *names[-1:]):
@@ -327,6 +337,7 @@ class ObjectResource(msgspec.Struct, rename="camel"):
     cache_control: str = ""
     storage_class: str = ""
     metadata: dict[str, str] = {}
+    time_deleted: str = ""
 
 
 class _Permissions(msgspec.Struct):
@@ -417,4 +428,5 @@ def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> Objec
         cache_control=resource.cache_control,
         storage_class=resource.storage_class,
         metadata=resource.metadata,
+        is_latest=not resource.time_deleted,
     )

@@ -105,7 +105,7 @@ class GCSSender(TokenSender):
 class GCSService(XMLService):
     """One bucket and prefix of Google Cloud Storage."""
 
-    capabilities = Capabilities(page_size=5000, match_glob=True)
+    capabilities = Capabilities(page_size=5000, match_glob=True, versions=True)
     _service_name = "Cloud Storage"
     _sender: GCSSender
 
@@ -247,13 +247,22 @@ class GCSService(XMLService):
         if response.num_bytes:
             raise self._not_from_service("delete", key, response)
 
+    async def delete_version(self, key: str, *, generation: str) -> None:
+        # Preconditions are compared with the current generation only.
+        target = b"%b?generation=%b" % (self._path(key), generation.encode())
+        kind = RequestKind(generation=generation)
+        response = await self._sender.send(b"DELETE", target, "delete", key, kind=kind)
+        if response.num_bytes:
+            raise self._not_from_service("delete", key, response)
+
     async def list_page(self, request: ListRequest) -> Page:
         from aioflux._services.gcs import listing
 
         prefix, glob = request.prefix, request.match_glob
         query = {
             **self._params,
-            "fields": listing.LIST_FIELDS,
+            "fields": listing.VERSION_FIELDS if request.versions else listing.LIST_FIELDS,
+            "versions": "true" if request.versions else "",
             "prettyPrint": "false",  # by default, a third of a response is spaces
             "maxResults": str(request.page_size or self.capabilities.page_size),
             "prefix": self._prefix + prefix,
@@ -281,14 +290,21 @@ class GCSService(XMLService):
                 start_offset=query.get("startOffset", ""),
                 end_offset=query.get("endOffset", ""),
                 page_token=request.page_token,
+                versions=request.versions,
             )
         except ValueError as exc:
             raise unexpected_page(uri, exc) from exc
         self._listed_kind = listing.expected_kind(page)
+        objects: Sequence[ObjectMeta]
         try:
             objects = listing.listing_of(page.items, prefix=self._prefix, root=self.uri())
         except ValueError as exc:
             raise self._malformed_response(prefix, exc) from exc
+        if request.versions:
+            objects = [
+                replace(meta, is_latest=not item.time_deleted)
+                for meta, item in zip(objects, page.items, strict=True)
+            ]
         num_cut = len(self._prefix)
         return Page(
             objects=objects,

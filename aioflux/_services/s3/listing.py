@@ -20,11 +20,12 @@ from urllib.parse import quote, unquote_plus
 
 from aioflux._services.base import MAX_PAGE_ENTRIES, Page
 from aioflux._services.responses import EmptyPageCounter, malformed_page, unexpected_page
-from aioflux._services.s3.wire import generation_of
+from aioflux._services.s3.wire import generation_of, version_generation
 from aioflux._services.sender import MAX_PAGE_BYTES
 from aioflux._services.xml_reader import read_xml
 from aioflux._values.columns import TimeColumn
 from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
+from aioflux._values.meta import ObjectMeta
 
 if TYPE_CHECKING:
     from aioflux._services.base import ListRequest
@@ -43,6 +44,7 @@ SORTED_PREFIX = "aioflux:after:"
 follows it."""
 _LAST = "\U0010fffd"  # the last character that XML can represent
 _MAX_KEY_BYTES = 1024
+_SAME_PAGE = "its next page is the same page again"
 _SURROGATES = range(0xD800, 0xE000)
 
 
@@ -92,6 +94,23 @@ def list_query(
         "prefix": prefix,
         "start-after": "" if token else start_after,
     }
+    return _encode_query(pairs)
+
+
+def version_query(*, prefix: str, token: str, size: int) -> bytes:
+    """Return the query of one page of ListObjectVersions; `token` is that of `decode_versions`."""
+    version, _, key = token.partition(" ")
+    pairs = {
+        "encoding-type": "url",
+        "key-marker": key,
+        "max-keys": str(size),
+        "prefix": prefix,
+        "version-id-marker": version,
+    }
+    return _encode_query(pairs) + b"&versions="
+
+
+def _encode_query(pairs: Mapping[str, str]) -> bytes:
     return "&".join(
         f"{name}={quote(value, safe='')}" for name, value in pairs.items() if value
     ).encode()
@@ -190,6 +209,59 @@ def _finish(page: BucketPage, fields: dict[str, str]) -> BucketPage:
     elif is_truncated != "false":
         raise ValueError("it does not say whether it is truncated")
     return page
+
+
+def decode_versions(
+    data: bytes | bytearray | memoryview, *, prefix: str, root: str, below: str
+) -> tuple[list[ObjectMeta], str]:
+    """Parse a page of ListObjectVersions, without its delete markers.
+
+    Args:
+        data: Body of the response.
+        prefix: Prefix of the store, which keys are relative to.
+        root: Uri of the store.
+        below: Full prefix of the listing.
+
+    Returns:
+        The versions, and the token of the next page: id and key of the last entry of this one.
+
+    Raises:
+        ValueError: The page is malformed, has too many entries, or a name that was not requested.
+    """
+    rows: list[Mapping[str, str]] = []
+    page, fields = read_xml(data, {"Version": rows.append, "DeleteMarker": lambda _: None})
+    if page != "ListVersionsResult":
+        raise ValueError(f"it is <{page}>")
+    decode = _decode_name if fields.get("EncodingType") == "url" else str
+    metas: list[ObjectMeta] = []
+    for row in rows:
+        name, updated, etag, size, storage_class = (row.get(tag, "") for tag in _FIELDS)
+        name, etag = decode(name), etag.strip('"')
+        if not name.startswith(below) or not 0 <= int(size) <= MAX_SIZE_BYTES:
+            raise ValueError(f"{name!r} has {size} bytes, or is not below {below!r}")
+        is_latest, version = row.get("IsLatest") == "true", row.get("VersionId", "")
+        if not is_latest and not version:
+            raise ValueError(f"a noncurrent version of {name!r} has no id")
+        key = name.removeprefix(prefix)
+        metas.append(
+            ObjectMeta(
+                key=key,
+                uri=root + key,
+                size=int(size),
+                etag=etag,
+                generation=generation_of(etag, int(size))
+                if is_latest
+                else version_generation(version),
+                updated=datetime.fromisoformat(updated),
+                storage_class=storage_class,
+                is_latest=is_latest,
+            )
+        )
+    if fields.get("IsTruncated", "").lower() != "true":
+        return metas, ""
+    if not (key := decode(fields.get("NextKeyMarker", ""))):
+        raise ValueError("the page is truncated, but has no marker of the next page")
+    return metas, f"{fields.get('NextVersionIdMarker', '')} {key}"
 
 
 def _decode_name(name: str) -> str:
@@ -315,7 +387,7 @@ class S3Lister:
             limit = 0 if request.delimiter else size
             page = await self._page_of_sorted(request_page, page, prefix, page_token, start, limit)
         if page_token and page.next_token == page_token:
-            raise unexpected_page(self._uri(prefix), "its next page is the same page again")
+            raise unexpected_page(self._uri(prefix), _SAME_PAGE)
         cut_to_range(page, start=start, end=end)
         try:
             objects = listing_of(page, prefix=self._prefix, root=self._uri(""))
@@ -327,6 +399,25 @@ class S3Lister:
             prefixes=[name[num_cut:] for name in page.prefixes],
             next_token=page.next_token,
         )
+
+    async def version_page(self, request: ListRequest, size: int) -> Page:
+        """Read one page of at most `size` versions and delete markers, which are left out."""
+        prefix, token = request.prefix, request.page_token
+        below = self._prefix + prefix
+        query = version_query(prefix=below, token=token, size=size)
+        response = await self._sender.send(
+            b"GET", b"?" + query, "list", prefix, max_body_bytes=MAX_PAGE_BYTES
+        )
+        try:
+            metas, next_token = decode_versions(
+                response.body, prefix=self._prefix, root=self._uri(""), below=below
+            )
+        except ValueError as exc:
+            response.discard_connection()
+            raise malformed_page(self._uri(prefix), exc) from exc
+        if token and next_token == token:
+            raise unexpected_page(self._uri(prefix), _SAME_PAGE)
+        return Page(objects=metas, prefixes=(), next_token=next_token)
 
     async def _request_page(
         self, prefix: str, delimiter: str, size: int, start: str, token: str

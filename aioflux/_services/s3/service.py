@@ -66,6 +66,7 @@ class S3Service(XMLService):
         delete_page_size=1000,
         listed_checksums=False,
         page_size=1000,
+        versions=True,
     )
     _service_name = "S3"
     _compose_advice = (
@@ -382,7 +383,10 @@ class S3Service(XMLService):
         return failed
 
     async def list_page(self, request: ListRequest) -> Page:
-        return await self._lister.page(request, request.page_size or self.capabilities.page_size)
+        size = request.page_size or self.capabilities.page_size
+        if request.versions:
+            return await self._lister.version_page(request, size)
+        return await self._lister.page(request, size)
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         original = await self.head(source.key, generation=source.generation)

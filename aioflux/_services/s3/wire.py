@@ -77,6 +77,11 @@ def generation_of(etag: str, size: int) -> str:
     return f"{etag}/{size}" if etag else ""
 
 
+def version_generation(version: str) -> str:
+    """Return the generation that names a version by its id."""
+    return _VERSION + version
+
+
 def parse_pin(generation: str) -> Pin:
     """Parse a generation, `version:<id>`, or an ETag with or without quotes.
 
