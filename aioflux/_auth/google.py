@@ -39,6 +39,12 @@ class GoogleToken(RenewedToken):
         """Send no request yet. `credentials` of None means Application Default Credentials."""
         super().__init__(clock=clock)
         self._credentials = credentials
+        self._project: str | None = None
+
+    async def project(self) -> str:
+        """Return the project of the environment or of the credentials; empty if there is none."""
+        credentials = await asyncio.to_thread(self._load)
+        return self._project or getattr(credentials, "project_id", None) or ""
 
     async def _refresh(self) -> tuple[str, float]:
         return await asyncio.to_thread(self._refresh_blocking)
@@ -50,7 +56,7 @@ class GoogleToken(RenewedToken):
 
         if self._credentials is None:
             try:
-                self._credentials, _ = google.auth.default(scopes=SCOPES)
+                self._credentials, self._project = google.auth.default(scopes=SCOPES)
             except exceptions.DefaultCredentialsError as exc:
                 raise CredentialsError(
                     f"no Google credentials were found ({_first_sentence(exc)}): {_HOW_TO_SIGN_IN}"

@@ -459,6 +459,14 @@ class Service(ABC):
     async def list_uploads(self, prefix: str) -> Sequence[OpenUpload]:
         """Return every open upload whose key begins with a prefix, sorted by key and id."""
 
+    async def list_buckets(self) -> Sequence[str]:
+        """Return the names of all buckets of the project or account of the credentials.
+
+        Raises:
+            UnsupportedError: Buckets of this service are not listed.
+        """
+        raise UnsupportedError("only buckets of gs:// and s3:// are listed", uri=self.uri())
+
     async def granted_permissions(self, permissions: Sequence[str]) -> Sequence[str]:
         """Return the subset of `permissions` that the credentials have on the bucket.
 

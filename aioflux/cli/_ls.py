@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aioflux._values.stats import format_size
-from aioflux._values.uri import join_uri
+from aioflux._values.uri import Location, join_uri
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import print_lines, print_notice
 from aioflux.cli._patterns import run_for_each
@@ -26,16 +26,29 @@ from aioflux.cli._text import (
     parse_age,
     prefix_row,
 )
-from aioflux.cli._uri_or_path import Human, Json, Prefixes, as_prefix, find, parse_arguments
+from aioflux.cli._uri_or_path import (
+    PATTERN,
+    Human,
+    Json,
+    Prefixes,
+    UriOrPath,
+    as_prefix,
+    find,
+    parse_arguments,
+)
 from aioflux.errors import NotFoundError
+from aioflux.options import Timeouts, TransferOptions
 
 if TYPE_CHECKING:
     from aioflux._values.listing import Listing
     from aioflux._values.meta import ObjectMeta
     from aioflux.cli._output import Report
-    from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
+_BATCH = 1000
+"""Number of generations that are printed at once."""
+_BUCKETS = {"gs://": "gs", "gcs://": "gs", "s3://": "s3"}
+"""Uris that list buckets, and their schemes."""
 _SORT_KEYS: dict[str, Callable[[ObjectMeta], Any]] = {
     "key": attrgetter("uri"),
     "time": lambda meta: -meta.updated.timestamp() if meta.updated else 0.0,
@@ -68,6 +81,10 @@ def ls(
     show_all: Annotated[
         bool, typer.Option("--all", help="List the temporary objects of writes, too.")
     ] = False,
+    all_generations: Annotated[
+        bool,
+        typer.Option("--all-generations", help="List all below, with noncurrent generations."),
+    ] = False,
     manifest: Annotated[
         str,
         typer.Option(metavar="URI", help="Save the listing to this object; with one URI only."),
@@ -76,7 +93,10 @@ def ls(
     """List objects and prefixes by key, one whole uri per line.
 
     "gs://b/p" lists everything below "p/", and the object "p" if it exists. If a URI cannot be
-    listed, an error is printed and the next one is listed.
+    listed, an error is printed and the next one is listed. "gs://" or "s3://" alone lists the
+    buckets of the project (of GOOGLE_CLOUD_PROJECT, or the credentials) or of the account.
+
+    --all-generations: on gs:// and s3://, as uri#generation; JSON also has is_latest.
 
     --json: type ("object" or "prefix") and uri; for objects also size (bytes), updated (RFC 3339,
     UTC), generation, etag, crc32c (base64), content_type, content_encoding, content_disposition,
@@ -90,8 +110,10 @@ def ls(
     """
     if sort not in _SORT_KEYS:
         raise typer.BadParameter(f"--sort {sort}: use {', '.join(_SORT_KEYS)}")
+    if all_generations and (show_all or any(map(PATTERN.search, uris))):
+        raise typer.BadParameter("--all-generations takes no --all and no patterns")
     if manifest:
-        if len(uris) > 1 or long or as_json or show_all:
+        if len(uris) > 1 or long or as_json or show_all or all_generations:
             raise typer.BadParameter("--manifest takes one URI, and no --long, --json or --all")
         source, target = parse_arguments([*uris, manifest])
         return run(lambda: _save_manifest(source, target))
@@ -102,9 +124,17 @@ def ls(
         sort=sort,
         limit=math.inf if limit is None else limit,
         since=datetime.now(UTC) - timedelta(seconds=parse_age(newer)) if newer else None,
+        with_generations=all_generations,
     )
+    if len(uris) == 1 and (scheme := _BUCKETS.get(uris[0])):
+        if recursive or all_generations:
+            raise typer.BadParameter(f"{uris[0]} lists buckets; add the name of one")
+        return run(lambda: _list_buckets(UriOrPath(uris[0], Location(scheme, "", "")), printer))
 
     async def show(argument: UriOrPath) -> None:
+        if all_generations:
+            await _list_generations(argument, printer)
+            return
         await _list(argument, printer, "" if recursive else "/", show_all)
 
     async def finish(report: Report) -> int:
@@ -131,6 +161,8 @@ class _Printer:
     """Most objects and prefixes to print."""
     since: datetime | None
     """Time of the oldest objects to print; None for all objects, and prefixes."""
+    with_generations: bool = False
+    """Print uris as `uri#generation`."""
     num_printed: int = 0
     num_objects: int = 0
     num_bytes: int = 0
@@ -144,8 +176,11 @@ class _Printer:
         """Return whether nothing more is printed, whatever follows."""
         return self.sort == "key" and self.num_printed >= self.limit
 
-    async def print_object(self, meta: ObjectMeta) -> None:
-        await self._print([meta], [])
+    async def print_objects(self, metas: Iterable[ObjectMeta]) -> None:
+        await self._print(metas, [])
+
+    async def print_buckets(self, uris: Iterable[str]) -> None:
+        await self._print([], [(uri, uri) for uri in uris])
 
     async def print_page(self, store: Store, page: Listing) -> None:
         """Print a page: objects and prefixes, sorted by key."""
@@ -181,8 +216,11 @@ class _Printer:
             return self._prefix(each)
         self.num_objects += 1
         self.num_bytes += each.size
+        if self.with_generations:
+            each = replace(each, uri=f"{each.uri}#{each.generation}")
         if self.as_json:
-            return json_line(meta_row(each))
+            more = {"is_latest": each.is_latest} if self.with_generations else {}
+            return json_line(meta_row(each) | more)
         if not self.long:
             return one_line(each.uri)
         updated = format_time(each.updated) or "-"
@@ -197,14 +235,14 @@ class _Printer:
 
 async def _list(argument: UriOrPath, printer: _Printer, delimiter: str, show_all: bool) -> None:
     if argument.meta is not None:
-        await printer.print_object(argument.meta)
+        await printer.print_objects([argument.meta])
         return
     store, key = argument.open(follow=True)
     prefix = as_prefix(key)
     found = False
     if prefix != key and (meta := await find(store, key)):
         uri = str(argument.location) if argument.is_link() else meta.uri
-        await printer.print_object(replace(meta, uri=uri))
+        await printer.print_objects([replace(meta, uri=uri)])
         found = True
     pages = store.list_pages(prefix, delimiter=delimiter, with_temporary=show_all)
     async with aclosing(pages):
@@ -216,6 +254,38 @@ async def _list(argument: UriOrPath, printer: _Printer, delimiter: str, show_all
     if not found and (key or argument.is_missing()):
         uri = str(argument.location)
         raise NotFoundError(f"there is no object or prefix {uri}; {argument.hint()}", uri=uri)
+
+
+async def _list_generations(argument: UriOrPath, printer: _Printer) -> None:
+    store, key = argument.open()
+    prefix, found, metas = as_prefix(key), False, []
+    async with aclosing(store.list(key, versions=True)) as listed:
+        async for meta in listed:
+            if meta.key != key and not meta.key.startswith(prefix):
+                continue
+            found = True
+            metas.append(meta)
+            if len(metas) == _BATCH:
+                await printer.print_objects(metas)
+                metas = []
+                if printer.is_full:
+                    break
+    await printer.print_objects(metas)
+    if not found and key:
+        uri = str(argument.location)
+        raise NotFoundError(f"there is no generation of {uri}; {argument.hint()}", uri=uri)
+
+
+async def _list_buckets(argument: UriOrPath, printer: _Printer) -> int:
+    from aioflux.store import Store, sessions_of
+
+    options: dict[str, Any] = {"transfer": TransferOptions(), "timeouts": Timeouts()}
+    options |= argument.store_options()
+    async with Store(argument.location, **options) as store:
+        session = sessions_of(store).current()
+        names = await session.call("", session.service.list_buckets)
+    await printer.print_buckets(f"{argument.location}{name}/" for name in names)
+    return 0
 
 
 async def _save_manifest(source_uri: UriOrPath, target: UriOrPath) -> int:

@@ -186,18 +186,22 @@ class UriOrPath:
 
         opened = resources.get()
         if (store := opened.stores.get(root)) is None:
-            options: dict[str, Any] = {}
-            if self.location.scheme in _SERVICES:
-                options = {
-                    "retry": RetryPolicy(connect_deadline_seconds=settings.connect_deadline),
-                    "endpoint_url": endpoint_url() or None,
-                    "credentials": ANONYMOUS if settings.anonymous else None,
-                }
-            if settings.max_in_flight:
-                options["transfer"] = TransferOptions(max_in_flight=settings.max_in_flight)
-            store = opened.stores[root] = open_store(root, **options)
+            store = opened.stores[root] = open_store(root, **self.store_options())
             opened.push_async_exit(store)
         return store
+
+    def store_options(self) -> dict[str, Any]:
+        """Return the arguments of `open_store` that the options of the command set."""
+        options: dict[str, Any] = {}
+        if self.location.scheme in _SERVICES:
+            options = {
+                "retry": RetryPolicy(connect_deadline_seconds=settings.connect_deadline),
+                "endpoint_url": endpoint_url() or None,
+                "credentials": ANONYMOUS if settings.anonymous else None,
+            }
+        if settings.max_in_flight:
+            options["transfer"] = TransferOptions(max_in_flight=settings.max_in_flight)
+        return options
 
 
 def endpoint_url() -> str:

@@ -455,3 +455,13 @@ def test_a_body_that_was_damaged_on_its_way_is_a_wrong_checksum() -> None:
         Failure(400, action="write", uri="s3://b/k", code="XAmzContentSHA256Mismatch")
     )
     assert isinstance(error, ChecksumError)
+
+
+def test_buckets_of_an_account() -> None:
+    rows = "<Buckets><Bucket><Name>b</Name></Bucket></Buckets>"
+    page = f"<ListAllMyBucketsResult>{rows}</ListAllMyBucketsResult>"
+    assert listing.decode_buckets(page.encode()) == ["b"]
+    with pytest.raises(ValueError, match="<Other>"):
+        listing.decode_buckets(b"<Other/>")
+    account = sites.endpoint_of("", region="eu-west-1", addressing="virtual")
+    assert (account.origin.host, account.root) == ("s3.eu-west-1.amazonaws.com", b"")

@@ -38,6 +38,7 @@ _LISTING = "storage#objects"
 LIST_FIELDS = f"kind,items({_ITEM}),prefixes,nextPageToken"
 """Value of `fields=` in a listing: the fields of `ObjectMeta` of each object, the common prefixes,
 the token of the next page, and the type of the response."""
+BUCKETS = "storage#buckets"
 VERSION_FIELDS = f"kind,items({_ITEM},timeDeleted),nextPageToken"
 """Value of `fields=` in a listing with versions."""
 _MAX_UNCOUNTED_BYTES = 4 * 1024 * 1024
@@ -120,13 +121,14 @@ def _decoder_of(kind: Kind) -> msgspec.json.Decoder[ObjectsPage]:
 
 
 def decode_page(
-    data: bytes | bytearray | memoryview, *, expected: Kind | None = None
+    data: bytes | bytearray | memoryview, *, expected: Kind | None = None, kind: str = _LISTING
 ) -> ObjectsPage:
     """Parse a page of a listing.
 
     Args:
         data: Body of the response.
         expected: Kind that all objects probably have, from `expected_kind` of the previous page.
+        kind: Type of the response; for pages of buckets `BUCKETS`.
 
     Raises:
         ValueError: The page is malformed, or has more than `MAX_PAGE_ENTRIES`. The response type is
@@ -140,7 +142,7 @@ def decode_page(
             page = decode_json(_decoder_of(expected), data)
     if page is None:
         page = decode_json(_page_decoder, data)
-    if page.kind != _LISTING:
+    if page.kind != kind:
         raise ValueError(f"kind is {page.kind!r}")
     _check_count(len(page.items) + len(page.prefixes))
     return page

@@ -89,6 +89,13 @@ class GCSSender(TokenSender):
         query = await resolve_credentials(signing, action, uri)
         return f"{origin.url}{path.decode()}?{query.decode()}"
 
+    async def project(self) -> str:
+        """Return the project whose buckets are listed; empty if it is not known."""
+        project = os.environ.get("GOOGLE_CLOUD_PROJECT", "")
+        if not project and isinstance(self._token, GoogleToken):
+            project = await resolve_credentials(self._token.project(), "list", self._uri(""))
+        return project
+
     def _generation_of(self, headers: Mapping[bytes, bytes]) -> str:
         return wire.generation_of(headers)
 
@@ -111,7 +118,10 @@ class GCSService(XMLService):
 
     def __init__(self, config: ServiceConfig) -> None:
         bucket = config.location.bucket
-        super().__init__(root_uri=f"gs://{bucket}/", prefix=config.location.key)
+        # Without a bucket for `list_buckets`.
+        super().__init__(
+            root_uri=f"gs://{bucket}/" if bucket else "gs://", prefix=config.location.key
+        )
         endpoint_url, is_emulator = wire.resolve_endpoint(config.endpoint_url, os.environ)
         origin = Origin.from_url(endpoint_url)
         self.capabilities = replace(
@@ -311,6 +321,35 @@ class GCSService(XMLService):
             prefixes=[name[num_cut:] for name in page.prefixes],
             next_token=page.next_page_token,
         )
+
+    async def list_buckets(self) -> Sequence[str]:
+        from aioflux._services.gcs import listing
+
+        query = {
+            **self._params,
+            "fields": "kind,items(name),nextPageToken",
+            "project": await self._sender.project(),
+        }
+        if not query["project"]:
+            raise CredentialsError(
+                f"could not list {self.uri()}: the credentials have no project; set "
+                "GOOGLE_CLOUD_PROJECT"
+            )
+        names: list[str] = []
+        while True:
+            target = f"/storage/v1/b?{urlencode(query)}".encode()
+            response = await self._sender.send(
+                b"GET", target, "list", "", max_body_bytes=MAX_PAGE_BYTES
+            )
+            try:
+                page = listing.decode_page(response.body, kind=listing.BUCKETS)
+            except ValueError as exc:
+                response.discard_connection()
+                raise malformed_page(self.uri(), exc) from exc
+            names += (item.name for item in page.items)
+            if page.next_page_token in {"", query.get("pageToken")}:
+                return names
+            query["pageToken"] = page.next_page_token
 
     async def compose(self, request: WriteRequest, sources: Sequence[Source]) -> ObjectMeta:
         resource = await self._control.compose(

@@ -51,7 +51,7 @@ def endpoint_of(
     """Return the endpoint of a bucket.
 
     Args:
-        bucket: Name of the bucket.
+        bucket: Name of the bucket; empty for requests to the account.
         region: Region of the bucket.
         endpoint_url: Url of a server, without a path; empty for AWS.
         addressing: "path" or "virtual": the bucket in the path or in the host name. "auto": in the
@@ -70,6 +70,8 @@ def endpoint_of(
             "its listings are not sorted, and its requests have another signature"
         )
     can_be_host = _HOST_NAME.fullmatch(bucket) is not None
+    if not bucket:
+        addressing = "path"
     if addressing == "virtual" and not can_be_host:
         raise ValueError(
             f"the name of s3://{bucket} cannot be part of a host name; use addressing='path'"
@@ -90,7 +92,8 @@ def endpoint_of(
     if addressing == "virtual":
         origin = Origin(origin.scheme, f"{bucket}.{origin.host}", origin.port)
         return Endpoint(origin, b"", region)
-    return Endpoint(origin, f"/{quote(bucket, safe='')}".encode(), region)
+    root = f"/{quote(bucket, safe='')}" if bucket else ""
+    return Endpoint(origin, root.encode(), region)
 
 
 def region_from_response(headers: Mapping[bytes, bytes], fields: Mapping[str, str]) -> str:

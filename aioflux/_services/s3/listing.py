@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from operator import lt
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, unquote_plus
 
 from aioflux._services.base import MAX_PAGE_ENTRIES, Page
@@ -30,6 +30,8 @@ from aioflux._values.meta import ObjectMeta
 if TYPE_CHECKING:
     from aioflux._services.base import ListRequest
     from aioflux._services.s3.sender import S3Sender
+
+T = TypeVar("T")
 
 _OBJECT = re.compile(
     r"<Contents><Key>([^<]*)</Key><LastModified>([^<]*)</LastModified><ETag>([^<]*)</ETag>"
@@ -264,6 +266,15 @@ def decode_versions(
     return metas, f"{fields.get('NextVersionIdMarker', '')} {key}"
 
 
+def decode_buckets(data: bytes | bytearray | memoryview) -> list[str]:
+    """Return the names in a response to ListBuckets; ValueError if it is malformed."""
+    names: list[str] = []
+    root, _ = read_xml(data, {"Buckets/Bucket": lambda row: names.append(row.get("Name", ""))})
+    if root != "ListAllMyBucketsResult":
+        raise ValueError(f"it is <{root}>")
+    return names
+
+
 def _decode_name(name: str) -> str:
     return unquote_plus(name, errors="strict") if "%" in name or "+" in name else name
 
@@ -404,17 +415,9 @@ class S3Lister:
         """Read one page of at most `size` versions and delete markers, which are left out."""
         prefix, token = request.prefix, request.page_token
         below = self._prefix + prefix
-        query = version_query(prefix=below, token=token, size=size)
-        response = await self._sender.send(
-            b"GET", b"?" + query, "list", prefix, max_body_bytes=MAX_PAGE_BYTES
-        )
-        try:
-            metas, next_token = decode_versions(
-                response.body, prefix=self._prefix, root=self._uri(""), below=below
-            )
-        except ValueError as exc:
-            response.discard_connection()
-            raise malformed_page(self._uri(prefix), exc) from exc
+        query = b"?" + version_query(prefix=below, token=token, size=size)
+        decode = partial(decode_versions, prefix=self._prefix, root=self._uri(""), below=below)
+        metas, next_token = await self._request(query, prefix, decode)
         if token and next_token == token:
             raise unexpected_page(self._uri(prefix), _SAME_PAGE)
         return Page(objects=metas, prefixes=(), next_token=next_token)
@@ -429,13 +432,21 @@ class S3Lister:
             token=token,
             size=size,
         )
+        return await self._request(b"?" + query, prefix, decode_page)
+
+    async def buckets(self) -> list[str]:
+        """Return the names of all buckets of the account."""
+        return await self._request(b"", "", decode_buckets)
+
+    async def _request(self, query: bytes, prefix: str, decode: Callable[[Any], T]) -> T:
+        """Send a request, and decode its response."""
         response = await self._sender.send(
-            b"GET", b"?" + query, "list", prefix, max_body_bytes=MAX_PAGE_BYTES
+            b"GET", query, "list", prefix, max_body_bytes=MAX_PAGE_BYTES
         )
         if response.headers.get(b"server", b"").startswith(_UNSORTED_SERVERS):
             self._is_unsorted = True
         try:
-            return decode_page(response.body)
+            return decode(response.body)
         except ValueError as exc:
             response.discard_connection()
             raise malformed_page(self._uri(prefix), exc) from exc

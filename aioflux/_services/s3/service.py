@@ -81,7 +81,9 @@ class S3Service(XMLService):
 
     def __init__(self, config: ServiceConfig) -> None:
         bucket, prefix = config.location.bucket, config.location.key
-        super().__init__(root_uri=f"{config.location.scheme}://{bucket}/", prefix=prefix)
+        root_uri = f"{config.location.scheme}://{bucket}"
+        # Without a bucket for `list_buckets`.
+        super().__init__(root_uri=f"{root_uri}/" if bucket else root_uri, prefix=prefix)
         access = as_s3_access(config.credentials)
         self._bucket = bucket
         self._has_checksums = access.checksums
@@ -387,6 +389,9 @@ class S3Service(XMLService):
         if request.versions:
             return await self._lister.version_page(request, size)
         return await self._lister.page(request, size)
+
+    async def list_buckets(self) -> Sequence[str]:
+        return await self._lister.buckets()
 
     async def copy(self, source: Source, key: str, *, precondition: Precondition) -> ObjectMeta:
         original = await self.head(source.key, generation=source.generation)
