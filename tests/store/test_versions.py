@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -36,12 +37,14 @@ from tests.service.s3_rig import answer, asking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from aioflux import ObjectMeta
     from aioflux.testing.gcs_server import Request
     from tests.servers.moto import Moto
 
 ANYONE = {"az": {"credentials": "anonymous"}}
+MIB = 1024**2
 KEYS = ["a", "b c/u+%", "b c/ü"]
 
 
@@ -122,6 +125,20 @@ async def test_many_versions_of_one_key_are_deleted(versioned: VersionedMoto) ->
         result = await store.delete_many(olds)
         assert (result.deleted, result.errors) == (("a",) * 11, {})
         assert await store.get("a") == b"9"
+
+
+async def test_a_large_version_is_read_in_ranges(versioned: VersionedMoto, tmp_path: Path) -> None:
+    options = aioflux.TransferOptions(range_size_bytes=MIB)
+    async with aioflux.open_store(versioned.uri, transfer=options, **versioned.settings) as store:
+        data = random.Random(7).randbytes(5 * MIB)
+        await store.put("large", data)
+        await store.put("large", bytes(5 * MIB))
+        _, meta = await versions_of(store, "large")
+        assert await store.get(meta) == data
+        async with store.open_reader(meta) as reader:
+            assert await reader.read() == data
+        await store.download_file(meta, tmp_path / "file")
+        assert (tmp_path / "file").read_bytes() == data
 
 
 async def test_s3_pages_follow_one_another(versioned: VersionedMoto) -> None:
