@@ -36,7 +36,8 @@ class ObjectMeta:
     crc32c: int | None = None
     """CRC32C (Castagnoli) of the stored bytes; None if the service returned none."""
     updated: datetime | None = None
-    """Time of the last change, as an aware datetime in UTC; None if not known."""
+    """Time of the last write, on Azure also of the last change of attributes, as an aware datetime
+    in UTC; None if not known."""
     content_type: str = ""
     """Media type; empty if the service returned none."""
     content_encoding: str = ""

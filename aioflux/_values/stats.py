@@ -167,7 +167,7 @@ def _describe(latency: LatencyHistogram) -> str:
     if not latency.count:
         return "none succeeded"
     times = (latency.quantile(0.5), latency.quantile(0.99), latency.mean_seconds)
-    median, p99, mean = (f"{1000 * seconds:.3g} ms" for seconds in times)
+    median, p99, mean = (_format_seconds(seconds) for seconds in times)
     return f"{latency.count:,} succeeded; median {median}, p99 {p99}, mean {mean}"
 
 
@@ -194,3 +194,7 @@ class ProgressHook(Protocol):
     def __call__(self, progress: Progress, /) -> None:
         """Process the report of one transfer."""
         ...
+
+
+def _format_seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -187,6 +187,10 @@ def endpoint_source(argument: UriOrPath, host: str, environ: Mapping[str, str]) 
 
 def _judge_directory(path: Path) -> Finding:
     directory = next(each for each in (path, *path.parents) if each.is_dir())
+    if directory != path and not path.exists():
+        return Finding(
+            "warning", "directory", f"{path} does not exist", "a uri has a scheme: gs://"
+        )
     text = f"{format_size(shutil.disk_usage(directory).free)} free in {directory}"
     with suppress(OSError):  # not on Linux
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
@@ -360,10 +364,10 @@ async def _examine_writes(store: Store, scheme: str) -> AsyncGenerator[Finding, 
         return metas[0].uri
 
     async def create() -> None:
-        await store.put(key, b"2", mode="create")
+        metas.append(await store.put(key, b"2", mode="create"))
 
     async def delete_replaced() -> None:
-        await store.put(key, b"3")
+        metas.append(await store.put(key, b"3"))
         await store.delete(metas[0])
 
     async def reject(name: str, request: Callable[[], Awaitable[None]]) -> str | Finding:
@@ -374,7 +378,7 @@ async def _examine_writes(store: Store, scheme: str) -> AsyncGenerator[Finding, 
         return Finding("warning", name, *_IGNORED) if is_ignored else "the server compares it"
 
     async def delete() -> str:
-        await store.delete(key)
+        await store.delete(metas[-1])  # with a name, it needs the permission to read, too
         return "the temporary object is deleted"
 
     yield (finding := await _attempt("write", scheme, write()))

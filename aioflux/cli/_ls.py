@@ -170,6 +170,8 @@ class _Printer:
     """Uris of the printed manifests."""
     _sorted: list[ObjectMeta] = field(default_factory=list)
     """What `finish` sorts and prints; unused if the order is that of the keys."""
+    _prefixes: list[str] = field(default_factory=list)
+    """What `finish` prints then, as prefixes have neither size nor time."""
 
     @property
     def is_full(self) -> bool:
@@ -194,7 +196,8 @@ class _Printer:
             prefixes = []
         if self.sort != "key":
             self._sorted += metas
-            metas = []
+            self._prefixes += (uri for _, uri in prefixes)
+            metas, prefixes = [], []
         rows: list[tuple[str, ObjectMeta | str]] = [(meta.key, meta) for meta in metas]
         rows += prefixes
         rows.sort(key=itemgetter(0))
@@ -205,7 +208,8 @@ class _Printer:
     async def finish(self, *, is_complete: bool) -> None:
         """Print what is left, and the total of a long listing if nothing is missing."""
         found = sorted(self._sorted, key=_SORT_KEYS[self.sort])
-        shown = found if self.limit == math.inf else found[: int(self.limit)]
+        rows: list[ObjectMeta | str] = [*found, *self._prefixes]
+        shown = rows if self.limit == math.inf else rows[: int(self.limit)]
         await print_lines("\n".join(map(self._line, shown)))
         if is_complete and self.long and not self.as_json:
             count = format_count(self.num_objects, "object")

@@ -8,17 +8,18 @@ what it matches as a pattern, so that no other object is read or deleted by mist
 
 from __future__ import annotations
 
-import glob
 import os
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aioflux._local_files import is_temporary
 from aioflux._values.glob import compile_glob, literal_prefix
 from aioflux._values.uri import Location
 from aioflux.cli._event_loop import run
@@ -133,12 +134,19 @@ async def expand(argument: UriOrPath, *, prefixes: bool = False) -> AsyncGenerat
     if not PATTERN.search(text):
         yield argument
         return
-    found = _local_matches(argument) if argument.is_local else _matches(argument, prefixes)
-    is_found = False
-    async with aclosing(found):
-        async for each in found:
-            yield each
-            is_found = True
+    alternatives = _alternatives(text)
+    if len(alternatives) > 1 and await _exists(argument):
+        alternatives = [text]
+    is_found, seen = False, set[str]()
+    for pattern in alternatives:
+        find_matches = _local_matches if argument.is_local else partial(_matches, prefixes=prefixes)
+        async with aclosing(find_matches(argument, pattern)) as found:
+            async for each in found:
+                if each.text not in seen:
+                    if len(alternatives) > 1:
+                        seen.add(each.text)
+                    is_found = True
+                    yield each
     if not is_found:
         listed = one_line(str(argument.location)[: -len(text)] + _literal_directory(text))
         where = listed if "://" in argument.text else _literal_directory(text) or "."
@@ -154,26 +162,82 @@ def _literal_directory(pattern: str) -> str:
     return literal[: literal.rfind("/") + 1]
 
 
-async def _local_matches(argument: UriOrPath) -> AsyncGenerator[UriOrPath, None]:
-    is_name = os.path.lexists(argument.path)  # noqa: ASYNC240  one call
-    names = [argument.path] if is_name else sorted(glob.glob(argument.path, recursive=True))
-    for name in names:
+def _alternatives(pattern: str) -> list[str]:
+    """Return a pattern for each text in braces in which a `/` is: levels are matched one by one."""
+    found = re.search(r"\{([^{}]*/[^{}]*)\}", pattern)
+    if found is None:
+        return [pattern]
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    return [
+        each for text in found[1].split(",") for each in _alternatives(f"{before}{text}{after}")
+    ]
+
+
+async def _exists(argument: UriOrPath) -> bool:
+    """Return whether a file or an object has literally this name."""
+    if argument.is_local:
+        return os.path.lexists(argument.path)  # noqa: ASYNC240  one call
+    store, key = argument.open()
+    return await find(store, key) is not None
+
+
+async def _local_matches(argument: UriOrPath, pattern: str) -> AsyncGenerator[UriOrPath, None]:
+    is_name = os.path.lexists(pattern)  # noqa: ASYNC240  one call
+    for name in [pattern] if is_name else _find_paths(pattern):
         location = Location("file", "", os.path.join(os.getcwd(), name))
         yield UriOrPath(str(location) if "://" in argument.text else name, location)
 
 
-async def _matches(argument: UriOrPath, prefixes: bool) -> AsyncGenerator[UriOrPath, None]:
+def _find_paths(pattern: str) -> Iterator[str]:
+    """Yield the paths that a pattern matches; with `**` only those of files."""
+    base = _literal_directory(pattern)
+    rest = pattern[len(base) :]
+    if "**" not in rest:
+        yield from _find_levels(base, rest.split("/"))
+        return
+    admits = compile_glob(rest).fullmatch
+    for directory, names, files in os.walk(base or "."):
+        names.sort()
+        above = f"{directory.rstrip('/')}/" if base else f"{directory}/"[2:]
+        for name in sorted(files):
+            if admits((above + name)[len(base) :]) and not is_temporary(name):
+                yield above + name
+
+
+def _find_levels(base: str, segments: Sequence[str]) -> Iterator[str]:
+    """Yield the paths below a directory whose segments match patterns, level by level."""
+    pattern, *rest = segments
+    admits = compile_glob(pattern).fullmatch
+    try:
+        names = sorted(os.listdir(base or "."))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        path = f"{base}{name}"
+        if not admits(name) or is_temporary(name):
+            continue
+        if not rest:
+            yield path
+        elif rest == [""]:
+            yield from [f"{path}/"] if os.path.isdir(path) else []
+        else:
+            yield from _find_levels(f"{path}/", rest)
+
+
+async def _matches(
+    argument: UriOrPath, pattern: str, *, prefixes: bool
+) -> AsyncGenerator[UriOrPath, None]:
     """Yield the objects, and perhaps prefixes, of a bucket that a pattern matches."""
-    store, pattern = argument.open()
+    store, _ = argument.open()
 
     def match(key: str, meta: ObjectMeta | None) -> UriOrPath:
         location = replace(argument.location, key=key)
         return UriOrPath(str(location), location, meta)
 
     if (meta := await find(store, pattern)) is not None:
-        yield replace(argument, meta=meta)
+        yield match(pattern, meta)
     elif prefixes and await store.list_all(as_prefix(pattern), limit=1):
-        yield argument
+        yield match(pattern, None)
     elif prefixes and "**" not in pattern:
         base = _literal_directory(pattern)
         levels = _list_levels(store, base, pattern[len(base) :].split("/"))

@@ -42,6 +42,7 @@ _SERVICES = {
 }
 """Module of the service for each scheme, imported before the event loop starts."""
 
+_MISTYPED = re.compile(r"(az|file|gs|s3):/[^/]")
 PATTERN = re.compile(r"[*?[{]")
 """The first special character of a pattern."""
 
@@ -214,6 +215,9 @@ def _parse_location(text: str) -> Location:
         raise ValueError("a uri or path must not be empty")
     if "://" in text:
         return parse_uri(text)
+    if _MISTYPED.match(text) and not os.path.lexists(text):
+        scheme, _, rest = text.partition(":/")
+        raise ValueError(f"there is no file {text!r}; did you mean {scheme}://{rest}?")
     # Not normalized: after a symbolic link, `..` is the parent of the link's target.
     return Location("file", "", os.path.join(os.getcwd(), text))
 

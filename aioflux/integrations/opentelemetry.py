@@ -10,6 +10,7 @@ package needs OpenTelemetry: `pip install 'aioflux-storage[opentelemetry]'`.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import sys
@@ -266,7 +267,8 @@ class _Observer:
 
     def _call(self, name: str, plain: Any) -> Any:
         async def call(store: Store, *arguments: Any, **settings: Any) -> Any:
-            operation = _Operation(self._tracer, store, name, *arguments)
+            names = arguments[1:] if name == "upload_file" else arguments  # (path, key)
+            operation = _Operation(self._tracer, store, name, *names)
             with operation:
                 operation.attach()
                 try:
@@ -345,6 +347,8 @@ class _Observer:
         started_at = time.perf_counter()
         try:
             response = await exchange
+        except asyncio.CancelledError:  # such as a read ahead that is not used
+            raise
         except BaseException as exc:
             attributes["error.type"] = type(exc).__qualname__
             raise

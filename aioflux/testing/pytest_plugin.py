@@ -45,6 +45,7 @@ def _bucket(gcs_server: GCSServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server.url)
     yield name
     gcs_server.faults.clear()
+    gcs_server.state.denied_permissions.clear()
 
 
 @pytest.fixture(name="store")

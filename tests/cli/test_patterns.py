@@ -84,8 +84,28 @@ def test_du_and_rm_take_patterns_of_prefixes(aioflux, filled) -> None:
 def test_local_patterns(aioflux, bucket) -> None:
     write_files(Path("d"), {"a.txt": b"1", "b.txt": b"2", "e/c.txt": b"3", "f.bin": b"4"})
     assert aioflux("cat", "d/*.txt").out == "12"
-    assert aioflux("cp", "d/**/*.txt", f"{bucket.uri}/").status == 0
+    assert aioflux("cp", "d/**.txt", f"{bucket.uri}/").status == 0
     assert bucket.keys() == ["a.txt", "b.txt", "c.txt"]
+
+
+PATTERNS = ["*.txt", "**.txt", "**/*.txt", "{a,b}.txt", "{d/e,d}/c.txt", "d/*", "?.txt", "*"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("command", ["cat", "du"])
+def test_a_pattern_means_the_same_on_disk_and_in_a_bucket(
+    aioflux, bucket, pattern, command
+) -> None:
+    names = ["a.txt", "b.txt", ".hidden.txt", "d/c.txt", "d/e/c.txt", "d/e/f.bin", "g"]
+    for name in names:
+        bucket.put(name, name.encode())
+    write_files(Path("tree"), {name: name.encode() for name in names})
+    os.chdir("tree")
+    remote = aioflux(command, f"{bucket.uri}/{pattern}").out.replace(f"{bucket.uri}/", "")
+    local = aioflux(command, pattern).out.replace(f"file://{os.getcwd()}/", "")
+    local, remote = local.replace("/\n", "\n"), remote.replace("/\n", "\n")  # of directories
+    assert sorted(local.splitlines()) == sorted(remote.splitlines())
+    assert local
 
 
 def test_many_matches_need_a_directory(aioflux, filled) -> None:

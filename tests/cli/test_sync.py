@@ -249,10 +249,43 @@ def test_an_object_is_no_prefix(aioflux, bucket, tmp_path) -> None:
     assert read_files(tmp_path / "out") == {"a": b"1"}
 
 
-def test_an_empty_directory_is_mirrored(aioflux, sides) -> None:
+def test_an_empty_directory_deletes_nothing(aioflux, sides) -> None:
+    """It is probably a disk that is not mounted."""
     source, target = sides("up")
     fill(target, TREE)
-    assert copied(aioflux("sync", "--delete", source.uri, target.uri)) == (0, 4, 0)
+    ended = aioflux("sync", "--delete", source.uri, target.uri)
+    assert ended.status == 1
+    assert "there is no file below" in ended.err
+    assert target.contents() == TREE
+    assert copied(aioflux("sync", source.uri, target.uri)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_nothing_is_deleted_after_a_copy_that_failed(aioflux, sides, cli_server, direction) -> None:
+    source, target = sides(direction)
+    fill(source, {"new": b"1"})
+    fill(target, {"old": b"1"})
+    bucket = (target if direction == "up" else source).bucket.name
+    operation = "objects.insert" if direction == "up" else "objects.media"
+    with cli_server.faults.inject(operation, bucket=bucket, status=403):
+        ended = aioflux("sync", "--delete", source.uri, target.uri)
+    assert ended.status == 1
+    assert "was not deleted" in ended.err
+    assert target.contents() == {"old": b"1"}
+    assert copied(aioflux("sync", "--delete", source.uri, target.uri)) == (1, 1, 0)
+
+
+def test_a_change_of_metadata_hides_no_change_of_the_file(aioflux, sides, cli_server) -> None:
+    source, target = sides("up")
+    fill(source, {"a": b"one"})
+    assert copied(aioflux("sync", source.uri, target.uri)) == (1, 0, 0)
+    fill(source, {"a": b"two"})
+    url = f"{cli_server.url}/storage/v1/b/{target.bucket.name}/o/p%2Fa"
+    headers = {"Content-Type": "application/json"}
+    with urlopen(Request(url, b'{"metadata":{"k":"v"}}', headers, method="PATCH")):
+        pass
+    assert copied(aioflux("sync", source.uri, target.uri)) == (1, 0, 0)
+    assert target.contents() == {"a": b"two"}
 
 
 def test_an_object_that_changes_meanwhile_is_not_deleted(aioflux, sides, cli_server) -> None:

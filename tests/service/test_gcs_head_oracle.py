@@ -129,7 +129,7 @@ async def test_head_returns_what_the_client_of_google_returns(
         etag=blob.etag,
         generation=str(blob.generation),
         crc32c=int.from_bytes(base64.b64decode(blob.crc32c), "big"),
-        updated=blob.updated,
+        updated=blob.time_created,
         content_type=blob.content_type or "",
         content_encoding=blob.content_encoding or "",
         content_disposition=blob.content_disposition or "",

@@ -29,7 +29,7 @@ def resources(draw: st.DrawFn) -> dict[str, Any]:
         "etag": draw(texts),
         "generation": str(draw(st.integers(1, 2**62))),
         "crc32c": base64.b64encode(crc32c.to_bytes(4, "big")).decode(),
-        "updated": draw(times).isoformat().replace("+00:00", "Z"),
+        "timeCreated": draw(times).isoformat().replace("+00:00", "Z"),
         "contentType": draw(st.sampled_from(["image/png", "image/jpeg"])),
         "contentEncoding": draw(st.sampled_from(["", "gzip"])),
         "storageClass": draw(st.sampled_from(["STANDARD", "NEARLINE"])),
@@ -140,7 +140,7 @@ def test_an_expected_kind_is_parsed_without_its_texts() -> None:
 
 @pytest.mark.parametrize("updated", ["2026-01-01", "2026-01-01T00:00:00.000", "x", "2026-13-01T"])
 def test_a_time_that_is_none_is_an_error(updated: str) -> None:
-    page = page_of([{"name": "a", "updated": updated}])
+    page = page_of([{"name": "a", "timeCreated": updated}])
     with pytest.raises(ValueError, match=r"RFC3339|timezone"):
         listing.listing_of(page.items, prefix="", root="gs://b/")
 
@@ -176,7 +176,7 @@ def test_a_listed_object_is_held_in_less_than_150_bytes() -> None:
                 "etag": "CJLmx+yz8oUDEAE=",
                 "generation": f"{1_700_000_000_000_000 + at}",
                 "crc32c": "AAAAAA==",
-                "updated": "2024-01-01T00:00:00.123Z",
+                "timeCreated": "2024-01-01T00:00:00.123Z",
                 "contentType": "image/jpeg",
                 "storageClass": "STANDARD",
             }

@@ -61,7 +61,7 @@ def test_headers_that_are_not_there_leave_fields_empty() -> None:
 def test_a_resource_becomes_metadata() -> None:
     resource = listing.decode_resource(
         b'{"kind":"storage#object","name":"a/b","size":"7","etag":"e","generation":"12",'
-        b'"crc32c":"AAAAAg==","updated":"2024-05-01T10:20:30.123Z","contentType":"text/csv",'
+        b'"crc32c":"AAAAAg==","timeCreated":"2024-05-01T10:20:30.123Z","contentType":"text/csv",'
         b'"storageClass":"NEARLINE","metadata":{"label":"cat"},"unknown":[1]}'
     )
     meta = listing.meta_from_resource(resource, key="b", uri="gs://x/a/b")

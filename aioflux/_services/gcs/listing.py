@@ -31,7 +31,7 @@ from aioflux._values.listing import MAX_SIZE_BYTES, Kind, Listing
 from aioflux._values.meta import ObjectMeta
 
 _ITEM = (
-    "name,size,etag,generation,crc32c,updated,contentType,contentEncoding,contentDisposition,"
+    "name,size,etag,generation,crc32c,timeCreated,contentType,contentEncoding,contentDisposition,"
     "cacheControl,storageClass,metadata"
 )
 _LISTING = "storage#objects"
@@ -69,7 +69,7 @@ class ListedObject(msgspec.Struct, rename="camel", gc=False):
     cache_control: str = ""
     crc32c: str = ""
     etag: str = ""
-    updated: str = ""
+    time_created: str = ""
     metadata: dict[str, str] | None = None
     time_deleted: str = ""
 
@@ -229,7 +229,7 @@ def listing_of(items: Sequence[ListedObject], *, prefix: str, root: str) -> List
         etags=[item.etag for item in items],
         generations=[item.generation for item in items],
         crc32c=_checksums([item.crc32c for item in items]),
-        updated=_times([item.updated for item in items]),
+        updated=_times([item.time_created for item in items]),
         kinds=map(_kind, items) if shared is None else None,
         kind=shared or _kind(items[0]),
     )
@@ -332,7 +332,7 @@ class ObjectResource(msgspec.Struct, rename="camel"):
     etag: str = ""
     generation: str = ""
     crc32c: str = ""
-    updated: datetime | None = None
+    time_created: datetime | None = None
     content_type: str = ""
     content_encoding: str = ""
     content_disposition: str = ""
@@ -423,7 +423,7 @@ def meta_from_resource(resource: ObjectResource, *, key: str, uri: str) -> Objec
         etag=resource.etag,
         generation=resource.generation,
         crc32c=decode_crc32c(resource.crc32c),
-        updated=resource.updated,
+        updated=resource.time_created,
         content_type=resource.content_type,
         content_encoding=resource.content_encoding,
         content_disposition=resource.content_disposition,

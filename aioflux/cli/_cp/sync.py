@@ -77,8 +77,9 @@ def sync(
 
     --delete deletes last, and only what still is as it was listed; before that, only files in the
     place of a needed directory, or in a directory in the place of a needed file. If a listing was
-    incomplete or a name of SOURCE cannot be copied, it does not delete at the end. It keeps what
-    --exclude names. A SOURCE prefix without objects is an error.
+    incomplete or a copy failed, it does not delete at the end. It keeps what --exclude names, and
+    placeholders whose names end in "/". A SOURCE prefix without objects is an error; so is, with
+    --delete, an empty SOURCE directory.
 
     After an interruption, the next run continues with what is missing. A file that changes while it
     is read is an error, and its old copy is kept.
@@ -137,12 +138,13 @@ class SyncRun(CopyRun):
         self._names = list(self._extra)
         jobs = TreeJobs(source, self._target, self._options.names, self._is_wanted)
         if source.is_local:
-            found = jobs.list_directory(self._threads, may_be_empty=True)
+            # With `--delete`, a disk that is not mounted would delete everything.
+            found = jobs.list_directory(self._threads, may_be_empty=not deletes)
             await self._run(self._files, self._note_problems(found))
         else:
             store = source.open()[0]
             await self._run(StoreObjects(store), self._note_problems(jobs.list_prefix(store)))
-        if deletes and not self._is_complete:
+        if deletes and (not self._is_complete or self._report.num_failed):
             print_notice(
                 "what only TARGET has was not deleted: not everything below SOURCE was copied"
             )
