@@ -30,7 +30,7 @@ _COMMANDS = {
     "sync": "_cp.sync",
     "rm": "_rm",
     "stat": "_objects",
-    "du": "_du",
+    "du": "_ls",
     "sign": "_objects",
     "clean": "_rm",
     "doctor": "_doctor",

@@ -28,11 +28,11 @@ import aioflux
 from aioflux._values.distribution import DISTRIBUTION, pip_install
 from aioflux._values.stats import format_size
 from aioflux._values.uri import join_uri, parse_uri
+from aioflux.cli._arguments import Json, as_prefix, endpoint_url, find, parse_arguments
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import print_lines
 from aioflux.cli._settings import ENDPOINT_URL, settings
 from aioflux.cli._text import describe, format_timestamp, json_line, one_line
-from aioflux.cli._uri_or_path import Json, as_prefix, endpoint_url, find, parse_arguments
 from aioflux.errors import (
     AiofluxError,
     AlreadyExistsError,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from aioflux._services.http import HTTPService
     from aioflux._services.sender import Sender
     from aioflux._values.meta import ObjectMeta
-    from aioflux.cli._uri_or_path import UriOrPath
+    from aioflux.cli._arguments import UriOrPath
     from aioflux.store import Store
 
 _LIBRARIES = ("uvloop", "aiohttp", "torch")

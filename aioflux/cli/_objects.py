@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from aioflux.cli._arguments import LIST_BELOW, Json, Objects, run_for_each
 from aioflux.cli._output import print_lines, write_stdout
-from aioflux.cli._patterns import run_for_each
 from aioflux.cli._text import json_line, meta_row, paragraph, parse_age
-from aioflux.cli._uri_or_path import LIST_BELOW, Json, Objects
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
-    from aioflux.cli._uri_or_path import UriOrPath
+    from aioflux.cli._arguments import UriOrPath
     from aioflux.store import Store, UrlMethod
 
 

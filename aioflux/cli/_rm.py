@@ -11,23 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aioflux._values.uri import join_uri
-from aioflux.cli._event_loop import run
-from aioflux.cli._output import Report, call_in_daemon_thread, print_lines, print_question
-from aioflux.cli._patterns import Exclude, Include, NameFilter, expand
-from aioflux.cli._text import format_count, format_time, json_line, one_line, parse_age
-from aioflux.cli._uri_or_path import (
+from aioflux.cli._arguments import (
+    Exclude,
+    Include,
     Json,
+    NameFilter,
     Prefixes,
     as_prefix,
+    expand,
     find,
     parse_arguments,
     parse_root_argument,
 )
+from aioflux.cli._event_loop import run
+from aioflux.cli._output import Report, call_in_daemon_thread, print_lines, print_question
+from aioflux.cli._text import format_count, format_time, json_line, one_line, parse_age
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from aioflux._values.meta import CleanResult, ObjectMeta
-    from aioflux.cli._uri_or_path import UriOrPath
+    from aioflux.cli._arguments import UriOrPath
     from aioflux.store import Store
 
 

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from aioflux.cli import _doctor
+from aioflux.cli._arguments import parse_arguments
 from aioflux.cli._settings import settings
-from aioflux.cli._uri_or_path import parse_arguments
 from aioflux.testing import GCSServer
 from perf.servers._ports import free_ports
 from tests.cli.conftest import FAR_SECONDS, PROGRAM

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aioflux.cli._patterns import NameFilter
+from aioflux.cli._arguments import NameFilter
 from tests.cli.conftest import Screen, read_files, write_files
 
 KEYS = ["a.txt", "b.txt", "c.bin", "p/a.txt", "p/q/a.txt", "p/q/b.bin", "r/a.txt", "x[1].txt"]

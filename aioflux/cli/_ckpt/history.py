@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aioflux._values.stats import format_size
+from aioflux.cli._arguments import Json, parse_root_argument
 from aioflux.cli._ckpt.inspect import Root, open_checkpoints
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import print_lines
@@ -25,7 +26,6 @@ from aioflux.cli._text import (
     one_line,
     table,
 )
-from aioflux.cli._uri_or_path import Json, parse_root_argument
 from aioflux.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:

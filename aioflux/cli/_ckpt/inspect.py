@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aioflux._values.stats import format_size
+from aioflux.cli._arguments import Json, parse_root_argument
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._progress import CommandProgress
@@ -26,13 +27,12 @@ from aioflux.cli._text import (
     paragraph,
     table,
 )
-from aioflux.cli._uri_or_path import Json, parse_root_argument
 from aioflux.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._format.commit import Commit, StepInfo
     from aioflux.checkpoint._store.verify import Verification
-    from aioflux.cli._uri_or_path import UriOrPath
+    from aioflux.cli._arguments import UriOrPath
     from aioflux.store import Store
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aioflux._values.stats import format_size
+from aioflux.cli._arguments import Json, parse_arguments, parse_root_argument
 from aioflux.cli._ckpt.inspect import (
     Root,
     Steps,
@@ -17,12 +18,11 @@ from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines
 from aioflux.cli._progress import CommandProgress
 from aioflux.cli._text import format_count, json_line, one_line, parse_age
-from aioflux.cli._uri_or_path import Json, parse_arguments, parse_root_argument
 
 if TYPE_CHECKING:
     from aioflux.checkpoint._store.copy import CheckpointLocation, Copied
     from aioflux.checkpoint._store.retention_rules import Retention
-    from aioflux.cli._uri_or_path import UriOrPath
+    from aioflux.cli._arguments import UriOrPath
     from aioflux.errors import AiofluxError
 
 

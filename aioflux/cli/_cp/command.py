@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Self, cast
 import typer
 
 from aioflux._concurrency.fan_out import bounded_batches
+from aioflux.cli._arguments import Exclude, Include, NameFilter, expand, parse_arguments
 from aioflux.cli._cp.copier import Copier, StandardStreams, StoreObjects
 from aioflux.cli._cp.local_files import FileThreads, LocalFiles, remove_empty_tree
 from aioflux.cli._cp.plan import CopyJob, Entry, Problem
@@ -24,19 +25,17 @@ from aioflux.cli._cp.sources import (
 )
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import Report, print_lines, print_notice
-from aioflux.cli._patterns import Exclude, Include, NameFilter, expand
 from aioflux.cli._progress import CommandProgress
 from aioflux.cli._text import one_line
-from aioflux.cli._uri_or_path import parse_arguments
 from aioflux.errors import AiofluxError
 from aioflux.options import WriteAttributes
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from aioflux.cli._arguments import UriOrPath
     from aioflux.cli._cp.copier import CopySource, CopyTarget
     from aioflux.cli._cp.plan import JobOrProblem
-    from aioflux.cli._uri_or_path import UriOrPath
 
 _MAX_LOOKUPS = 64
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux._values.meta import ObjectMeta, portable_attributes
+from aioflux.cli._arguments import find
 from aioflux.cli._cp.local_files import LocalFiles, file_crc32c
 from aioflux.cli._cp.plan import Batcher, Entry, Problem, object_entry
 from aioflux.cli._output import MAX_LINES, call_in_daemon_thread, print_notice, write_stdout
 from aioflux.cli._text import describe, one_line
-from aioflux.cli._uri_or_path import find
 from aioflux.errors import ChecksumError, StorageError
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux._local_files import is_temporary
 from aioflux._values.uri import join_uri
+from aioflux.cli._arguments import as_prefix, find
 from aioflux.cli._cp.local_files import file_entry
 from aioflux.cli._cp.plan import (
     CopyJob,
@@ -24,16 +25,14 @@ from aioflux.cli._cp.plan import (
     object_entry,
 )
 from aioflux.cli._text import describe, one_line
-from aioflux.cli._uri_or_path import as_prefix, find
 from aioflux.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     import threading
 
+    from aioflux.cli._arguments import NameFilter, UriOrPath
     from aioflux.cli._cp.local_files import FileThreads
     from aioflux.cli._cp.plan import JobOrProblem
-    from aioflux.cli._patterns import NameFilter
-    from aioflux.cli._uri_or_path import UriOrPath
     from aioflux.store import Store
 
 _WALK_ITEMS = 1000

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aioflux.cli._arguments import Exclude, Include, NameFilter, as_prefix, parse_arguments
 from aioflux.cli._cp.command import (
     CacheControl,
     ContentType,
@@ -29,15 +30,13 @@ from aioflux.cli._cp.plan import Problem, differs, object_entry
 from aioflux.cli._cp.sources import Destination, TreeJobs, is_below, reject_copy_into_itself, walk
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import print_lines, print_notice
-from aioflux.cli._patterns import Exclude, Include, NameFilter
 from aioflux.cli._text import one_line
-from aioflux.cli._uri_or_path import as_prefix, parse_arguments
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from aioflux.cli._arguments import UriOrPath
     from aioflux.cli._cp.plan import Entry, JobOrProblem
-    from aioflux.cli._uri_or_path import UriOrPath
 
 DIFFERENT = 3
 """Exit status of a dry run that found differences."""
