@@ -904,7 +904,8 @@ class Store:
 
         request = self._request(key, mode, if_generation_match, attributes)
         done, session = TransferProgress(progress), self._sessions.current()
-        return await upload_file(session, request, parse_path(path), done)
+        uploading = upload_file(session, request, parse_path(path), done)
+        return await session.timed(request.key, uploading)
 
     async def download_file(
         self,
@@ -945,7 +946,8 @@ class Store:
 
         name, meta = parse_key(key)
         done, session = TransferProgress(progress), self._sessions.current()
-        return await download_file(session, name, parse_path(path), meta, done)
+        downloading = download_file(session, name, parse_path(path), meta, done)
+        return await session.timed(name, downloading)
 
     @asynccontextmanager
     async def open_writer(

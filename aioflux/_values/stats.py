@@ -101,8 +101,9 @@ class StoreStats:
     """Durations of successful attempts, from the request to the end of the response."""
     call_latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     """Durations of successful calls as their callers saw them, with all attempts, pauses, stalls
-    and repeated reads: of `head`, `get`, `get_into`, `get_range`, `get_ranges`, `put`, `compose`,
-    `copy` and `delete`, and of each object of `get_many`, `put_many` and their batches."""
+    and repeated reads: of `head`, `get`, `get_into`, `get_range`, `get_ranges`, `put`,
+    `upload_file`, `download_file`, `compose`, `copy` and `delete`, and of each object of
+    `get_many`, `put_many` and their batches."""
     slowest_call_seconds: float = 0.0
     """Duration of the slowest of these calls, in seconds."""
     slowest_call_uri: str = ""
