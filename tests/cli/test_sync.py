@@ -29,7 +29,8 @@ TREE = {"a": b"1", "d/b": b"22", "d/e/c": b"", "z.txt": b"4" * 1000}
 
 def copied(ended) -> tuple[int, int, int]:
     """Return the numbers of copied, deleted and unchanged objects in the summary."""
-    words = ended.err.splitlines()[-1].replace(",", "").split()
+    line = ended.err.splitlines()[-1].replace(",", "").replace("to delete", "deleted")
+    words = line.split()
     at = words.index("deleted")
     start = words.index("copied" if "copied" in words else "copy")
     return int(words[start + 1]), int(words[at - 1]), int(words[at + 1])

@@ -160,8 +160,9 @@ class SyncRun(CopyRun):
             self._plan_verb if self._options.dry_run else self._verb,
             is_timed=not self._options.dry_run and progress.num_objects > 0,
         )
+        deleted = "to delete" if self._options.dry_run else "deleted"
         status = self._report.finish(
-            f"{text}, {self._num_deleted:,} deleted, {self._num_same:,} unchanged"
+            f"{text}, {self._num_deleted:,} {deleted}, {self._num_same:,} unchanged"
         )
         is_different = progress.num_objects or self._num_deleted
         return DIFFERENT if self._options.dry_run and not status and is_different else status
