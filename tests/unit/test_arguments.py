@@ -9,12 +9,14 @@ import pytest
 
 import aioflux
 import aioflux.sync
+from aioflux._services.base import Source
 from aioflux._transfer.arguments import (
     check_listing,
     check_mode,
     parse_attributes,
     parse_key,
     parse_prefix,
+    parse_source,
     require_many_keys,
 )
 from aioflux._values.meta import ATTRIBUTE_NAMES, ObjectAttributes
@@ -31,6 +33,28 @@ def test_a_key_is_a_name_or_metadata() -> None:
 def test_a_key_is_nothing_else(key: Any) -> None:
     with pytest.raises(TypeError, match="a key is a string or an ObjectMeta, not"):
         parse_key(key)
+
+
+def test_a_generation_is_that_of_metadata_or_is_given_with_a_name() -> None:
+    assert parse_source("a") == Source(key="a")
+    assert parse_source(META) == Source(key="a", generation="5")
+    assert parse_source("a", "7") == Source(key="a", generation="7")
+    generation: Any = 7
+    for key, given in ((META, "7"), ("a", generation)):
+        with pytest.raises(TypeError, match="a generation is text, given with a name"):
+            parse_source(key, given)
+    with pytest.raises(ValueError, match="None means the current one"):
+        parse_source("a", "")
+
+
+async def test_a_read_of_a_generation_that_was_replaced_finds_nothing() -> None:
+    async with aioflux.open_store("memory://generations") as store:
+        first = await store.put("a", b"1")
+        assert await store.get("a", generation=first.generation) == b"1"
+        second = await store.put("a", b"2")
+        assert await store.head("a", generation=second.generation) == await store.head("a")
+        with pytest.raises(aioflux.NotFoundError):
+            await store.get("a", generation=first.generation)
 
 
 def test_a_key_is_not_empty() -> None:
