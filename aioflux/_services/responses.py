@@ -342,6 +342,23 @@ def meta_from_headers(
     )
 
 
+def attribute_headers(
+    attributes: ObjectAttributes, class_header: bytes, *, prefix: bytes = b""
+) -> list[tuple[bytes, bytes]]:
+    """Return the attributes, without metadata, as headers; `prefix` is not for the class."""
+    headers = []
+    for name, text in (
+        (prefix + b"content-type", attributes.content_type or DEFAULT_TYPE),
+        (prefix + b"content-encoding", attributes.content_encoding),
+        (prefix + b"content-disposition", attributes.content_disposition),
+        (prefix + b"cache-control", attributes.cache_control),
+        (class_header, attributes.storage_class),
+    ):
+        if text:
+            headers.append((name, text.encode()))
+    return headers
+
+
 def written_fields(attributes: ObjectAttributes) -> dict[str, Any]:
     """Return the fields of the metadata of an object that was written with these attributes."""
     fields: dict[str, Any] = {}

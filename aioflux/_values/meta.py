@@ -78,20 +78,6 @@ class ObjectAttributes:
     metadata: Mapping[str, str] | None = None
     """User metadata. Names are stored in lower case, as most services return them."""
 
-    def headers(self, class_header: bytes, *, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
-        """Return the attributes, without metadata, as headers; `prefix` is not for the class."""
-        headers = []
-        for name, text in (
-            (prefix + b"content-type", self.content_type or DEFAULT_TYPE),
-            (prefix + b"content-encoding", self.content_encoding),
-            (prefix + b"content-disposition", self.content_disposition),
-            (prefix + b"cache-control", self.cache_control),
-            (class_header, self.storage_class),
-        ):
-            if text:
-                headers.append((name, text.encode()))
-        return headers
-
 
 DEFAULT_ATTRIBUTES: Final = ObjectAttributes()
 ATTRIBUTE_NAMES: Final = tuple(ObjectAttributes.__dataclass_fields__)

@@ -54,6 +54,19 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per line; its fields are above.")
 ]
 
+Include = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Only names that match, or are in a directory that does; repeatable.",
+    ),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN", help="No names that match, or are in a directory that does; repeatable."
+    ),
+]
 
 _SERVICES = {
     "az": "aioflux._services.azure.service",
@@ -63,6 +76,7 @@ _SERVICES = {
 """Module of the service for each scheme, imported before the event loop starts."""
 
 _MISTYPED = re.compile(r"(az|file|gs|s3):/[^/]")
+"""A uri with one slash too few."""
 PATTERN = re.compile(r"[*?[{]")
 """The first special character of a pattern."""
 
@@ -297,21 +311,6 @@ async def find(store: Store, key: str) -> ObjectMeta | None:
         return await store.head(key)
     except NotFoundError:
         return None
-
-
-Include = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PATTERN",
-        help="Only names that match, or are in a directory that does; repeatable.",
-    ),
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PATTERN", help="No names that match, or are in a directory that does; repeatable."
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from aioflux._services import responses as _responses
-from aioflux._services.responses import Failure, error_from_status
+from aioflux._services.responses import Failure, attribute_headers, error_from_status
 from aioflux._services.xml_reader import parse_fields, read_xml
 from aioflux.errors import (
     ChecksumError,
@@ -182,7 +182,7 @@ def object_headers(attributes: ObjectAttributes) -> list[tuple[bytes, bytes]]:
     Raises:
         ValueError: The service cannot store the metadata.
     """
-    headers = attributes.headers(_TIER, prefix=b"x-ms-blob-")
+    headers = attribute_headers(attributes, _TIER, prefix=b"x-ms-blob-")
     for name, value in (attributes.metadata or {}).items():
         if _META_NAME.fullmatch(name) is None:
             raise ValueError(

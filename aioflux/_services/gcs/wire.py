@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from aioflux._services import responses as _responses
 from aioflux._services.responses import (
+    attribute_headers,
     decode_crc32c,
     encode_crc32c,
     size_from_response,
@@ -73,7 +74,7 @@ def object_headers(attributes: ObjectAttributes, kms_key: str = "") -> list[tupl
                 f"metadata {name!r} cannot have the value {value!r}: it is sent as a header, so it "
                 "cannot have line ends, unprintable characters, or space at either end"
             )
-    headers = attributes.headers(_CLASS_HEADER)
+    headers = attribute_headers(attributes, _CLASS_HEADER)
     if kms_key:
         headers.append((b"x-goog-encryption-kms-key-name", kms_key.encode()))
     headers += [(_USER_PREFIX + name.encode(), value.encode()) for name, value in metadata.items()]

@@ -21,6 +21,7 @@ from aioflux._services.responses import (
     TRANSIENT,
     Failure,
     RequestKind,
+    attribute_headers,
     decode_crc32c,
     encode_crc32c,
     error_from_status,
@@ -195,7 +196,7 @@ def object_headers(attributes: ObjectAttributes) -> list[tuple[bytes, bytes]]:
     Raises:
         ValueError: A header cannot represent the metadata.
     """
-    headers = attributes.headers(CLASS_HEADER)
+    headers = attribute_headers(attributes, CLASS_HEADER)
     num_bytes = 0
     for name, value in (attributes.metadata or {}).items():
         if _USER_NAME.fullmatch(name) is None:

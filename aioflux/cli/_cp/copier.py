@@ -1,5 +1,7 @@
 """Copier of objects from a source to a target, in batches and streams.
 
+Stores and standard streams are sources and targets here; files are those of `local_files`.
+
 jobs -> batches -> read_many -> write_many     at most four batches, which are held in memory
                 `-> pieces -> writer           at most two large objects, piece by piece
 
@@ -29,13 +31,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from aioflux.cli._cp.local_files import Buffer, Outcome
-    from aioflux.cli._cp.plan import CopyJob, Entry, JobOrProblem
+    from aioflux.cli._cp.plan import CopyJob, JobOrProblem
     from aioflux.cli._output import Report
     from aioflux.cli._progress import CommandProgress
     from aioflux.options import WriteAttributes
     from aioflux.store import ObjectWriter, Store
 
 
+_MAX_BATCHES = 4
+_MAX_LARGE = 2
+_MAX_READS = 3
+"""Largest number of attempts to copy a large object whose bytes do not match their checksum."""
 _PIECE_BYTES = 16 * 1024 * 1024
 _STDIN_BYTES = 4 * 1024 * 1024
 # Only the table in Python: the tables of the operating system differ between machines.
@@ -259,12 +265,6 @@ def _read_stdin() -> bytes:
     while len(pieces) < _STDIN_BYTES and (piece := os.read(0, _STDIN_BYTES - len(pieces))):
         pieces += piece
     return bytes(pieces)
-
-
-_MAX_BATCHES = 4
-_MAX_LARGE = 2
-_MAX_READS = 3
-"""Largest number of attempts to copy a large object whose bytes do not match their checksum."""
 
 
 class Copier:
