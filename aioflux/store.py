@@ -898,7 +898,8 @@ class Store:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: `path` is not a regular file, or it changed while it was read.
+            ValueError: `path` is not a regular file, or it changed before its last part was stored;
+                a file of one part, before it was read.
         """
         from aioflux._transfer.file_transfer import TransferProgress, upload_file
 

@@ -1,6 +1,6 @@
 """Uploads and downloads of local files, in parallel, with bounded memory.
 
-    file -> parts, each in its own memory -> writer -> unchanged? -> publish
+    file -> parts, each in its own memory -> writer -> all stored, file unchanged? -> publish
     object -> ranges -> .aioflux-partial-<hash> beside the target -> crc32c of the object -> rename
 
 The buffers of all file transfers of a session have at most `max_in_flight_bytes`. Like `cp` of
@@ -9,6 +9,7 @@ Unix, a download does not call fsync.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import hashlib
@@ -74,7 +75,8 @@ async def upload_file(
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: The path is not a regular file, or the file changed while it was read.
+        ValueError: The path is not a regular file, or the file changed before its last part was
+            stored; of a file of one part, before it was read.
     """
     descriptor = open_regular(path)
     writer = _FileWriter(session, request, path, progress)
@@ -84,6 +86,7 @@ async def upload_file(
             while (num_left := before.st_size - writer.tell()) > 0:
                 if not await writer.read_part(descriptor, num_left):
                     break
+            await writer.store_parts()
             # One byte more than the size, to detect a file that has grown.
             num_read = writer.tell() + len(os.pread(descriptor, 1, before.st_size))
             reject_changed(path, before, os.fstat(descriptor), num_read)
@@ -116,6 +119,12 @@ class _FileWriter(ObjectWriter):
             size = await run_in_thread(fill, descriptor, memoryview(buffer), self._offset)
         self._buffer, self._num_unsent = buffer, size
         return size
+
+    async def store_parts(self) -> None:
+        """Wait until all parts are stored; do nothing if the file is one part."""
+        if self._parts:
+            await self._send_unsent()
+            await asyncio.gather(*self._parts)
 
     async def _send_part(
         self, number: int, views: tuple[memoryview, ...], offset: int

@@ -82,6 +82,11 @@ def run_app() -> int:
         return 128 + exc.number
     except (KeyboardInterrupt, typer.Abort):
         return 128 + signal.SIGINT
+    except SystemExit as exc:  # the help was printed to a pipe that its reader has closed
+        if not isinstance(exc.__context__, BrokenPipeError):
+            raise
+        _discard_stdout()
+        return 128 + signal.SIGPIPE
     except Exception as exc:  # not raised: `print_error` prints a traceback if it is wanted
         if isinstance(exc, _ClickError):
             _print_usage_error(exc)

@@ -327,7 +327,7 @@ class NameFilter:
         """Return the filter of two options.
 
         Raises:
-            ValueError: A pattern is malformed.
+            typer.BadParameter: A pattern is malformed.
         """
         return cls(
             tuple(map(_compile_filter, include or ())), tuple(map(_compile_filter, exclude or ()))
@@ -349,7 +349,10 @@ def _compile_filter(pattern: str) -> re.Pattern[str]:
 
     Without a `/` it is for the last segment of the name or the directory.
     """
-    regex = compile_glob(pattern.strip("/")).pattern
+    try:
+        regex = compile_glob(pattern.strip("/")).pattern
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
     start = "" if "/" in pattern.rstrip("/") else "(?:.*/)?"
     return re.compile(f"{start}(?:{regex})(?:/.*)?", re.DOTALL)
 

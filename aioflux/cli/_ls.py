@@ -110,6 +110,11 @@ def ls(
     Examples: aioflux ls -r --sort time --limit 5 gs://bucket/runs;
     aioflux ls -lh "gs://bucket/train/*.tar"
     """
+    if buckets := _BUCKETS.keys() & set(uris):
+        if len(uris) > 1 or long or human or recursive or newer or sort != "key":
+            raise typer.BadParameter(f"{min(buckets)} lists buckets, with --limit and --json only")
+        if all_generations or show_all or manifest:
+            raise typer.BadParameter(f"{min(buckets)} lists buckets; add the name of one")
     if sort not in _SORT_KEYS:
         raise typer.BadParameter(f"--sort {sort}: use {', '.join(_SORT_KEYS)}")
     if all_generations and (show_all or any(map(PATTERN.search, uris))):
@@ -128,10 +133,9 @@ def ls(
         since=datetime.now(UTC) - timedelta(seconds=parse_age(newer)) if newer else None,
         with_generations=all_generations,
     )
-    if len(uris) == 1 and (scheme := _BUCKETS.get(uris[0])):
-        if recursive or all_generations:
-            raise typer.BadParameter(f"{uris[0]} lists buckets; add the name of one")
-        return run(lambda: _list_buckets(UriOrPath(uris[0], Location(scheme, "", "")), printer))
+    if buckets:
+        location = Location(_BUCKETS[uris[0]], "", "")
+        return run(lambda: _list_buckets(UriOrPath(uris[0], location), printer))
 
     async def show(argument: UriOrPath) -> None:
         if all_generations:

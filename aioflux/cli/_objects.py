@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 4 * 1024 * 1024
 _GZIP = zlib.MAX_WBITS | 16
+_METHODS = ("GET", "HEAD", "PUT", "DELETE")
 
 
 def cat(
@@ -157,11 +158,13 @@ def sign(
     Example: curl "$(aioflux sign --expires 15m gs://bucket/a.bin)" -o a.bin
     """
     seconds = parse_age(expires)
+    if method.upper() not in _METHODS:
+        raise typer.BadParameter(f"--method {method}: use {', '.join(_METHODS)}")
 
     async def show(argument: UriOrPath) -> None:
         argument.require_object("sign")
         store, key = argument.open()
-        allowed = cast("UrlMethod", method.upper())  # `Store.sign` checks it
+        allowed = cast("UrlMethod", method.upper())
         url = await store.sign(key, method=allowed, expires=seconds)
         row = {"uri": str(argument.location), "url": url}
         await print_lines(json_line(row) if as_json else url)

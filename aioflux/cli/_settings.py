@@ -82,11 +82,9 @@ def set_options(
         ),
     ] = False,
     max_in_flight: Annotated[
-        int,
-        typer.Option(
-            metavar="NUMBER", min=0, show_default=False, help="Most requests at a time; default 64."
-        ),
-    ] = 0,
+        int | None,
+        typer.Option(metavar="NUMBER", min=1, help="Most requests at a time; default 64."),
+    ] = None,
     connect_deadline: Annotated[
         float | None,
         typer.Option(

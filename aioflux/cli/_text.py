@@ -12,18 +12,21 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from aioflux._values.stats import format_size
 from aioflux.errors import AiofluxError
 
 if TYPE_CHECKING:
     from aioflux._values.meta import ObjectMeta
 
-_OPTIONS = {
+_ADVICE = {
     'credentials="anonymous"': "--anonymous",
     "endpoint_url=": "--endpoint-url",
     "credentials=aioflux.S3Access(anonymous=True)": "--anonymous",
+    "list it again": "run the command again",
 }
-"""Python arguments that messages of the store name, and the command's options for them."""
+"""Advice in messages of the store, and what it is on the command line."""
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -47,7 +50,7 @@ def describe(error: BaseException) -> str:
     else:
         text = str(error) or type(error).__name__
     if isinstance(error, AiofluxError):
-        for name, option in _OPTIONS.items():
+        for name, option in _ADVICE.items():
             text = text.replace(name, option)
     return one_line("; ".join([text, *getattr(error, "__notes__", ())]).replace("\n", " "))
 
@@ -77,11 +80,11 @@ def parse_age(text: str) -> float:
     """Parse `90s`, `30m`, `12h`, `1d` or `2w`, and return seconds.
 
     Raises:
-        ValueError: The text is not of this form.
+        typer.BadParameter: The text is not of this form.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if not found:
-        raise ValueError(
+        raise typer.BadParameter(
             f"{text!r} is not an age; write a number and a unit, such as 30m, 12h or 1d"
         )
     return float(found[1]) * _AGES[found[2]]

@@ -94,6 +94,16 @@ def test_generations_that_are_not_listed(aioflux, words, status, text) -> None:
     assert text in ended.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["-l"], ["--sort", "time"], ["--newer", "1d"], ["-r"], ["gs://b"], ["--manifest", "gs://b/m"]],
+    ids=str,
+)
+def test_options_that_buckets_do_not_have(aioflux, words) -> None:
+    ended = aioflux("ls", *words, "gs://")
+    assert (ended.status, ended.out, "lists buckets" in ended.err) == (2, "", True)
+
+
 def test_no_generation_of_a_name(aioflux, versioned) -> None:
     ended = aioflux("ls", "--all-generations", f"{versioned}/none")
     assert ended.status == 1

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 import uuid
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aioflux.store import ObjectWriter, Store
 from tests.cli.conftest import FAR_SECONDS, PROGRAM, Bucket, read_files, write_files
 from tests.cli.test_process import slow
 from tests.servers.clouds import open_bucket
@@ -193,6 +195,96 @@ def test_a_file_in_place_of_a_directory_and_the_reverse(aioflux, sides) -> None:
     assert target.contents() == {"a/x": b"3", "a/y/z": b"4", "b": b"5"}
     assert aioflux("sync", "--delete", source.uri, target.uri).status == 0
     assert target.contents() == source.contents()
+
+
+def test_an_empty_directory_in_place_of_a_file(aioflux, sides) -> None:
+    source, target = sides("down")
+    fill(source, {"a": b"1"})
+    (target.root / "a/b/c").mkdir(parents=True)
+    assert aioflux("sync", source.uri, target.uri).status == 1
+    assert aioflux("sync", "--delete", source.uri, target.uri).status == 0
+    assert target.contents() == source.contents()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"d": b"1", "d/x": b"22"}, "below SOURCE: d/x"),  # one of the two cannot be copied
+        ({"d": b"1", "d/x": b"2", "z/../y": b"3"}, "was not deleted"),
+        ({"a/../b": b"1", "z": b"3"}, "'..' would leave"),
+        ({"d": b"1", "z": b"large"}, "it is not deleted"),
+    ],
+)
+def test_nothing_in_the_way_is_deleted_before_an_error(
+    aioflux, sides, cli_server, names, message
+) -> None:
+    source, target = sides("down")
+    fill(source, names)
+    kept = {"a": b"precious", "d/x": b"22", "d/y": b"mine"}
+    fill(target, kept)
+    name = source.bucket.name
+    with cli_server.faults.inject("objects.media", bucket=name, key="p/z", status=403):
+        ended = aioflux("sync", "--delete", source.uri, target.uri)
+    assert (ended.status, message in ended.err) == (1, True), ended.err
+    assert target.contents().items() >= kept.items()
+
+
+def test_the_directory_of_a_marker_is_kept(aioflux, sides) -> None:
+    source, target = sides("down")
+    fill(source, {"m/": b"", "z": b"1"})
+    fill(target, {"m/extra": b"1"})
+    for _ in range(2):
+        assert aioflux("sync", "--delete", source.uri, target.uri).status == 0
+        assert (target.root / "m").is_dir()
+    assert target.contents() == {"z": b"1"}
+
+
+@pytest.mark.parametrize("size", [4, 17 * MIB])
+@pytest.mark.parametrize("num_changes", [1, 3])
+def test_a_change_after_the_read_is_copied(aioflux, sides, monkeypatch, size, num_changes) -> None:
+    """The object is written after the change, and so looks newer than the file."""
+    source, target = sides("up")
+    fill(source, {"a": b"0" * size})
+    left = list(range(num_changes))
+    owner, name = (Store, "put") if size == 4 else (ObjectWriter, "aclose")
+    put = getattr(owner, name)
+
+    async def put_and_change(self, *arguments: object, **options: object) -> object:
+        if left:
+            fill(source, {"a": b"%d" % (1 + left.pop(0)) * size})
+        return await put(self, *arguments, **options)
+
+    monkeypatch.setattr(owner, name, put_and_change)
+    ended = aioflux("sync", source.uri, target.uri)
+    if num_changes == 3:
+        assert (ended.status, "changed while it was copied" in ended.err) == (1, True)
+        return
+    assert ended.status == 0
+    assert target.contents() == source.contents()
+    assert copied(aioflux("sync", source.uri, target.uri)) == (0, 0, 1)
+
+
+def test_checksums_set_no_times_beyond_links(aioflux, sides, tmp_path) -> None:
+    source, target = sides("down")
+    fill(source, {"a": b"1"})
+    (tmp_path / "other").write_bytes(b"1")
+    os.utime(tmp_path / "other", (1, 1))
+    (target.root / "a").symlink_to(tmp_path / "other")
+    assert copied(aioflux("sync", "--checksum", source.uri, target.uri)) == (0, 0, 1)
+    assert (tmp_path / "other").stat().st_mtime == 1
+
+
+def test_a_malformed_filter_is_wrong_usage(aioflux, sides) -> None:
+    source, target = sides("up")
+    ended = aioflux("sync", "--include", "[", source.uri, target.uri)
+    assert (ended.status, "'[' is not a pattern" in ended.err) == (2, True)
+
+
+def test_filters_that_admit_nothing_are_named(aioflux, sides) -> None:
+    source, target = sides("up")
+    fill(source, {"a": b"1"})
+    ended = aioflux("sync", "--delete", "--exclude", "a", source.uri, target.uri)
+    assert (ended.status, "no file that --include" in ended.err) == (1, True)
 
 
 def test_nothing_is_deleted_if_a_listing_failed(aioflux, sides, cli_server) -> None:
@@ -387,6 +479,7 @@ def test_other_services_are_mirrored_too(aioflux, request, monkeypatch, tmp_path
         (source / "a").unlink()
         assert aioflux(*words, "--dry-run").status == 3
         assert copied(aioflux(*words))[1] == 1
+        time.sleep(1.1)  # what is as old as a second gets its time
         down = ["sync", f"{bucket.root}/p", out]
         assert copied(aioflux(*down)) == (3, 0, 0)
         assert read_files(out) == read_files(source)

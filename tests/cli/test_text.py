@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def test_ages(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "d", "-1d", "1 day", "1d2h", "inf"])
 def test_other_texts_are_not_ages(text: str) -> None:
-    with pytest.raises(ValueError, match="not an age"):
+    with pytest.raises(typer.BadParameter, match="not an age"):
         parse_age(text)
 
 

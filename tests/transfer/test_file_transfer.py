@@ -319,6 +319,25 @@ async def test_a_file_that_changes_is_not_published(
     assert server.stats.open_uploads == 0
 
 
+async def test_a_change_while_the_last_parts_are_sent_is_found(
+    server: GCSServer, store: aioflux.Store, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(DATA)
+    os.utime(source, (1, 1))
+    sent: list[int] = []
+
+    def change(num_bytes: int) -> None:
+        sent.append(num_bytes)
+        if sum(sent) == SIZE:
+            write(source, b"new", 0)
+
+    with pytest.raises(ValueError, match=r"source: it changed while it was read"):
+        await store.upload_file(source, "new", progress=change)
+    assert server.keys("bucket") == ["a"]
+    assert server.stats.open_uploads == 0
+
+
 async def test_a_cancelled_upload_publishes_nothing(
     server: GCSServer, store: aioflux.Store, tmp_path: Path
 ) -> None:

@@ -93,7 +93,7 @@ def parse_pin(generation: str) -> Pin:
     """
     if not generation:
         return _ANY
-    if generation.startswith(_VERSION):
+    if generation.startswith(_VERSION) and generation != _VERSION:
         return Pin(version=generation.removeprefix(_VERSION))
     match = _GENERATION.fullmatch(generation)
     if match is not None:

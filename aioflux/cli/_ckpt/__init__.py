@@ -12,6 +12,7 @@ from aioflux.cli._settings import with_common_options
 ckpt = typer.Typer(
     name="ckpt",
     help="List, verify, prune and copy checkpoints.",
+    epilog="Example: aioflux ckpt verify --deep gs://bucket/run",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioflux._concurrency.fan_out import bounded_map
+from aioflux._local_files import FileChangedError
 from aioflux._values.meta import ObjectMeta, portable_attributes
 from aioflux.cli._arguments import find
 from aioflux.cli._cp.local_files import LocalFiles, file_crc32c
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 _MAX_BATCHES = 4
 _MAX_LARGE = 2
 _MAX_READS = 3
-"""Largest number of attempts to copy a large object whose bytes do not match their checksum."""
+"""Most attempts to copy a large object whose bytes do not match their checksum, or a file that
+changes while it is copied."""
 _PIECE_BYTES = 16 * 1024 * 1024
 _STDIN_BYTES = 4 * 1024 * 1024
 # Only the table in Python: the tables of the operating system differ between machines.
@@ -302,6 +304,10 @@ class Copier:
             and not target.no_clobber
         ):
             self._download = partial(target.download, source.store)
+        # An object that is written after a change of its file looks newer than the file.
+        self._files: LocalFiles | None = None
+        if isinstance(source, LocalFiles) and isinstance(target, StoreObjects):
+            self._files = source
         # Set if the service can copy, so that nothing is downloaded.
         self._within: StoreObjects | None = None
         if (
@@ -345,10 +351,28 @@ class Copier:
             act = within.move_many if self._moves else within.copy_many
             outcomes = await act(batch)
         else:
-            bodies = await self._source.read_many(batch)
-            outcomes = await self._target.write_many(batch, bodies)
+            outcomes = await self._copy_bytes(batch)
             outcomes = await self._remove_copied(batch, outcomes)
         await asyncio.gather(*map(self._finish, batch, outcomes))
+
+    async def _copy_bytes(self, batch: Sequence[CopyJob]) -> list[Outcome]:
+        """Copy small objects; copy files again that changed meanwhile."""
+        outcomes = await self._copy_bytes_once(batch)
+        for _ in range(_MAX_READS - 1):
+            changed = [at for at, each in enumerate(outcomes) if isinstance(each, FileChangedError)]
+            if not changed:
+                break
+            again = await self._copy_bytes_once([batch[at] for at in changed])
+            for at, outcome in zip(changed, again, strict=True):
+                outcomes[at] = outcome
+        return outcomes
+
+    async def _copy_bytes_once(self, batch: Sequence[CopyJob]) -> list[Outcome]:
+        bodies = await self._source.read_many(batch)
+        outcomes = await self._target.write_many(batch, bodies)
+        if self._files is not None:
+            outcomes = await self._files.reject_changed(batch, outcomes)
+        return outcomes
 
     async def _remove_copied(
         self, batch: Sequence[CopyJob], outcomes: list[Outcome]
@@ -368,7 +392,9 @@ class Copier:
         async with self._large:
             for attempt in range(max_reads):
                 outcome, num_bytes = await self._stream_once(job)
-                if attempt == max_reads - 1 or not isinstance(outcome, ChecksumError):
+                if attempt == max_reads - 1 or not isinstance(
+                    outcome, ChecksumError | FileChangedError
+                ):
                     break
                 self._progress.advance(-num_bytes)
         [outcome] = await self._remove_copied([job], [outcome])
@@ -398,6 +424,8 @@ class Copier:
             raise
         except (StorageError, OSError, ValueError) as exc:
             return exc, num_bytes
+        if self._files is not None:
+            return (await self._files.reject_changed([job], [None]))[0], num_bytes
         return None, num_bytes
 
     async def _finish(self, job: CopyJob, outcome: Outcome, *, counted: int = 0) -> None:

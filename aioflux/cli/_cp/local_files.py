@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from aioflux._concurrency.run_to_completion import run_in_thread
 from aioflux._local_files import (
     TEMPORARY,
+    FileChangedError,
     create_file,
     fill,
+    is_same,
     mode_of_target,
     open_regular,
     reject_changed,
@@ -94,6 +96,8 @@ class LocalFiles:
         self._known: set[str] = set()
         self._created: list[str] = []
         self._markers: set[str] = set()
+        self._read_states: dict[str, os.stat_result] = {}
+        """Status of each file when it was read, until `reject_changed`."""
 
     async def read_many(self, jobs: Sequence[CopyJob]) -> list[Buffer | Exception]:
         return await self._threads.run(self._read_all, jobs)
@@ -104,10 +108,35 @@ class LocalFiles:
             if self._threads.stop.is_set():
                 break
             try:
-                found.append(_read_whole(str(job.read_from)))
+                data, self._read_states[job.source] = _read_whole(str(job.read_from))
+                found.append(data)
             except (OSError, ValueError) as exc:
                 found.append(exc)
         return found
+
+    async def reject_changed(
+        self, jobs: Sequence[CopyJob], outcomes: Sequence[Outcome]
+    ) -> list[Outcome]:
+        """Return the outcomes, with an error for each file that changed after it was read.
+
+        An object that is written after such a change looks newer than the file.
+        """
+        return await self._threads.run(lambda: list(map(self._recheck, jobs, outcomes)))
+
+    def _recheck(self, job: CopyJob, outcome: Outcome) -> Outcome:
+        before = self._read_states.pop(job.source, None)
+        if outcome is not None or before is None:
+            return outcome
+        try:
+            after = os.stat(str(job.read_from))
+        except OSError:
+            return None  # it was deleted after it was copied
+        if is_same(before, after) and before.st_ctime_ns == after.st_ctime_ns:
+            return None
+        return FileChangedError(
+            f"{one_line(job.source)} changed while it was copied, and the copy has the bytes from "
+            "before; copy it again"
+        )
 
     async def write_many(
         self, jobs: Sequence[CopyJob], bodies: Sequence[Buffer | Exception]
@@ -142,7 +171,7 @@ class LocalFiles:
         try:
             try:
                 write_all(descriptor, body)
-                self._set_time(descriptor, job)
+                self._complete(descriptor, job)
             finally:
                 os.close(descriptor)
             self._publish(temporary, path)
@@ -150,9 +179,15 @@ class LocalFiles:
             remove_file(temporary)
             raise
 
-    def _set_time(self, descriptor: int, job: CopyJob) -> None:
+    def _complete(self, descriptor: int, job: CopyJob) -> None:
+        """Set the time of a file, and write it to disk if needed."""
+        self._set_time(descriptor, job)
+        if self._is_durable:
+            os.fsync(descriptor)
+
+    def _set_time(self, file: int | str, job: CopyJob) -> None:
         if job.mtime_ns and (self._keeps_times or not isinstance(job.read_from, str)):
-            os.utime(descriptor, ns=(job.mtime_ns, job.mtime_ns))
+            os.utime(file, ns=(job.mtime_ns, job.mtime_ns))
 
     async def keeps(self, job: CopyJob) -> bool:
         return not job.write_to.endswith("/") and self._keeps(job.write_to)
@@ -188,7 +223,11 @@ class LocalFiles:
         directory = path.rstrip("/")
         self._reject_links(directory)
         self._make_directory(directory)
-        self._markers.add(directory)
+        self.keep_directory(directory)
+
+    def keep_directory(self, path: str) -> None:
+        """Never remove a directory, because an object represents it."""
+        self._markers.add(path.rstrip("/"))
 
     async def pieces(self, job: CopyJob) -> AsyncGenerator[memoryview, None]:
         """See CopySource; each piece is overwritten by the next one.
@@ -206,6 +245,7 @@ class LocalFiles:
                 done += num_read
                 yield buffer[:num_read]
             reject_changed(path, before, os.fstat(descriptor), done)
+            self._read_states[job.source] = before
         finally:
             os.close(descriptor)
 
@@ -219,7 +259,7 @@ class LocalFiles:
         try:
             try:
                 yield FileWriter(self._threads, descriptor)
-                self._set_time(descriptor, job)
+                await self._threads.run(self._complete, descriptor, job)
             finally:
                 os.close(descriptor)
             await self._threads.run(self._publish, temporary, path)
@@ -232,18 +272,10 @@ class LocalFiles:
         path = job.write_to
         self._make_parent(path)
         await store.download_file(job.read_from, path, progress=progress)
-        await self._threads.run(self._complete, path, job)
-
-    def _complete(self, path: str, job: CopyJob) -> None:
-        """Set the time of a file that has its name already."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._set_time(descriptor, job)
-        finally:
-            os.close(descriptor)
+        self._set_time(path, job)
         if self._is_durable:
-            _fsync(path)
-            _fsync(os.path.dirname(path) or ".")
+            await self._threads.run(_fsync, path)
+            await self._threads.run(_fsync, os.path.dirname(path) or ".")
 
     def _make_parent(self, path: str) -> tuple[str, int | None]:
         """Create the directory of a path if needed; return it, and the mode of the file there.
@@ -271,8 +303,6 @@ class LocalFiles:
         Raises:
             FileExistsError: Another process has created the path, and it must not be overwritten.
         """
-        if self._is_durable:
-            _fsync(temporary)
         if self.no_clobber:
             os.link(temporary, path)
             remove_file(temporary)
@@ -390,14 +420,17 @@ def remove_empty_tree(root: str) -> None:
 
 
 def _fsync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:  # a file that its mode lets only be written
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _read_whole(path: str) -> bytes:
+def _read_whole(path: str) -> tuple[bytes, os.stat_result]:
     descriptor = open_regular(path)
     try:
         before = os.fstat(descriptor)
@@ -406,4 +439,4 @@ def _read_whole(path: str) -> bytes:
         reject_changed(path, before, os.fstat(descriptor), len(data))
     finally:
         os.close(descriptor)
-    return data
+    return data, before

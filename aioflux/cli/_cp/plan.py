@@ -100,9 +100,13 @@ def differs(source: Entry, target: Entry) -> bool:
     if isinstance(target.item, str):
         # Some file systems store whole seconds.
         return target.mtime_ns not in {source.mtime_ns, source.mtime_ns // SECOND * SECOND}
-    # A file with exactly the time of the object was downloaded.
-    changed_ns = max(source.mtime_ns, source.ctime_ns)
-    return source.mtime_ns != target.mtime_ns and changed_ns > target.mtime_ns
+    if isinstance(source.item, str):
+        # A file with exactly the time of the object was downloaded.
+        changed_ns = max(source.mtime_ns, source.ctime_ns)
+        return source.mtime_ns != target.mtime_ns and changed_ns > target.mtime_ns
+    # Whole seconds are rounded down.
+    is_rounded = not source.mtime_ns % SECOND
+    return source.mtime_ns + is_rounded * SECOND > target.mtime_ns
 
 
 def base_name(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING
 from aioflux._concurrency.fan_out import bounded_map
 from aioflux._local_files import is_temporary
 from aioflux._values.uri import join_uri
-from aioflux.cli._arguments import as_prefix, find
+from aioflux.cli._arguments import NameFilter, as_prefix, find
 from aioflux.cli._cp.local_files import file_entry
 from aioflux.cli._cp.plan import (
+    SECOND,
     CopyJob,
     Entry,
     NameClashes,
@@ -30,7 +32,7 @@ from aioflux.errors import NotFoundError, StorageError
 if TYPE_CHECKING:
     import threading
 
-    from aioflux.cli._arguments import NameFilter, UriOrPath
+    from aioflux.cli._arguments import UriOrPath
     from aioflux.cli._cp.local_files import FileThreads
     from aioflux.cli._cp.plan import JobOrProblem
     from aioflux.store import Store
@@ -59,6 +61,8 @@ class Destination:
                 if problem := local_problem(relative):
                     return Problem(f"cannot copy {one_line(source)} to local disk: {problem}")
                 path = f"{path.rstrip('/')}/{relative}"
+            if not mtime_ns % SECOND and time.time_ns() < mtime_ns + SECOND:
+                mtime_ns = 0  # a service with whole seconds may give the next write the same time
             return CopyJob(source, path, read_from, path, size, mtime_ns)
         location = self.argument.location
         key = as_prefix(location.key) + relative if self.is_directory else location.key
@@ -199,7 +203,8 @@ class TreeJobs:
                 if (job := await self._job(str(entry.item), entry, relative)) is not None:
                     yield job
         if is_empty and not may_be_empty:
-            raise ValueError(f"there is no file below {one_line(self._source.text)}")
+            which = " that --include and --exclude admit" if self._names != NameFilter() else ""
+            raise ValueError(f"there is no file{which} below {one_line(self._source.text)}")
 
     async def _job(self, name: str, entry: Entry, relative: str) -> JobOrProblem | None:
         if self._is_wanted is not None and not await self._is_wanted(relative, entry):

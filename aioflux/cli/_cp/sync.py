@@ -1,6 +1,7 @@
 """`aioflux sync`: a copy of everything that differs, and the deletion of what is not in the source.
 
-    names at the target -> each name of the source: compare -> jobs of `cp` -> what is left: delete
+    names at the target -> each name of the source: compare -> jobs of `cp`
+    -> what is left: delete -> jobs in whose way a file or directory was
 
 All names of the target are listed before anything is written, about 500 bytes for each.
 """
@@ -26,7 +27,7 @@ from aioflux.cli._cp.command import (
 )
 from aioflux.cli._cp.copier import StoreObjects
 from aioflux.cli._cp.local_files import file_crc32c, remove_empty_tree
-from aioflux.cli._cp.plan import Problem, differs, object_entry
+from aioflux.cli._cp.plan import CopyJob, Problem, differs, object_entry
 from aioflux.cli._cp.sources import Destination, TreeJobs, is_below, reject_copy_into_itself, walk
 from aioflux.cli._event_loop import run
 from aioflux.cli._output import print_lines, print_notice
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from aioflux.cli._arguments import UriOrPath
+    from aioflux.cli._cp.copier import CopySource
     from aioflux.cli._cp.plan import Entry, JobOrProblem
 
 DIFFERENT = 3
@@ -74,14 +76,13 @@ def sync(
     --content-type, --cache-control, --storage-class and --metadata are for the objects that this
     run writes; they are not compared.
 
-    --delete deletes last, and only what still is as it was listed; before that, only files in the
-    place of a needed directory, or in a directory in the place of a needed file. If a listing was
-    incomplete or a copy failed, it does not delete at the end. It keeps what --exclude names, and
-    placeholders whose names end in "/". A SOURCE prefix without objects is an error; so is, with
-    --delete, an empty SOURCE directory.
+    --delete deletes after all copies were made, and only what still is as it was listed. Then it
+    copies what a file or directory was in the way of. If a listing was incomplete or a copy failed,
+    it deletes nothing. It keeps what --exclude names, and placeholders whose names end in "/". A
+    SOURCE prefix without objects is an error; so is, with --delete, an empty SOURCE directory.
 
     After an interruption, the next run continues with what is missing. A file that changes while it
-    is read is an error, and its old copy is kept.
+    is copied is copied again; if it changes each of three times, it is an error.
 
     Exit status of --dry-run: 0 if there is nothing to do, 3 if there is.
 
@@ -119,6 +120,8 @@ class SyncRun(CopyRun):
         self._is_complete = True
         self._extra: dict[str, Entry] = {}
         self._names: list[str] = []
+        self._blocked: list[CopyJob] = []
+        """Copies in whose way a file or directory is, which `--delete` deletes."""
         self._num_same = 0
         self._num_deleted = 0
 
@@ -136,19 +139,23 @@ class SyncRun(CopyRun):
         self._extra = await self._list_target()
         self._names = list(self._extra)
         jobs = TreeJobs(source, self._target, self._options.names, self._is_wanted)
+        objects: CopySource = self._files
         if source.is_local:
             # With `--delete`, a disk that is not mounted would delete everything.
             found = jobs.list_directory(self._threads, may_be_empty=not deletes)
-            await self._run(self._files, self._note_problems(found))
         else:
             store = source.open()[0]
-            await self._run(StoreObjects(store), self._note_problems(jobs.list_prefix(store)))
+            objects, found = StoreObjects(store), jobs.list_prefix(store)
+        await self._run(objects, self._set_aside(found))
+        self._fail_blocked()
         if deletes and (not self._is_complete or self._report.num_failed):
             print_notice(
                 "what only TARGET has was not deleted: not everything below SOURCE was copied"
             )
         elif deletes:
             await self._delete(self._extra)
+            if self._blocked:
+                await self._run(objects, self._unblock())
             if self._goal.is_local and not self._options.dry_run:
                 paths = [str(each.item) for each in self._extra.values()]
                 self._files.remove_empty_parents(self._goal.path, paths)
@@ -197,19 +204,21 @@ class SyncRun(CopyRun):
         """Return whether an object or file must be copied, and note that the source has it."""
         target = self._extra.pop(name, None)
         if target is None:
-            if self._goal.is_local and name.endswith("/"):
-                path = f"{self._goal.path.rstrip('/')}/{name}"
-                return not os.path.isdir(path)  # noqa: ASYNC240  one call
-            if self._deletes and self._goal.is_local:
-                await self._delete_conflicts(name)
-            return True
+            if not (self._goal.is_local and name.endswith("/")):
+                return True
+            path = f"{self._goal.path.rstrip('/')}/{name}"
+            if not os.path.isdir(path):  # noqa: ASYNC240  one call
+                return True
+            self._files.keep_directory(path)
+            return False
         is_other = differs(source, target)
         if self._checksum and source.size == target.size:
             first, second = await self._crc32c(source), await self._crc32c(target)
             is_other = first is None or first != second
             if not is_other and isinstance(target.item, str) and not self._options.dry_run:
                 with suppress(OSError):  # without it, the next run compares the checksums again
-                    os.utime(target.item, ns=(source.mtime_ns, source.mtime_ns))
+                    times = (source.mtime_ns, source.mtime_ns)
+                    os.utime(target.item, ns=times, follow_symlinks=False)
         self._num_same += not is_other
         return is_other
 
@@ -221,29 +230,58 @@ class SyncRun(CopyRun):
         except (OSError, ValueError):
             return None  # the copy fails with this error
 
-    async def _delete_conflicts(self, name: str) -> None:
-        """Delete files that have the name of a needed directory, or are below a needed name."""
-        parts = name.split("/")
-        parents = ("/".join(parts[:number]) for number in range(1, len(parts)))
-        in_the_way = [parent for parent in parents if parent in self._extra]
-        for below in self._names[bisect_left(self._names, f"{name}/") :]:
-            if not below.startswith(f"{name}/"):
-                break
-            if below in self._extra:
-                in_the_way.append(below)
-        if in_the_way:
-            await self._delete({each: self._extra.pop(each) for each in in_the_way})
-            if not self._options.dry_run:
-                path = f"{self._goal.path.rstrip('/')}/{name}"
-                await self._threads.run(remove_empty_tree, path)
-
-    async def _note_problems(
+    async def _set_aside(
         self, jobs: AsyncGenerator[JobOrProblem, None]
     ) -> AsyncGenerator[JobOrProblem, None]:
+        """Yield the jobs in whose way nothing is that `--delete` deletes; note problems."""
         async with aclosing(jobs):
             async for job in jobs:
                 self._is_complete &= not isinstance(job, Problem)
-                yield job
+                if isinstance(job, CopyJob) and self._is_blocked(job):
+                    self._blocked.append(job)
+                else:
+                    yield job
+
+    def _is_blocked(self, job: CopyJob) -> bool:
+        """Return whether a directory is in the place of the file, or a file of a directory."""
+        if not (self._deletes and self._goal.is_local):
+            return False
+        return _is_own_directory(job.write_to) or bool(self._in_the_way(job))
+
+    def _in_the_way(self, job: CopyJob) -> list[str]:
+        """Return the listed names above a job's target and below it."""
+        name = job.write_to[len(self._goal.path.rstrip("/")) + 1 :]
+        parts = name.split("/")
+        parents = ("/".join(parts[:number]) for number in range(1, len(parts)))
+        found = [parent for parent in parents if self._was_listed(parent)]
+        for below in self._names[bisect_left(self._names, f"{name}/") :]:
+            if not below.startswith(f"{name}/"):
+                break
+            found.append(below)
+        return found
+
+    def _was_listed(self, name: str) -> bool:
+        at = bisect_left(self._names, name)
+        return at < len(self._names) and self._names[at] == name
+
+    def _fail_blocked(self) -> None:
+        """Report the copies whose way stays blocked: by what SOURCE has, or after another error."""
+        is_incomplete = not self._is_complete or self._report.num_failed > 0
+        for job in self._blocked:
+            needed = [each for each in self._in_the_way(job) if each not in self._extra]
+            if needed or is_incomplete:
+                name = f"below SOURCE: {one_line(needed[0])}" if needed else "not deleted"
+                self._report.fail(
+                    f"cannot copy {one_line(job.source)} to {one_line(job.target)}: a file is "
+                    f"where it needs a directory, or the reverse, and it is {name}"
+                )
+
+    async def _unblock(self) -> AsyncGenerator[JobOrProblem, None]:
+        """Yield the jobs in whose way nothing is any more."""
+        for job in self._blocked:
+            if not self._options.dry_run and _is_own_directory(job.write_to):
+                await self._threads.run(remove_empty_tree, job.write_to)
+            yield job
 
     async def _delete(self, extra: dict[str, Entry]) -> None:
         """Delete entries of the target; report those that changed after they were listed."""
@@ -261,6 +299,11 @@ class SyncRun(CopyRun):
             for error in outcomes:
                 if error is not None:
                     self._report.fail(error)
+
+
+def _is_own_directory(path: str) -> bool:
+    """Return whether a file needs the place of a directory, which is no link."""
+    return not path.endswith("/") and os.path.isdir(path) and not os.path.islink(path)
 
 
 def _name(entry: Entry) -> str:
