@@ -211,8 +211,7 @@ def parse_expires(expires: timedelta | float, *, max_days: int) -> int:
         raise TypeError(f"expires is a timedelta or a number of seconds, not {expires!r}")
     seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
     if not 0 < seconds <= max_days * 86_400:
-        given = expires if isinstance(expires, timedelta) else f"{expires} s"
-        raise ValueError(f"expires must be above 0 and at most {max_days} days, not {given}")
+        raise ValueError(f"expires must be above 0 and at most {max_days} days, not {expires!r}")
     return math.ceil(seconds)
 
 

@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -157,7 +158,7 @@ def sign(
 
     Example: curl "$(aioflux sign --expires 15m gs://bucket/a.bin)" -o a.bin
     """
-    seconds = parse_age(expires)
+    duration = timedelta(seconds=parse_age(expires))
     if method.upper() not in _METHODS:
         raise typer.BadParameter(f"--method {method}: use {', '.join(_METHODS)}")
 
@@ -165,7 +166,7 @@ def sign(
         argument.require_object("sign")
         store, key = argument.open()
         allowed = cast("UrlMethod", method.upper())
-        url = await store.sign(key, method=allowed, expires=seconds)
+        url = await store.sign(key, method=allowed, expires=duration)
         row = {"uri": str(argument.location), "url": url}
         await print_lines(json_line(row) if as_json else url)
 
