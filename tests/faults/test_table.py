@@ -16,7 +16,7 @@ import aioflux
 from aioflux.testing import GCSServer
 from perf.faults import BUCKET, FAULTS, STALL, Overwriter, contents, order
 from perf.faulty_reads import MIB, OURS, Read
-from tests.loops import assert_spread
+from tests.loops import OTHER_LOOPS, assert_spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +104,12 @@ def test_a_read_gives_the_right_bytes_or_a_typed_error(
         assert server.faults.injected.total() == 1
     if is_stalled:
         assert seconds >= PROGRESS_SECONDS - 0.01
-    assert_spread(body_threads, num_loops)
+    if (
+        is_overwritten
+    ):  # the first error of a range ends the others, of which one may not have begun
+        assert bool(OTHER_LOOPS.intersection(body_threads)) == (num_loops == 3)
+    else:
+        assert_spread(body_threads, num_loops)
 
 
 def test_a_stall_costs_under_ten_seconds_by_default() -> None:
