@@ -104,9 +104,8 @@ def test_a_read_gives_the_right_bytes_or_a_typed_error(
         assert server.faults.injected.total() == 1
     if is_stalled:
         assert seconds >= PROGRESS_SECONDS - 0.01
-    if (
-        is_overwritten
-    ):  # the first error of a range ends the others, of which one may not have begun
+    if is_overwritten:
+        # The first error of a range ends the others, of which one may not have begun.
         assert bool(OTHER_LOOPS.intersection(body_threads)) == (num_loops == 3)
     else:
         assert_spread(body_threads, num_loops)
